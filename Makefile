@@ -1,0 +1,44 @@
+# make demo   a federation on real digits, in a minute
+# make test   every test, in a virtual environment of its own
+# make check  what CI runs: lint, types, tests
+
+PYTHON ?= python3
+BIN := .venv/bin
+CORE := .venv/.core
+TEST := .venv/.test
+
+.PHONY: demo test check lint types bench clean
+
+demo: $(CORE)
+	$(BIN)/fedstrata demo
+
+test: $(TEST)
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(TEST)
+	$(BIN)/mypy
+
+bench: $(TEST)
+	$(BIN)/python benchmarks/overhead.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# torch comes first and by its pinned version alone: a range would bring the newest build with its GPU packages.
+$(CORE): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(TEST): $(CORE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

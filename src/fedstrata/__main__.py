@@ -1,0 +1,5 @@
+"""`python -m fedstrata`."""
+
+from fedstrata.cli import main
+
+main()

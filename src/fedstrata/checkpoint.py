@@ -1,0 +1,69 @@
+"""Checkpoints: a ServerState in one sealed file each; a damaged one is noticed, and the one before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstrata.errors import FedstrataError
+from fedstrata.files import Damaged, read_sealed, write_sealed
+from fedstrata.server import ServerState
+from fedstrata.tensors import Tensors
+from fedstrata.wire import pack, unpack
+
+
+def _path(directory: Path, round: int) -> Path:
+    return directory / f"round-{round:06d}.checkpoint"
+
+
+def paths(directory: Path) -> list[Path]:
+    """The checkpoints that are there, newest first."""
+    return sorted(directory.glob("round-*.checkpoint"), reverse=True)
+
+
+def save(directory: Path, state: ServerState) -> Path:
+    """Write a checkpoint."""
+    tensors: Tensors = {f"param/{n}": t for n, t in state.params.items()}
+    tensors |= {f"buffer/{n}": t for n, t in state.buffers.items()}
+    tensors |= {f"state:{t}/{n}": v for t, slot in state.techniques.items() for n, v in slot.items()}
+    tensors |= {"held": state.held, "remembers": state.remembers}
+    head = {"round": state.round, "techniques": list(state.techniques), "changed": dict(state.changed)}
+    path = _path(directory, state.round)
+    write_sealed(path, pack(head, tensors))
+    return path
+
+
+def load(path: Path) -> ServerState:
+    """Read a checkpoint back.
+
+    Raises:
+        Damaged: if the file is truncated, edited or of another form.
+    """
+    try:
+        head, tensors = unpack(read_sealed(path))
+
+        def section(name: str) -> Tensors:
+            return {n.removeprefix(name + "/"): t for n, t in tensors.items() if n.startswith(name + "/")}
+
+        return ServerState(
+            round=head["round"],
+            params=section("param"),
+            buffers=section("buffer"),
+            techniques={t: section(f"state:{t}") for t in head["techniques"]},
+            changed=head["changed"],
+            held=tensors["held"],
+            remembers=tensors["remembers"],
+        )
+    except (KeyError, TypeError, FedstrataError) as error:
+        raise Damaged(f"{path} is damaged") from error
+
+
+def load_all(directory: Path) -> tuple[list[ServerState], list[Path]]:
+    """All whole checkpoints, newest first, and the paths of damaged ones."""
+    whole: list[ServerState] = []
+    damaged: list[Path] = []
+    for path in paths(directory):
+        try:
+            whole.append(load(path))
+        except Damaged:
+            damaged.append(path)
+    return whole, damaged

@@ -1,0 +1,363 @@
+"""The command `fedstrata`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table as RichTable
+
+from fedstrata import __version__, console
+from fedstrata.config import RunConfig, assign, checked, read_toml
+from fedstrata.data.augment import AUGMENTS
+from fedstrata.data.datasets import DATASETS
+from fedstrata.data.fetch import fetch
+from fedstrata.data.partition import PARTITIONS, describe
+from fedstrata.data.picture import plot, terminal
+from fedstrata.engines import ENGINES
+from fedstrata.errors import FedstrataError, UsageError, did_you_mean
+from fedstrata.federation import Federation, Record
+from fedstrata.models import MODELS
+from fedstrata.optim import OPTIMIZERS, SCHEDULES
+from fedstrata.run import deal, open_run, resume_run
+from fedstrata.rundir import fresh_directory
+from fedstrata.spec import Table, signature, summary
+from fedstrata.techniques import TECHNIQUES
+
+app = typer.Typer(
+    help="Federated learning, layer by layer, for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+Out = Annotated[Path | None, typer.Option(help="directory of the run's files; default: a new one in runs/")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="any field, or a part of one: model.width=16"),
+]
+DEMO = {
+    "dataset": "digits",
+    "model": "cnn2(width=16)",
+    "partition": "dirichlet(alpha=0.1)",
+    "clients": 10,
+    "rounds": 30,
+    "epochs": 5,
+    "lr": 0.1,
+}
+LISTS: Mapping[str, Table] = {
+    "methods": TECHNIQUES,
+    "models": MODELS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+    "augmentations": AUGMENTS,
+    "engines": ENGINES,
+}
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks; may stand anywhere")] = False,
+) -> None:
+    """Federated learning, layer by layer, for PyTorch."""
+
+
+def _option_type(annotation: Any) -> Any:
+    """What the command line reads for a field; strings are checked, and numbers told apart, by the schema."""
+    kinds = {a for a in (get_args(annotation) or (annotation,)) if a is not type(None)}
+    return next(iter(kinds)) if len(kinds) == 1 and kinds <= {int, float, bool, str} else str
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for every field of the schema; they arrive in `given`, None where not said."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    options = []
+    for name, info in RunConfig.model_fields.items():
+        default = "" if info.default is None else f" [default: {info.default}]"
+        flag = f"--{name.replace('_', '-')}"
+        flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
+        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False)
+        kind: Any = _option_type(info.annotation)
+        options.append(_keyword(name, Annotated[kind | None, option], None))
+
+    def run(**arguments: Any) -> None:
+        given = {n: arguments.pop(n) for n in RunConfig.model_fields}
+        command(**arguments, given={n: v for n, v in given.items() if v is not None})
+
+    annotations = inspect.get_annotations(command, eval_str=True)
+    own = [_keyword(p.name, annotations[p.name], p.default) for p in own]
+    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _number(text: Any) -> Any:
+    """An option that may be a whole number or a fraction: '5' and '0.5' are told apart by the decimal point."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except (TypeError, ValueError):
+            continue
+    return text
+
+
+def _config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
+    """File, then options, then --set."""
+    values = {} if path is None else read_toml(path)
+    values |= given
+    if "participation" in given:
+        values["participation"] = _number(given["participation"])
+    config = checked(RunConfig, assign(values, sets or []))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def _default_out(config: RunConfig) -> Path:
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
+    return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
+
+
+@app.command()
+@_with_fields
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
+    out: Out = None,
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: TensorBoard = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Train a federation, from a TOML file, from options, or both (options win)."""
+    settings = _config(config, given, sets)
+    if tensorboard:
+        _events_writer(None)
+    federation = open_run(settings, out or _default_out(settings))
+    _follow(federation, settings, quiet, as_json, tensorboard)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
+    workers: Annotated[int | None, typer.Option(help="clients trained at the same time")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="where the data's files are now")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
+    federation = resume_run(directory, data_dir, workers)
+    recipe = read_toml(directory / "run.toml")
+    config = checked(RunConfig, recipe)
+    assert isinstance(config, RunConfig)
+    _follow(federation, config, quiet, as_json, tensorboard)
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small federation on real digits, embedded: ten clients, Dirichlet(0.1), under a minute."""
+    config = checked(RunConfig, DEMO)
+    assert isinstance(config, RunConfig)
+    federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
+    _follow(federation, config, quiet, as_json, False)
+
+
+def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: bool, tensorboard: bool) -> None:
+    screen = Console()
+    writer = _events_writer(federation) if tensorboard else None
+    listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
+    silent = quiet or as_json
+
+    def hear(record: Record) -> None:
+        for listener in listeners:
+            listener(record)
+
+    try:
+        if silent:
+            history = federation.fit(hear)
+        else:
+            rows = {"data": f"{config.dataset}, {config.partition}", "model": config.model}
+            screen.print(console.header(federation, rows))
+            with console.Watcher(screen, federation) as watcher:
+                listeners.append(watcher.record)
+                history = federation.fit(hear)
+    except KeyboardInterrupt:
+        done = len(federation.records)
+        print(f"stopped after round {done}; go on with: fedstrata resume {federation.out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({**history.summary, "out": str(federation.out)}))
+    elif quiet:
+        accuracy = console.percent(history.accuracy)
+        print(f"accuracy {accuracy} after {len(history.records)} rounds; files in {federation.out}")
+    else:
+        screen.print(console.summary(history, federation.out))
+
+
+def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:
+    from fedstrata.events import event_writer
+
+    return event_writer(federation)
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(LISTS), show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """List what can be named in a run, with arguments and one line of help: methods, models, datasets, …"""
+    if what not in LISTS:
+        raise UsageError(f"there is no list of '{what}'{did_you_mean(what, LISTS)}")
+    rows = [{"name": n, "arguments": signature(f), "help": summary(f)} for n, f in LISTS[what].items()]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = RichTable(show_lines=False, expand=False)
+    table.add_column(what, style="bold", no_wrap=True)
+    table.add_column("arguments", overflow="fold")
+    table.add_column("help")
+    for row in rows:
+        table.add_row(row["name"], row["arguments"], row["help"])
+    Console().print(table)
+
+
+@data_app.command()
+def show(
+    dataset: Annotated[str, typer.Option(help="name of the data")] = "digits",
+    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
+    partition: Annotated[str, typer.Option(help="how examples are dealt to clients")] = "dirichlet(alpha=0.1)",
+    clients: Annotated[int, typer.Option(help="number of clients; 0 for all natural ones")] = 10,
+    seed: Annotated[int, typer.Option(help="as in a run")] = 0,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="also write the picture: FILE.png, .svg, .pdf")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print, and plot, how many examples of each class each client holds."""
+    config = checked(
+        RunConfig,
+        {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
+    )
+    assert isinstance(config, RunConfig)
+    loaded, parts = deal(config)
+    found = describe(parts, loaded.train.labels(), loaded.classes)
+    if plot_to is not None:
+        plot(found.counts, plot_to, loaded.class_names, f"{dataset}, {partition}, seed {seed}")
+    if as_json:
+        print(json.dumps({"counts": found.counts.tolist(), "classes": list(loaded.class_names), "note": loaded.note}))
+        return
+    screen = Console()
+    shape = "×".join(map(str, loaded.input_shape))
+    screen.print(
+        f"{dataset}: {len(loaded.train):,} train and {len(loaded.test):,} test examples of {shape}, "
+        f"{loaded.classes} classes",
+        highlight=False,
+    )
+    if loaded.note:
+        screen.print(f"note: {loaded.note}", highlight=False)
+    screen.print(f"{partition}, seed {seed}: {found}", highlight=False)
+    screen.print(terminal(found.counts, loaded.class_names))
+    if plot_to is not None:
+        screen.print(f"plotted to {plot_to}", highlight=False)
+
+
+@data_app.command(name="fetch")
+def fetch_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the data", show_default=False)],
+    data_dir: Annotated[str | None, typer.Option(help="where to put it; else FEDSTRATA_DATA")] = None,
+    mirror: Annotated[str | None, typer.Option(help="take MIRROR/NAME/FILE in place of upstream's addresses")] = None,
+    optional: Annotated[bool, typer.Option("--optional", help="the optional files too")] = False,
+) -> None:
+    """Download a dataset's upstream files, checked; an interrupted download goes on where it stopped."""
+    where = data_dir or os.environ.get("FEDSTRATA_DATA")
+    if not where:
+        raise UsageError("say where to put the files: --data-dir DIR, or FEDSTRATA_DATA in the environment")
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(done: int, total: int | None, file: str) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        paths = fetch(name, where, mirror=mirror, optional=optional, progress=progress)
+    for path in paths:
+        print(path)
+
+
+def main() -> None:
+    """Run the command; a mistake gets one sentence on standard error and exit code 2."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("FEDSTRATA_DEBUG"))
+    code = _guarded(arguments, debug)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _guarded(arguments: list[str], debug: bool) -> int:
+    try:
+        return app(arguments, standalone_mode=False, prog_name="fedstrata") or 0
+    except BaseException as error:
+        if debug and not isinstance(error, SystemExit):
+            traceback.print_exc()
+        if isinstance(error, SystemExit):
+            return error.code if isinstance(error.code, int) else 1
+        if isinstance(error, FedstrataError):
+            sentence, code = str(error), error.exit_code
+        elif hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
+            sentence, code = error.format_message(), 2
+        elif isinstance(error, KeyboardInterrupt | typer.Abort):
+            sentence, code = "stopped", 130
+        elif isinstance(error, BrokenPipeError):
+            return 0
+        elif isinstance(error, OSError):
+            sentence, code = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+        elif isinstance(error, MemoryError):
+            sentence, code = "there is not enough memory", 2
+        else:
+            sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+        if sentence:
+            print(f"fedstrata: {sentence}", file=sys.stderr)
+        return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""One client, one round: `train_client` turns an assignment, the client's data and its memory into an update.
+
+It is pure: the model instance is scratch that is loaded anew, the random streams come from the assignment's seed, and
+what the client will remember is returned, not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update, Work
+from fedstrata.data.examples import Augment, Examples
+from fedstrata.errors import UsageError
+from fedstrata.optim import Step, build_optimizer
+from fedstrata.strata import Stratum, strata
+from fedstrata.tensors import Tensors, clone, derive, generator, subtract
+
+BUFFERS = "buffers"
+"""Where a client's memory keeps its own running statistics under the policy `local`."""
+
+Build = Callable[[str], nn.Module]
+"""Makes the model of an architecture; "" is the server's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A scratch model with its tensors by name."""
+
+    model: nn.Module
+    params: Tensors
+    buffers: Tensors
+    initial: Tensors
+    strata: tuple[Stratum, ...]
+    batch_norm: bool
+
+
+@dataclass(eq=False)
+class Workshop:
+    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
+
+    Args:
+        build: makes the model of an architecture.
+        method: the method that this federation runs.
+        augment: changes training inputs, batch by batch.
+        device: where training runs.
+        sample: one batch of inputs, to find the strata's order of execution.
+    """
+
+    build: Build
+    method: Method
+    augment: Augment | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sample: Tensor | None = None
+    benches: dict[str, Bench] = field(default_factory=dict)
+    flops: dict[Any, float] = field(default_factory=dict)
+
+    def bench(self, arch: str) -> Bench:
+        """The scratch model of an architecture, made at its first use."""
+        if arch not in self.benches:
+            model = self.build(arch).to(self.device)
+            self.benches[arch] = Bench(
+                model=model,
+                params=dict(model.named_parameters()),
+                buffers=running(model),
+                initial=clone(running(model)),
+                strata=strata(model, self.sample if self.sample is None else self.sample.to(self.device)),
+                batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
+            )
+        return self.benches[arch]
+
+
+def running(model: nn.Module) -> Tensors:
+    """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def load(into: Tensors, values: Tensors) -> None:
+    """Copy named values into a model's own tensors."""
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([into[n] for n in values], list(values.values()))
+
+
+def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
+    """Index tensors, one a step: a fresh permutation every epoch, the last batch of an epoch possibly smaller.
+
+    `drop_single` leaves out a last batch of one example, which normalisation over the batch cannot use.
+    """
+    left = work.steps
+    if examples == 0 or (drop_single and min(examples, work.batch_size) == 1):
+        return
+    for _ in range(work.epochs if left is None else left):
+        for index in torch.split(torch.randperm(examples, generator=rng), work.batch_size):
+            if drop_single and len(index) == 1:
+                continue
+            if left is not None:
+                if left == 0:
+                    return
+                left -= 1
+            yield index
+
+
+def _seed_global(seed: int, device: torch.device) -> None:
+    """Seed what dropout and augmentation draw from."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
+    """The client's own running statistics, the server's, or, where there are none yet, the model's initial ones."""
+    if method.buffers == "local":
+        return memory.get(BUFFERS, bench.initial)
+    return assignment.buffers or bench.initial
+
+
+@contextmanager
+def _tapped(
+    model: nn.Module, current: list[Batch], features: Sequence[Mapping[str, Callable[[Batch, Tensor], Tensor]]]
+) -> Iterator[None]:
+    """The techniques' `features` hooks, attached to the modules that they name."""
+    modules = dict(model.named_modules())
+    handles = []
+    for functions in features:
+        for name, function in functions.items():
+            if name not in modules:
+                raise UsageError(f"the model has no module '{name}'")
+            handles.append(modules[name].register_forward_hook(partial(_replace_output, function, current)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _replace_output(
+    function: Callable[[Batch, Tensor], Tensor],
+    current: list[Batch],
+    module: nn.Module,
+    args: Any,
+    output: Tensor,
+) -> Tensor | None:
+    return function(current[-1], output) if current else None
+
+
+@dataclass(eq=False)
+class _Objective:
+    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms."""
+
+    bench: Bench
+    outputs: Sequence[Callable[[Batch], Tensor]]
+    losses: Sequence[Callable[[Batch], Tensor]]
+    current: list[Batch] = field(default_factory=list)
+
+    def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
+        """A step as the hooks will see it."""
+        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step))
+
+    def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """(task loss, whole loss)."""
+        self.current[:] = [batch]
+        batch.logits = forward(batch.x)
+        for output in self.outputs:
+            batch.logits = output(batch)
+        task = loss = F.cross_entropy(batch.logits, batch.y)
+        for term in self.losses:
+            loss = loss + term(batch)
+        return task, loss
+
+    def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
+        """Gradient of the whole loss at other parameters; running statistics stay untouched."""
+        moved = {n: p.detach().requires_grad_() for n, p in given.items()}
+        params = {**self.bench.params, **moved}
+        buffers = {n: b.clone() for n, b in self.bench.buffers.items()}
+        before = list(self.current)
+        with torch.enable_grad():
+            batch = self.batch(x, y, step, params)
+            _, loss = self(batch, lambda x: functional_call(self.bench.model, {**params, **buffers}, (x,)))
+            grads = torch.autograd.grad(loss, list(moved.values()))
+        self.current[:] = before
+        return dict(zip(moved, grads, strict=True))
+
+
+def _corrected(
+    corrections: Sequence[Callable[[Tensors, Batch], Tensors]], grads: Tensors, batch: Batch
+) -> list[Tensor]:
+    """The gradients with every technique's correction, each computed from the raw gradients, added."""
+    out = dict(grads)
+    for correct in corrections:
+        for name, term in correct(grads, batch).items():
+            out[name] = out[name] + term
+    return list(out.values())
+
+
+def _product(scales: Sequence[Tensors], names: Sequence[str], device: torch.device) -> list[Tensor] | None:
+    """The product of the techniques' scales for the trained names, or None where nobody scales."""
+    if not scales:
+        return None
+    one = torch.ones((), device=device)
+    return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
+
+
+@contextmanager
+def own_rng() -> Iterator[None]:
+    """Give torch's global generator back as it was."""
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
+    """Train one client for one round: (update, what the client will remember if the server accepts it).
+
+    Seeds torch's global generator, which dropout and augmentation draw from; the caller gives it back (`own_rng`).
+    """
+    a, method = assignment, shop.method
+    bench = shop.bench(a.arch)
+    _prepare(bench, method, a, memory)
+    _seed_global(derive(a.seed, "local"), shop.device)
+    with _measured(shop, (a.arch, a.trains, tuple(a.slots), tuple(memory)), max(len(data), 1)) as local_flops:
+        hooks = _open_hooks(method, bench, data, a, memory)
+    _seed_global(derive(a.seed, "train"), shop.device)
+    train_loss, steps, flops = _train(shop, bench, a, data, hooks)
+
+    delta = subtract({n: bench.params[n].detach().cpu() for n in a.travels}, a.params, a.travels)
+    slots, kept = _finish(hooks, delta, memory)
+    for hook in hooks.values():
+        if hook.upload is not None:
+            for name, term in hook.upload(delta).items():
+                delta[name] = delta[name] + term
+    buffers: Tensors = {}
+    if method.buffers != "drop" and bench.buffers:
+        buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
+        if method.buffers == "local":
+            kept[BUFFERS] = buffers
+    metrics = {"train_loss": train_loss, "flops": float(round(local_flops() + flops))}
+    return Update(a.round, a.client, method.digest, len(data), steps, delta, buffers, slots, metrics), kept
+
+
+def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
+    """Load the scratch model, and freeze what does not train: autograd then skips the frozen prefix by itself."""
+    load(bench.params, assignment.params)
+    load(bench.buffers, _starting_buffers(method, bench, assignment, memory))
+    trains = set(assignment.trains)
+    for name, p in bench.params.items():
+        if p.requires_grad is not (name in trains):
+            p.requires_grad_(name in trains)
+    if not bench.model.training:
+        bench.model.train()
+
+
+def _train(
+    shop: Workshop, bench: Bench, a: Assignment, data: Examples, hooks: Mapping[str, Hooks]
+) -> tuple[float, int, float]:
+    """The local steps of a visit: (mean loss, steps, FLOPs). The scratch model ends up trained."""
+    outputs = [h.output for h in hooks.values() if h.output is not None]
+    losses = [h.loss for h in hooks.values() if h.loss is not None]
+    corrections = [h.correct for h in hooks.values() if h.correct is not None]
+    features = [h.features for h in hooks.values() if h.features is not None]
+    scales = [h.scale for h in hooks.values() if h.scale is not None]
+    present = ((name, *(getattr(h, f.name) is None for f in fields(h))) for name, h in hooks.items())
+    key = (a.arch, a.trains, *present)
+    model, params, device = bench.model, bench.params, shop.device
+    names = [n for n in params if params[n].requires_grad]
+    leaves = [params[n] for n in names]
+    objective = _Objective(bench, outputs, losses)
+    move: Step | None = None
+    total, steps, flops = torch.zeros((), device=device), 0, 0.0
+    with _tapped(model, objective.current, features) if features else nullcontext():
+        for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
+            x, y = data.batch(index, shop.augment)
+            if device.type != "cpu":
+                x, y = x.to(device), y.to(device)
+            with _measured(shop, key, len(y)) as step_flops:
+                batch = objective.batch(x, y, steps, params)
+                task, loss = objective(batch, model)
+                total += task.detach()
+                grads: Sequence[Tensor | None] = ()
+                if loss.requires_grad:
+                    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+                if move is None:
+                    # Layers that the forward pass does not use stay as they are: no decay, no momentum.
+                    used = [i for i, g in enumerate(grads) if g is not None]
+                    names, leaves, grads = [names[i] for i in used], [leaves[i] for i in used], [grads[i] for i in used]
+                    optimizer = build_optimizer(a.work.optimizer)
+                    move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
+                raw = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves, strict=True)]
+                if corrections:
+                    raw = _corrected(corrections, dict(zip(names, raw, strict=True)), batch)
+                if a.work.clip is not None and raw:
+                    raw = list(torch._foreach_mul(raw, _clip_factor(raw, a.work.clip)))
+                if raw:
+                    move(raw)
+            flops += step_flops()
+            steps += 1
+    return total.item() / max(steps, 1), steps, flops
+
+
+def _clip_factor(grads: Sequence[Tensor], clip: float) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads))))
+    return torch.clamp(clip / (norm + 1e-6), max=1.0)
+
+
+@contextmanager
+def _measured(shop: Workshop, key: Any, examples: int) -> Iterator[Callable[[], float]]:
+    """FLOPs of the block: counted by torch on its first, real execution, and per example from then on.
+
+    Counting every step would cost more than training; matrix products and convolutions, which are what torch counts,
+    grow linearly with the number of examples.
+    """
+    if key in shop.flops:
+        yield lambda: shop.flops[key] * examples
+        return
+    counter = FlopCounterMode(display=False)
+    with counter:
+        yield lambda: shop.flops[key] * examples
+    shop.flops[key] = counter.get_total_flops() / examples
+
+
+def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> dict[str, Hooks]:
+    return {
+        t.name: t.local(
+            ClientView(
+                model=bench.model,
+                data=data,
+                assignment=a,
+                strata=bench.strata,
+                slot=a.slots.get(t.name, {}),
+                memory=memory.get(t.name, {}),
+                rng=generator(a.seed, t.name),
+            )
+        )
+        for t in method.at("local")
+    }
+
+
+def _finish(hooks: dict[str, Hooks], delta: Tensors, memory: Slots) -> tuple[Slots, Slots]:
+    """(slots that travel, the client's whole new memory)."""
+    slots: Slots = {}
+    kept = dict(memory)
+    for name, hook in hooks.items():
+        if hook.finish is not None:
+            slot, remembered = hook.finish(delta)
+            if slot:
+                slots[name] = slot
+            if remembered is not None:
+                kept[name] = remembered
+    return slots, kept

@@ -1,0 +1,219 @@
+"""One schema for every run: checked once, written to run.toml, read back by `fedstrata resume`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedstrata.core import Buffers
+from fedstrata.data.datasets import DATASETS
+from fedstrata.data.partition import PARTITIONS
+from fedstrata.engines import ENGINES
+from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.models import MODELS
+from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
+from fedstrata.spec import Table, bind, lookup, parse_call, text_of
+from fedstrata.techniques import TECHNIQUES, method
+
+
+class Settings(BaseModel):
+    """How a federation trains, whatever its model and data. The fields are `Federation`'s arguments."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    method: str = Field("fedavg", description="what to run, as papers write it: 'feddyn(alpha=0.1) + fednlr'")
+    rounds: int = Field(20, ge=1, description="number of rounds")
+    participation: int | float = Field(
+        1.0, description="clients a round: a fraction (1.0 is all) or, without a decimal point, a number"
+    )
+    epochs: int = Field(1, ge=1, description="local passes over a client's data")
+    steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
+    batch_size: int = Field(32, ge=1, description="examples a local step")
+    lr: float = Field(0.1, gt=0, description="local learning rate")
+    optimizer: str = Field("sgd", description="local optimiser, such as 'sgd(momentum=0.9)' or 'adam'")
+    schedule: str = Field("constant", description="learning rate over the rounds, such as 'cosine'")
+    clip: float | None = Field(None, gt=0, description="largest norm of a local gradient")
+    augment: str = Field("none", description="change of training images: rrc, cj, flip, both or a sum of them")
+    buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
+    seed: int = Field(0, ge=0, description="of every random stream")
+    engine: str = Field("serial", description="how clients are run: serial, or wire (encodes every message)")
+    workers: int = Field(1, ge=1, description="clients trained at the same time")
+    threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
+    device: str = Field("cpu", description="where training runs: cpu, cuda, cuda:1, mps")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    eval_clients: bool = Field(False, description="also evaluate the global model on every client's own data")
+    target: float | None = Field(None, gt=0, le=1, description="accuracy to reach, for rounds-to-target")
+    stop_at_target: bool = Field(False, description="end the run when the target is reached")
+    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
+
+    @field_validator("participation")
+    @classmethod
+    def _participation(cls, value: int | float) -> int | float:
+        if value <= 0 or (isinstance(value, float) and value > 1):
+            raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
+        return value
+
+    @model_validator(mode="after")
+    def _names(self) -> Settings:
+        build_optimizer(self.optimizer)
+        build_schedule(self.schedule)
+        lookup("engine", ENGINES, self.engine)
+        if self.stop_at_target and self.target is None:
+            raise UsageError("stop_at_target needs a target")
+        return self
+
+
+class RunConfig(Settings):
+    """A whole run: Settings, and where its model and data come from."""
+
+    dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
+    data_dir: str | None = Field(None, description="where the data's files are; else FEDSTRATA_DATA")
+    model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
+    partition: str = Field("dirichlet(alpha=0.1)", description="how examples are dealt to clients")
+    clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
+
+    @model_validator(mode="after")
+    def _sources(self) -> RunConfig:
+        method(self.method)
+        bind("dataset", DATASETS, self.dataset)
+        bind("model", MODELS, self.model)
+        bind("partition", PARTITIONS, self.partition)
+        return self
+
+
+SPECS: Mapping[str, Table] = {
+    "dataset": DATASETS,
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+}
+"""Fields that are a name with arguments, and may also be given as a table: `[model] name = "resnet8", width = 16`."""
+
+
+def checked(model: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """Values as a checked configuration.
+
+    Raises:
+        UsageError: one sentence that names the field, what is wrong and what would be right.
+    """
+    for name in values:
+        if name not in model.model_fields:
+            raise UsageError(f"there is no setting '{name}'{did_you_mean(name, model.model_fields)}")
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise UsageError(message) from None
+        raise UsageError(f"{first['loc'][0]} = {first['input']!r} does not fit: {_lower(message)}") from None
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of names with arguments as strings: {"model": {"name": "resnet8", "width": 16}} → "resnet8(width=16)"."""
+    flat = dict(values)
+    for field in SPECS:
+        table = flat.get(field)
+        if isinstance(table, Mapping):
+            arguments = {k: _plain(v) for k, v in table.items() if k != "name"}
+            if not isinstance(table.get("name"), str):
+                raise UsageError(f'the table [{field}] needs a name = "…"')
+            flat[field] = text_of(table["name"], arguments)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return tuple(_plain(v) for v in value) if isinstance(value, list) else value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file") from None
+    try:
+        return flatten(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+
+
+def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Apply `a=c`, or `a.b=c` where b is an argument of the thing named in a: `model.width=16`.
+
+    In a method the technique comes in between: `method.fedprox.mu=0.1`.
+    """
+    out = dict(values)
+    for text in assignments:
+        key, equals, raw = text.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path):
+            raise UsageError(f"--set {text}: write it like name=value or name.argument=value")
+        value = _value(raw.strip())
+        if len(path) == 1:
+            out[path[0]] = value
+            continue
+        field = path[0]
+        default = RunConfig.model_fields[field].default if field in RunConfig.model_fields else None
+        current = str(out.get(field, default))
+        if field == "method" and len(path) == 3:
+            out[field] = _with_method_argument(current, path[1], path[2], value)
+        elif field in SPECS and len(path) == 2:
+            out[field] = _with_argument(current, field, SPECS[field], path[1], value)
+        else:
+            known = [f"{name}.…" for name in (*SPECS, "method")]
+            raise UsageError(f"--set {text}: '{key}' has no such part{did_you_mean(key, known)}")
+    return out
+
+
+def _value(raw: str) -> Any:
+    try:
+        return _plain(tomllib.loads(f"value = {raw}")["value"])
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _with_argument(current: str, kind: str, table: Table, name: str, value: Any) -> str:
+    call = parse_call(current)
+    _, kwargs = bind(kind, table, call)
+    return text_of(call.name, {**kwargs, name: value})
+
+
+def _with_method_argument(current: str, technique: str, name: str, value: Any) -> str:
+    terms = []
+    found = False
+    for term in current.split("+"):
+        call = parse_call(term)
+        if call.name == technique:
+            found = True
+            terms.append(_with_argument(term, "method", TECHNIQUES, name, value))
+        else:
+            terms.append(term.strip())
+    if not found:
+        raise UsageError(f"the method '{current}' has no technique '{technique}'")
+    return " + ".join(terms)
+
+
+def to_toml(values: Mapping[str, Any], header: Sequence[str] = ()) -> str:
+    """Flat values as TOML; None is left out."""
+    lines = [f"# {line}" for line in header]
+    lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,397 @@
+"""The words of the house: what travels (Assignment, Update), what a technique may see (ClientView, RoundView) and do
+(Hooks, Technique), and how techniques become a Method.
+
+A technique is a frozen dataclass without mutable state. What it remembers lives in three places and nowhere else:
+`state` on the server, `memory` on a client, and `slot`s that travel between them. That is why one Method object runs
+unchanged in this process, in worker processes and across a network.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.errors import UsageError
+from fedstrata.spec import Call, bind, parse_expression, read_call, text_of
+from fedstrata.strata import Stratum
+from fedstrata.tensors import Tensors
+
+if TYPE_CHECKING:
+    from fedstrata.data.examples import Examples
+
+Slots = dict[str, Tensors]
+"""Technique name → its own tensors."""
+
+Weight = Literal["examples", "uniform"]
+Reduce = Literal["mean"]
+Buffers = Literal["average", "local", "drop"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a client trains in one round.
+
+    Args:
+        epochs: passes over the client's data; ignored where `steps` is given.
+        steps: number of optimiser steps, over as many passes as they need.
+        batch_size: examples a step.
+        optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
+        lr: this round's learning rate.
+        clip: largest norm of the whole gradient, None for no clipping.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    clip: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What the server asks of one client in one round.
+
+    Args:
+        round: number of the round, from 0.
+        client: number of the client.
+        arch: which sub-model the client holds ("" is the server's own model).
+        params: the sub-model's parameters, by name.
+        buffers: running statistics sent along; empty unless the policy is `average`.
+        trains: names of the parameters that train; all others are frozen.
+        travels: names whose change is sent back.
+        fresh: names that the client does not hold yet: what really travels down. None means all.
+        slots: what techniques send along.
+        work: how to train.
+        seed: of this visit's random streams.
+        method: digest of the method that the server runs.
+    """
+
+    round: int
+    client: int
+    arch: str
+    params: Tensors
+    buffers: Tensors
+    trains: tuple[str, ...]
+    travels: tuple[str, ...]
+    work: Work
+    seed: int
+    method: str
+    slots: Slots = field(default_factory=dict)
+    fresh: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client returns: the change of what travels, its buffers' values, and what techniques send up.
+
+    Args:
+        round: number of the round that the update answers.
+        client: number of the client.
+        method: digest of the method that the client ran.
+        examples: number of the client's examples.
+        steps: optimiser steps taken.
+        delta: w_k − w for every name in the assignment's `travels`.
+        buffers: values of running statistics, never differences; empty under the policy `drop`.
+        slots: what techniques send up.
+        metrics: plain numbers, such as `train_loss` and `flops`.
+    """
+
+    round: int
+    client: int
+    method: str
+    examples: int
+    steps: int
+    delta: Tensors
+    buffers: Tensors = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Batch:
+    """One local step as a hook sees it.
+
+    Args:
+        x: the model's inputs.
+        y: the labels.
+        params: the sub-model's parameters at this step, by name (differentiable where they train).
+        step: number of the step in this visit, from 0.
+        logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
+        gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
+    """
+
+    x: Tensor
+    y: Tensor
+    params: Tensors
+    step: int
+    logits: Tensor
+    gradient: Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a technique does during a visit: closures that die with it. What is None costs nothing.
+
+    Args:
+        features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output,
+            whose result takes the output's place.
+        output: Batch → logits, folded over the techniques from left to right.
+        loss: Batch → a scalar that is ADDED to the loss.
+        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names.
+        scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
+        upload: delta → what is ADDED to the delta that travels, for any of the names.
+        finish: delta → (slot that travels, new memory; None keeps the old one).
+    """
+
+    features: Mapping[str, Callable[[Batch, Tensor], Tensor]] | None = None
+    output: Callable[[Batch], Tensor] | None = None
+    loss: Callable[[Batch], Tensor] | None = None
+    correct: Callable[[Tensors, Batch], Tensors] | None = None
+    scale: Tensors | None = None
+    upload: Callable[[Tensors], Tensors] | None = None
+    finish: Callable[[Tensors], tuple[Tensors, Tensors | None]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientView:
+    """All that a technique may see on a client.
+
+    Args:
+        model: the client's model, already holding the assignment's parameters; not to be changed.
+        data: the client's examples.
+        assignment: what the server asked for.
+        strata: the model's strata, in order.
+        slot: what this technique's `send` sent.
+        memory: what this technique remembered on this client; empty at first.
+        rng: a random stream of this technique's own.
+    """
+
+    model: nn.Module
+    data: Examples
+    assignment: Assignment
+    strata: tuple[Stratum, ...]
+    slot: Tensors
+    memory: Tensors
+    rng: torch.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class RoundView:
+    """All that a technique may see on the server when a round closes.
+
+    Args:
+        number: the round's number, from 0.
+        params: global parameters before this round's change.
+        strata: the server model's strata, in order.
+        updates: the accepted updates in client order; their deltas are kept only where a technique `needs_deltas`.
+        weights: each accepted update's weight, in the same order.
+        population: number of clients in the federation.
+        owners: parameter name → how many of the population's sub-models hold it.
+        travelled: names that arrived in this round.
+        seed: of this round's random streams on the server.
+    """
+
+    number: int
+    params: Tensors
+    strata: tuple[Stratum, ...]
+    updates: tuple[Update, ...]
+    weights: tuple[float, ...]
+    population: int
+    owners: Callable[[str], int]
+    travelled: frozenset[str]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One paper's idea. Subclass it as a frozen, keyword-only dataclass and override what the idea needs.
+
+    Class attributes:
+        name: as written in a method string.
+        defaults: settings of the mean that the paper assumes, such as `{"weight": "uniform"}`; FedAvg's own arguments
+            win over them.
+        refuses: technique name → why the two have no meaning together.
+        needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
+    """
+
+    name: ClassVar[str] = ""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    refuses: ClassVar[Mapping[str, str]] = {}
+    needs_deltas: ClassVar[bool] = False
+
+    def init(self, params: Tensors) -> Tensors:
+        """Server, once: the state to begin with."""
+        return {}
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        """Server, for every assignment: narrow what `trains` and `travels`, or change the `work`."""
+        return assignment
+
+    def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        """Server, for every assignment: tensors that travel down with it."""
+        return {}
+
+    def local(self, view: ClientView) -> Hooks:
+        """Client, before training: what to do during the visit."""
+        return Hooks()
+
+    def gather(self, updates: Sequence[Update], weights: Sequence[float]) -> Sequence[Update]:
+        """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
+        return updates
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Server, after the mean: (delta to apply, new state)."""
+        return delta, state
+
+    def __str__(self) -> str:
+        return text_of(self.name, _changed(self))
+
+
+def _changed(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
+
+
+def overrides(technique: Technique, door: str) -> bool:
+    """True if the technique does something at this door; one that does nothing is never called there."""
+    return getattr(type(technique), door) is not getattr(Technique, door)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """The mean of the clients' updates, the base of every method: w ← w + server_lr · Σ n_k Δ_k / Σ n_k.
+
+    McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", AISTATS 2017. With Δ_k = w_k − w and server_lr = 1 this is the paper's Σ n_k w_k / Σ n_k.
+    Every name is averaged over the updates that hold it. An argument left at None takes what the techniques of the
+    method ask for, or else the first value below.
+
+    Args:
+        weight: `examples` (n_k is the client's number of examples) or `uniform` (n_k = 1).
+        reduce: `mean`.
+        buffers: what happens to running statistics: `average` (their values are averaged and sent), `local` (each
+            client keeps its own; the server averages a copy for evaluation only) or `drop` (nobody keeps any:
+            normalisation by the batch at hand, in evaluation too).
+        server_lr: how far the server moves along the mean.
+    """
+
+    weight: Weight | None = None
+    reduce: Reduce | None = None
+    buffers: Buffers | None = None
+    server_lr: float | None = None
+
+    name: ClassVar[str] = "fedavg"
+
+    def __post_init__(self) -> None:
+        if self.server_lr is not None and not 0 < self.server_lr < float("inf"):
+            raise UsageError(f"fedavg's server_lr must be positive, not {self.server_lr}")
+
+    def __str__(self) -> str:
+        return text_of(self.name, _changed(self))
+
+
+@dataclass(frozen=True)
+class Method:
+    """Techniques on top of a mean; made by `chain` or read from a string by `fedstrata.method`."""
+
+    techniques: tuple[Technique, ...] = ()
+    base: FedAvg = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        seen: dict[str, Technique] = {}
+        for technique in self.techniques:
+            if technique.name in seen:
+                raise UsageError(f"the method names '{technique.name}' twice")
+            seen[technique.name] = technique
+        for one in self.techniques:
+            for other, why in one.refuses.items():
+                if other in seen:
+                    raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+        for key in ("weight", "reduce", "buffers", "server_lr"):
+            self._setting(key, None)
+
+    def _setting(self, key: str, otherwise: Any) -> Any:
+        chosen = getattr(self.base, key)
+        if chosen is not None:
+            return chosen
+        wishes = {t.name: t.defaults[key] for t in self.techniques if key in t.defaults}
+        if len(set(wishes.values())) > 1:
+            said = ", ".join(f"{name} {value!r}" for name, value in wishes.items())
+            raise UsageError(f"the techniques want different values of '{key}' ({said}); say fedavg({key}=…)")
+        return next(iter(wishes.values()), otherwise)
+
+    @cached_property
+    def weight(self) -> Weight:
+        """How the mean weighs clients."""
+        weight: Weight = self._setting("weight", "examples")
+        return weight
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """What happens to running statistics."""
+        buffers: Buffers = self._setting("buffers", "average")
+        return buffers
+
+    @cached_property
+    def server_lr(self) -> float:
+        """How far the server moves along the mean."""
+        return float(self._setting("server_lr", 1.0))
+
+    def at(self, door: str) -> Iterator[Technique]:
+        """The techniques that do something at this door, left to right."""
+        return (t for t in self.techniques if overrides(t, door))
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hex digits that identify the method on the wire."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+
+    def with_buffers(self, buffers: Buffers | None) -> Method:
+        """The same method under another buffer policy; None changes nothing."""
+        return self if buffers is None else replace(self, base=replace(self.base, buffers=buffers))
+
+    def __str__(self) -> str:
+        shown = [str(t) for t in self.techniques]
+        if _changed(self.base) or not shown:
+            shown.insert(0, str(self.base))
+        return " + ".join(shown)
+
+
+def chain(
+    *techniques: Technique,
+    weight: Weight | None = None,
+    reduce: Reduce | None = None,
+    buffers: Buffers | None = None,
+    server_lr: float | None = None,
+) -> Method:
+    """Put techniques together into a Method; the keyword arguments are FedAvg's (see there)."""
+    return Method(techniques, FedAvg(weight=weight, reduce=reduce, buffers=buffers, server_lr=server_lr))
+
+
+def parse(text: str, table: Mapping[str, Callable[..., Any]]) -> Method:
+    """Read a method as papers write it, `"feddyn(alpha=0.1) + fednlr"`, with the techniques of a table."""
+    techniques: list[Technique] = []
+    bases: list[FedAvg] = []
+    for call in _terms(parse_expression(text), text):
+        target, kwargs = bind("method", table, call)
+        part = target(**kwargs)
+        (bases if isinstance(part, FedAvg) else techniques).append(part)
+    if len(bases) > 1:
+        raise UsageError(f"the method '{text}' names 'fedavg' twice")
+    return Method(tuple(techniques), bases[0] if bases else FedAvg())
+
+
+def _terms(node: ast.expr, text: str) -> list[Call]:
+    terms: list[Call] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        terms.append(read_call(node.right, text))
+        node = node.left
+    return [read_call(node, text), *reversed(terms)]

@@ -1,0 +1,128 @@
+"""Datasets by name, `load_dataset("fashion-mnist", "data")`: one table, what is embedded, what is made up.
+
+Every entry is a function of the data folder; the arguments a user may give are its keyword-only ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstrata.data.build import image_dataset
+from fedstrata.data.cifar import cifar10, cifar100
+from fedstrata.data.examples import Dataset, TensorExamples
+from fedstrata.data.idx import fashion_mnist, mnist
+from fedstrata.data.leaf import femnist
+from fedstrata.data.photos import cinic10, svhn, tiny_imagenet
+from fedstrata.data.shakespeare import shakespeare
+from fedstrata.errors import UsageError
+from fedstrata.spec import bind
+
+_GRID = 4
+
+
+def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """Read a dataset.
+
+    Args:
+        name: a name of `DATASETS`, with arguments where wanted: `"cifar-100(coarse=True)"`.
+        data_dir: the folder with the dataset's files, or one that holds it; the environment's FEDSTRATA_DATA
+            where None. Datasets without files need none.
+    """
+    loader, arguments = bind("dataset", DATASETS, name)
+    dataset: Dataset = loader(None if data_dir is None else Path(data_dir), **arguments)
+    return dataset
+
+
+def digits(data_dir: Path | None) -> Dataset:
+    """Small handwritten digits that come with scikit-learn, 1×8×8, 10 classes, 1,442 / 355; needs no files.
+
+    Upstream's values 0 to 16 are multiplied by 15, which uint8 holds exactly. Every fifth image of each
+    class, in upstream's order, is a test image.
+
+    Args:
+        data_dir: not needed.
+    """
+    from sklearn.datasets import load_digits  # slow to import
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images * 15).astype(np.uint8).reshape(-1, 1, 8, 8)
+    labels = labels.astype(np.int64)
+    held_out = np.zeros(len(labels), bool)
+    for digit in range(10):
+        held_out[np.flatnonzero(labels == digit)[4::5]] = True
+    train, test = ((pixels[part], labels[part]) for part in (~held_out, held_out))
+    return image_dataset("digits", train, test, tuple(str(digit) for digit in range(10)))
+
+
+def synthetic(
+    data_dir: Path | None,
+    *,
+    shape: tuple[int, ...] = (1, 8, 8),
+    classes: int = 10,
+    examples: int = 1000,
+    test_examples: int = 200,
+    separation: float = 1.0,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian examples of any shape around one pattern a class, for tests and benchmarks; needs no files.
+
+    x = (separation · pattern[y] + noise · ε) / √(separation² + noise²), with ε and the patterns standard
+    normal. The pattern of an image (C, H, W) is coarse, at most 4×4 blocks a channel, so that convolutions
+    find it too. Classes are of equal size, up to one example, in random order.
+
+    Args:
+        data_dir: not needed.
+        shape: of one example.
+        classes: number of classes.
+        examples: training examples.
+        test_examples: test examples.
+        separation: how far the classes lie apart; 0 leaves nothing to learn.
+        noise: how far the examples of a class lie apart.
+        seed: of everything random here.
+    """
+    if not shape or min(shape) < 1:
+        raise UsageError(f"synthetic needs a shape of positive lengths, not {shape}")
+    if classes < 2 or examples < 1 or test_examples < 1:
+        raise UsageError("synthetic needs at least two classes and one example in each part")
+    if separation < 0 or noise < 0 or not 0 < separation + noise < math.inf:
+        raise UsageError("synthetic needs a separation and a noise that are not negative and not both 0")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"synthetic needs a seed from 0 to 2**63 - 1, not {seed}")
+    random = torch.Generator().manual_seed(seed)
+    if len(shape) == 3:
+        coarse = torch.randn(classes, shape[0], *(min(_GRID, side) for side in shape[1:]), generator=random)
+        rows, columns = (torch.arange(side) * min(_GRID, side) // side for side in shape[1:])
+        patterns = coarse[:, :, rows][:, :, :, columns]
+    else:
+        patterns = torch.randn(classes, *shape, generator=random)
+    scale = math.hypot(separation, noise)
+
+    def part(count: int) -> TensorExamples:
+        y = torch.randperm(count, generator=random) % classes
+        x = torch.randn(count, *shape, generator=random).mul_(noise / scale)
+        return TensorExamples(x.add_(patterns[y], alpha=separation / scale), y)
+
+    train = part(examples)
+    return Dataset("synthetic", train, part(test_examples), classes, tuple(str(label) for label in range(classes)))
+
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "synthetic": synthetic,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar-10": cifar10,
+    "cifar-100": cifar100,
+    "svhn": svhn,
+    "cinic-10": cinic10,
+    "tiny-imagenet": tiny_imagenet,
+    "femnist": femnist,
+    "shakespeare": shakespeare,
+}
+"""Every dataset by name: a function of the data folder and the arguments a user may give."""

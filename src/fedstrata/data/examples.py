@@ -1,0 +1,143 @@
+"""Examples: what a client, or the server's test set, holds; indexed batch by batch, never copied whole.
+
+Images stay uint8 and are scaled per batch; a client's part of a shared dataset is an index into one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedstrata.errors import UsageError
+
+Augment = Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Labelled examples that can be read in batches."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """The model's inputs and the labels of the examples at `index`."""
+        ...
+
+    def labels(self) -> Tensor:
+        """All labels, in order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorExamples:
+    """Examples held in tensors: `x` (uint8 images, floats or integer tokens) and integer labels `y`.
+
+    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images.
+    """
+
+    x: Tensor
+    y: Tensor
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    index: Tensor | None = None
+    _shift: Tensor | None = field(default=None, init=False, repr=False)
+    _scale: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise UsageError(f"{len(self.x)} examples but {len(self.y)} labels")
+        if self.x.dtype == torch.uint8 and self.mean:
+            shape = (-1,) + (1,) * (self.x.dim() - 2)
+            object.__setattr__(self, "_shift", torch.tensor(self.mean).mul(255).view(shape))
+            object.__setattr__(self, "_scale", torch.tensor(self.std).mul(255).reciprocal().view(shape))
+
+    def __len__(self) -> int:
+        return len(self.y) if self.index is None else len(self.index)
+
+    def select(self, index: Tensor) -> TensorExamples:
+        """The part at `index`, sharing the tensors."""
+        part = copy(self)  # shares everything; a new object would compute the scaling again for every client
+        object.__setattr__(part, "index", index if self.index is None else self.index[index])
+        return part
+
+    def labels(self) -> Tensor:
+        return self.y if self.index is None else self.y[self.index]
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        if self.index is not None:
+            index = self.index[index]
+        x, y = self.x[index], self.y[index]
+        if x.dtype == torch.uint8:
+            x = x.float()
+            if augment is not None:
+                x = augment(x.div_(255)).mul(255)
+            x = x.div_(255) if self._shift is None or self._scale is None else x.sub_(self._shift).mul_(self._scale)
+        elif augment is not None:
+            x = augment(x)
+        return x, y
+
+
+@dataclass(frozen=True, eq=False)
+class MapExamples:
+    """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        rows = [self.dataset[i] for i in index.tolist()]
+        x = torch.stack([torch.as_tensor(row[0]) for row in rows])
+        x = x.float().div_(255) if x.dtype == torch.uint8 else x
+        return (x if augment is None else augment(x)), torch.tensor([int(row[1]) for row in rows])
+
+    def labels(self) -> Tensor:
+        return torch.tensor([int(self.dataset[i][1]) for i in range(len(self.dataset))])
+
+
+def as_examples(data: Any) -> Examples:
+    """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, or a map-style Dataset."""
+    if isinstance(data, Examples):
+        return data
+    if isinstance(data, Sequence) and len(data) == 2 and all(hasattr(part, "__len__") for part in data):
+        x, y = (torch.as_tensor(part) for part in data)
+        return TensorExamples(x, y.long())
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return MapExamples(data)
+    raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named dataset: train and test examples, and its natural clients where it has any.
+
+    Args:
+        name: as in `fedstrata list datasets`.
+        train: training examples.
+        test: test examples.
+        classes: number of classes.
+        class_names: one name a class, in order (empty where there are none).
+        groups: the natural clients, one index tensor into `train` each (a writer, a role); empty where there are none.
+        group_names: one name a natural client.
+        note: what a reader of results must know, such as which part of the dataset was found; shown in a run's header.
+    """
+
+    name: str
+    train: TensorExamples
+    test: TensorExamples
+    classes: int
+    class_names: tuple[str, ...] = ()
+    groups: tuple[Tensor, ...] = ()
+    group_names: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch."""
+        return tuple(self.train.x.shape[1:])

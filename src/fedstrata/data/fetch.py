@@ -1,0 +1,250 @@
+"""Downloads: upstream's files, resumed where they broke off, checked, and only then given their name.
+
+A file grows as `NAME.part` and is renamed in one step when its size and md5 are right, so a file under its
+own name is always whole. A broken connection is tried again, from where it broke, a bounded number of times;
+what was received is kept for the next call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from fedstrata._version import __version__
+from fedstrata.data.sources import ELSEWHERE, SOURCES, Remote
+from fedstrata.errors import UsageError, did_you_mean
+
+if sys.platform != "win32":
+    import fcntl
+
+Progress = Callable[[int, int | None, str], None]
+"""Called with (bytes so far, bytes in all or None, file name) after every block."""
+
+MIRROR_VARIABLE = "FEDSTRATA_MIRROR"
+_BLOCK = 1 << 18
+_LONGEST_PAUSE = 30.0
+
+
+class _WrongFileError(UsageError):
+    """The server's bytes are not the file's: nothing received is worth keeping."""
+
+
+def fetch(
+    name: str,
+    data_dir: str | Path,
+    *,
+    mirror: str | None = None,
+    optional: bool = False,
+    progress: Progress | None = None,
+    attempts: int = 5,
+    pause: float = 1.0,
+    timeout: float = 30.0,
+) -> list[Path]:
+    """Download the files of a dataset into `data_dir/name/`; what is there and whole is left as it is.
+
+    Args:
+        name: as in `SOURCES`.
+        data_dir: the folder that holds the datasets; made where it is missing.
+        mirror: take `MIRROR/name/file` in place of upstream's addresses, so that any data folder served over
+            HTTP is a mirror; the environment's FEDSTRATA_MIRROR where None.
+        optional: fetch the optional files too.
+        progress: told of every block.
+        attempts: how often a file is asked for before giving up.
+        pause: seconds before the second attempt, doubled before each further one.
+        timeout: seconds without an answer after which a connection counts as broken.
+
+    Returns:
+        The files, in the table's order.
+    """
+    if name in ELSEWHERE:
+        raise UsageError(f"upstream has no files of '{name}' to fetch: {ELSEWHERE[name]}")
+    if name not in SOURCES:
+        raise UsageError(f"there is nothing to fetch for '{name}'{did_you_mean(name, SOURCES)}")
+    if attempts < 1:
+        raise UsageError(f"a download needs at least one attempt, not {attempts}")
+    base = mirror if mirror is not None else os.environ.get(MIRROR_VARIABLE)
+    folder = Path(data_dir).expanduser() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+    paths = []
+    with _alone_in(folder):
+        for remote in SOURCES[name]:
+            if remote.optional and not optional:
+                continue
+            url = f"{base.rstrip('/')}/{name}/{remote.name}" if base else remote.url
+            if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+                raise UsageError(f"{url} is not an http or https address")
+            paths.append(_fetch_file(remote, url, folder, progress or _silent, attempts, pause, timeout))
+    return paths
+
+
+def _silent(done: int, total: int | None, name: str) -> None:
+    """No progress wanted."""
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder against a second download into it: two writers of one part would mix their bytes."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another download into {folder} is under way") from None
+        except OSError:
+            pass  # a file system without locks: the md5 still keeps mixed bytes from getting a name
+        yield
+        with suppress(OSError):  # not every file system syncs folders
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _fetch_file(
+    remote: Remote, url: str, folder: Path, progress: Progress, attempts: int, pause: float, timeout: float
+) -> Path:
+    final = folder / remote.name
+    part = folder / f"{remote.name}.part"
+    try:
+        if final.is_file() and _fault(final, remote) is None:
+            progress(final.stat().st_size, final.stat().st_size, remote.name)
+            return final
+        with part.open("r+b" if part.exists() else "w+b") as file:
+            for attempt in range(attempts):
+                if attempt:
+                    time.sleep(min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE))
+                broken = _transfer(file, url, remote, progress, timeout)
+                if broken is None:
+                    break
+            else:
+                kept = f"; what came is kept in {part} and the next fetch goes on from there"
+                come = file.seek(0, os.SEEK_END)
+                raise UsageError(f"{url}: {broken}, given up after {_times(attempts)}{kept if come else ''}")
+            file.flush()
+            os.fsync(file.fileno())
+        fault = _fault(part, remote)
+        if fault is not None:
+            raise _WrongFileError(f"{url} is not the file that was expected: {fault}")
+        os.replace(part, final)
+    except UsageError as error:
+        if part.exists() and (isinstance(error, _WrongFileError) or part.stat().st_size == 0):
+            part.unlink()
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot save {final}: {error.strerror or error}") from None
+    return final
+
+
+def _times(count: int) -> str:
+    return "one attempt" if count == 1 else f"{count} attempts"
+
+
+def _fault(path: Path, remote: Remote) -> str | None:
+    """What is wrong with a file that should be `remote`, None where nothing is."""
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        return f"it has {size:,} bytes, not {remote.size:,}"
+    if remote.md5 is not None:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if found != remote.md5:
+            return f"its md5 is {found}, not {remote.md5}"
+    return None
+
+
+def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, timeout: float) -> str | None:
+    """One attempt to bring `file` to its full length: None when it is whole, else why it broke off."""
+    have = file.seek(0, os.SEEK_END)
+    if remote.size is not None and have >= remote.size:
+        if have == remote.size:
+            return None
+        have = _empty(file)
+    headers = {"User-Agent": f"fedstrata/{__version__}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            return _refused(file, url, error, have)
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer ({_reason(error)})"
+    with response:
+        if response.status == 206:
+            start, total = _content_range(response.headers.get("Content-Range"))
+            if start != have:
+                _empty(file)
+                return "the server resumed at another place"
+        else:  # the server ignores Range and sends the whole file
+            have = _empty(file)
+            total = _number(response.headers.get("Content-Length"))
+        if remote.size is not None and total is not None and total != remote.size:
+            raise _WrongFileError(
+                f"{url} is not the file that was expected: it has {total:,} bytes, not {remote.size:,}"
+            )
+        whole = total if remote.size is None else remote.size
+        while True:
+            try:
+                block = response.read(_BLOCK)
+            except (OSError, http.client.HTTPException) as error:
+                return f"the connection broke after {have:,} bytes ({_reason(error)})"
+            if not block:
+                break
+            file.write(block)
+            have += len(block)
+            if whole is not None and have > whole:
+                raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
+            progress(have, whole, remote.name)
+    if whole is not None and have < whole:
+        return f"the connection ended after {have:,} of {whole:,} bytes"
+    return None
+
+
+def _refused(file: BinaryIO, url: str, error: urllib.error.HTTPError, have: int) -> str | None:
+    """What an HTTP error means: the part is whole (None), try again (why), or there is no hope (raises)."""
+    if error.code == 416 and have:
+        if _content_range(error.headers.get("Content-Range"))[1] == have:
+            return None
+        _empty(file)
+        return "the server would not resume"
+    if error.code in (408, 425, 429) or error.code >= 500:
+        return f"the server answers {error.code} ({error.reason})"
+    raise UsageError(f"{url} cannot be fetched: the server answers {error.code} ({error.reason})")
+
+
+def _empty(file: BinaryIO) -> int:
+    """Start the part again."""
+    file.seek(0)
+    file.truncate()
+    return 0
+
+
+def _content_range(text: str | None) -> tuple[int | None, int | None]:
+    """(start, total) of a Content-Range header, None where it does not say."""
+    match = re.fullmatch(r"\s*bytes\s+(?:(\d+)-\d+|\*)/(\d+|\*)\s*", text or "")
+    return (None, None) if match is None else (_number(match[1]), _number(match[2]))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdigit() else None
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(inner) or type(inner).__name__

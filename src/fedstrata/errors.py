@@ -1,0 +1,29 @@
+"""The errors that users meet: each is one clear sentence, and the command ends with its exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedstrataError(Exception):
+    """Base of every error raised on purpose; `str(error)` is the sentence shown to the user."""
+
+    exit_code = 1
+
+
+class UsageError(FedstrataError, ValueError):
+    """The input is wrong: an unknown name, an impossible value, missing data, a full disk."""
+
+    exit_code = 2
+
+
+class Diverged(FedstrataError):
+    """Training left the finite numbers; the last good state was kept."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest known word, or the whole list where none is near."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(words)})"

@@ -1,0 +1,57 @@
+"""How good a model is: accuracy and mean loss on examples, under the run's buffer policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedstrata.client import Bench, load
+from fedstrata.core import Buffers
+from fedstrata.data.examples import Examples
+from fedstrata.tensors import Tensors
+
+
+@contextmanager
+def _batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalisation by the batch at hand, with running statistics left alone: evaluation under the policy `drop`."""
+    norms = [m for m in model.modules() if isinstance(m, _NormBase)]
+    before = [m.momentum for m in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+
+
+def evaluate(
+    bench: Bench,
+    params: Tensors,
+    buffers: Tensors,
+    examples: Examples,
+    policy: Buffers,
+    batch_size: int = 512,
+) -> tuple[float, float]:
+    """(accuracy, mean loss) of a model with these parameters and running statistics.
+
+    Under the policy `drop` norm layers use the statistics of each evaluation batch, in the order of the examples.
+    """
+    load(bench.params, params)
+    load(bench.buffers, bench.initial if policy == "drop" else buffers)
+    model = bench.model.eval()
+    device = next(iter(bench.params.values())).device
+    correct, total = 0, 0.0
+    with torch.inference_mode(), _batch_statistics(model) if policy == "drop" else torch.no_grad():
+        for index in torch.split(torch.arange(len(examples)), batch_size):
+            x, y = examples.batch(index)
+            logits, y = model(x.to(device)), y.to(device)
+            total += F.cross_entropy(logits, y, reduction="sum").item()
+            correct += int((logits.argmax(1) == y).sum())
+    return correct / len(examples), total / len(examples)

@@ -1,0 +1,42 @@
+"""TensorBoard events of a run (extra `tensorboard`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedstrata.errors import UsageError
+from fedstrata.federation import Federation, Record
+
+
+def event_writer(federation: Federation | None) -> Callable[[Record], None] | None:
+    """A listener that writes every record's numbers to `tensorboard/` in the run's directory.
+
+    With None it only checks, before anything is made, that the extra is there.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError('TensorBoard is not installed: pip install "fedstrata[tensorboard]"') from None
+    if federation is None or federation.out is None:
+        return None
+    # After a resume, events of rounds that are done again must not show twice.
+    writer = SummaryWriter(str(federation.out / "tensorboard"), purge_step=len(federation.records) + 1)
+
+    def write(record: Record) -> None:
+        values = {
+            "accuracy/test": record.accuracy,
+            "loss/test": record.loss,
+            "loss/train": record.train_loss,
+            "cost/bytes_up": record.bytes_up,
+            "cost/bytes_down": record.bytes_down,
+            "cost/flops": record.flops,
+            "cost/seconds": record.seconds,
+            "round/lr": record.lr,
+            "round/refused": len(record.refused),
+        }
+        for name, value in values.items():
+            if value is not None:
+                writer.add_scalar(name, value, record.round)
+        writer.flush()
+
+    return write

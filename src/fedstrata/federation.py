@@ -1,0 +1,532 @@
+"""The public door: a Federation trains a model over clients, round by round, and yields a Record of each."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstrata import techniques
+from fedstrata.client import BUFFERS, Workshop, load, own_rng, running
+from fedstrata.config import Settings, checked, read_toml, to_toml
+from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
+from fedstrata.data.augment import build_augment
+from fedstrata.data.examples import Examples, TensorExamples, as_examples
+from fedstrata.engines import build_engine
+from fedstrata.errors import Diverged, UsageError
+from fedstrata.evaluate import evaluate
+from fedstrata.optim import build_schedule
+from fedstrata.rundir import RunDirectory
+from fedstrata.server import Architecture, Outcome, Server, ServerState
+from fedstrata.store import DictStore, Store
+from fedstrata.strata import Stratum, strata
+from fedstrata.tensors import clone, derive
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round, as written to metrics.jsonl.
+
+    Args:
+        round: from 1.
+        accuracy: of the global model on the test set; None in rounds without evaluation.
+        loss: mean cross-entropy on the test set.
+        bytes_up: sum of the lengths of all encoded updates.
+        bytes_down: sum of the lengths of all encoded assignments.
+        flops: of local training, counted by torch on the real steps (matrix products, convolutions, attention).
+        seconds: wall time of the round, evaluation included.
+        clients: numbers of the clients that took part.
+        active: names of the strata that trained.
+        refused: updates that were not used: `{"client": …, "why": …}`.
+        train_loss: the clients' mean training loss, weighted by examples.
+        examples: of the clients whose updates were used.
+        steps: optimiser steps of those clients.
+        lr: learning rate of the round.
+        memory: peak resident memory of the process so far, in bytes.
+        client_accuracy: of the global model on each client's own data, where asked for.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    flops: int
+    seconds: float
+    clients: list[int]
+    active: list[str]
+    refused: list[dict[str, Any]]
+    train_loss: float
+    examples: int
+    steps: int
+    lr: float
+    memory: int
+    client_accuracy: list[float] | None = None
+
+    @staticmethod
+    def read(row: Mapping[str, Any]) -> Record:
+        """A line of metrics.jsonl; fields of a later version are passed over."""
+        known = {f.name for f in fields(Record)}
+        try:
+            return Record(**{name: value for name, value in row.items() if name in known})
+        except TypeError:
+            raise UsageError("a line of metrics.jsonl lacks some of its fields") from None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run cost in total."""
+
+    bytes_up: int
+    bytes_down: int
+    flops: int
+    seconds: float
+    steps: int
+    memory: int
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What `fit` returns: the records, the trained model, and totals."""
+
+    records: tuple[Record, ...]
+    model: nn.Module
+    costs: Costs
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation."""
+        accuracy: float | None = self.summary["accuracy"]
+        return accuracy
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose accuracy reaches the target, or None."""
+        return _rounds_to(self.records, target)
+
+
+def _rounds_to(records: Sequence[Record], target: float) -> int | None:
+    return next((r.round for r in records if r.accuracy is not None and r.accuracy >= target), None)
+
+
+class Federation:
+    """Clients that train one model together.
+
+    Args:
+        model: any `nn.Module` that maps a batch of inputs to logits; it is copied, never changed.
+        clients: one entry a client: a pair of tensors (inputs, labels) or a map-style `torch.utils.data.Dataset`.
+        test: the global test set, in the same form; None for no evaluation.
+        method: a string such as `"fedavg(weight='uniform')"`, or a Method.
+        rounds: number of rounds.
+        participation: clients a round: a fraction (float) or a number (int).
+        epochs: local passes over a client's data.
+        steps: local steps, instead of epochs.
+        batch_size: examples a local step.
+        lr: local learning rate.
+        optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
+        schedule: learning rate over the rounds, such as `"cosine"`.
+        clip: largest norm of a local gradient.
+        augment: change of training images, such as `"rrc + flip"` (extra `augment`).
+        buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
+        seed: of every random stream; the same seed gives the same bits.
+        engine: how clients are run.
+        workers: clients trained at the same time.
+        threads: threads of one worker.
+        device: where training runs.
+        eval_every: rounds between evaluations.
+        eval_clients: also evaluate the global model on every client's own data.
+        target: accuracy to reach, for rounds-to-target.
+        stop_at_target: end when it is reached.
+        out: directory for configuration, metrics, checkpoints and the final model; None writes nothing.
+        resume: continue the run that is in `out`.
+        checkpoint_seconds: least time between checkpoints.
+        archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
+        arch_of: client → the name of its sub-model, "" for the whole model.
+        recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
+        notes: what a reader of the results must know, for run.toml's header and the summary.
+
+    Raises:
+        UsageError: if anything does not fit, before the first round.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Sequence[Any],
+        test: Any = None,
+        *,
+        method: str | Method = "fedavg",
+        rounds: int = 20,
+        participation: int | float = 1.0,
+        epochs: int = 1,
+        steps: int | None = None,
+        batch_size: int = 32,
+        lr: float = 0.1,
+        optimizer: str = "sgd",
+        schedule: str = "constant",
+        clip: float | None = None,
+        augment: str = "none",
+        buffers: Buffers | None = None,
+        seed: int = 0,
+        engine: str = "serial",
+        workers: int = 1,
+        threads: int = 1,
+        device: str = "cpu",
+        eval_every: int = 1,
+        eval_clients: bool = False,
+        target: float | None = None,
+        stop_at_target: bool = False,
+        out: str | Path | None = None,
+        resume: bool = False,
+        checkpoint_seconds: float = 20.0,
+        archs: Mapping[str, nn.Module] | None = None,
+        arch_of: Callable[[int], str] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.method = techniques.method(method).with_buffers(buffers)
+        self.settings = checked(
+            Settings,
+            {
+                "method": str(self.method),
+                "rounds": rounds,
+                "participation": participation,
+                "epochs": epochs,
+                "steps": steps,
+                "batch_size": batch_size,
+                "lr": lr,
+                "optimizer": optimizer,
+                "schedule": schedule,
+                "clip": clip,
+                "augment": augment,
+                "buffers": self.method.buffers,
+                "seed": seed,
+                "engine": engine,
+                "workers": workers,
+                "threads": threads,
+                "device": device,
+                "eval_every": eval_every,
+                "eval_clients": eval_clients,
+                "target": target,
+                "stop_at_target": stop_at_target,
+                "checkpoint_seconds": checkpoint_seconds,
+            },
+        )
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        self.clients: list[Examples] = [as_examples(data) for data in clients]
+        self.test = None if test is None else as_examples(test)
+        self.notes = tuple(notes)
+        self._eligible = [c for c, examples in enumerate(self.clients) if len(examples)]
+        if not self._eligible:
+            raise UsageError("there is no client with any examples")
+        models = {"": copy.deepcopy(model), **(archs or {})}
+        sample, _ = self.clients[self._eligible[0]].batch(torch.arange(min(2, len(self.clients[self._eligible[0]]))))
+        for module in models.values():
+            _check_fit(module, sample, self.clients, self.test)
+        architectures = {name: _architecture(module, sample) for name, module in models.items()}
+        self.strata: tuple[Stratum, ...] = architectures[""].strata
+        shop = Workshop(
+            build=lambda arch: copy.deepcopy(models[arch]),
+            method=self.method,
+            augment=build_augment(augment, tuple(sample.shape[1:])),
+            device=_device(device),
+            sample=sample,
+        )
+        self._shop = shop
+        self._server = Server(self.method, architectures, len(self.clients), seed, arch_of or (lambda client: ""))
+        self._engine = build_engine(engine, workers, shop, self.clients)
+        self._schedule = build_schedule(schedule)
+        self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
+        self.records: list[Record] = []
+        self._store: Store = DictStore()
+        self._directory = None if out is None else RunDirectory(Path(out))
+        self._saved_at, self._saved_round = time.monotonic(), -1
+        self.on_visit: Callable[[int, int], None] | None = None
+        if self._directory is not None:
+            self._open_directory(self._directory, resume, {**self.settings.model_dump(), **(recipe or {})})
+        elif resume:
+            raise UsageError("resume=True needs out=, the directory of the run to continue")
+
+    @property
+    def out(self) -> Path | None:
+        """The run's directory."""
+        return None if self._directory is None else self._directory.path
+
+    def _open_directory(self, directory: RunDirectory, resume: bool, config: dict[str, Any]) -> None:
+        store = directory.store()
+        self._store = store
+        if not resume:
+            directory.create(to_toml(config, header=[f"buffers: {self.method.buffers}", *self.notes]))
+            return
+        _same_config(directory, config)
+        states, rows, damaged = directory.recover()
+        self.notes += tuple(f"{path.name} was damaged: the checkpoint before it was used" for path in damaged)
+        if states:
+            self.state, self._saved_round = states[0], states[0].round
+            self.records = [Record.read(row) for row in rows]
+        store.sweep([state.remembers for state in states])
+
+    def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
+        """Run all rounds that are left, and return the history.
+
+        Raises:
+            Diverged: if training leaves the finite numbers; the last good state is kept.
+        """
+        for record in self.rounds():
+            if on_record is not None:
+                on_record(record)
+        return self.history()
+
+    def rounds(self) -> Iterator[Record]:
+        """Run round after round, yielding each one's record; stop at any time and go on later."""
+        if self._directory is not None:
+            self._directory.trim(self.state.round)  # a round that was interrupted may have left its line
+        try:
+            while not self.done:
+                yield self._round()
+        except BaseException:
+            self.save()
+            raise
+        self._finish()
+
+    @property
+    def done(self) -> bool:
+        """True when all rounds are run, or the target is reached and the run is to stop there."""
+        if self.state.round >= self.settings.rounds:
+            return True
+        return self.settings.stop_at_target and self._reached() is not None
+
+    def _reached(self) -> int | None:
+        return None if self.settings.target is None else _rounds_to(self.records, self.settings.target)
+
+    def _round(self) -> Record:
+        begin = time.perf_counter()
+        number = self.state.round
+        with own_rng(), _threads(self.settings.threads):
+            work = self._work(number)
+            assignments = self._server.open(self.state, self._sample(number), work)
+            visits = self._engine.run(assignments, self._recall)
+            after, outcome, memories = self._server.close(
+                self.state, assignments, self._counted(visits, len(assignments))
+            )
+            if outcome.diverged:
+                raise self._diverged(number, "its updates are not finite numbers")
+            for client, memory in memories.items():
+                if memory:
+                    self._store.put(client, number, memory, before=int(self.state.remembers[client]))
+            accuracy, loss, client_accuracy = self._evaluate(after, number)
+        if loss is not None and not math.isfinite(loss):
+            raise self._diverged(number, f"the test loss is {loss}")
+        record = self._record(outcome, assignments, work, (accuracy, loss, client_accuracy), begin)
+        if self._directory is not None:
+            self._directory.append(asdict(record))
+        self.state = after
+        self.records.append(record)
+        if time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+            self.save()
+        return record
+
+    def _counted(self, visits: Iterator[tuple[Update, Slots]], total: int) -> Iterator[tuple[Update, Slots]]:
+        for done, visit in enumerate(visits, 1):
+            yield visit
+            if self.on_visit is not None:
+                self.on_visit(done, total)
+
+    def _record(
+        self,
+        outcome: Outcome,
+        assignments: Sequence[Assignment],
+        work: Work,
+        quality: tuple[float | None, float | None, list[float] | None],
+        begin: float,
+    ) -> Record:
+        return Record(
+            round=self.state.round + 1,
+            accuracy=quality[0],
+            loss=quality[1],
+            bytes_up=outcome.bytes_up,
+            bytes_down=outcome.bytes_down,
+            flops=round(outcome.flops),
+            seconds=time.perf_counter() - begin,
+            clients=[a.client for a in assignments],
+            active=list(outcome.active),
+            refused=[{"client": client, "why": why} for client, why in outcome.refused],
+            train_loss=outcome.train_loss,
+            examples=outcome.examples,
+            steps=outcome.steps,
+            lr=work.lr,
+            memory=_peak_memory(),
+            client_accuracy=quality[2],
+        )
+
+    def _work(self, number: int) -> Work:
+        s = self.settings
+        lr = s.lr * self._schedule(number, s.rounds)
+        return Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip)
+
+    def _sample(self, number: int) -> list[int]:
+        wanted = self.settings.participation
+        eligible = self._eligible
+        count = wanted if isinstance(wanted, int) else max(1, round(wanted * len(eligible)))
+        if count > len(eligible):
+            raise UsageError(f"participation = {count}, but only {len(eligible)} clients have examples")
+        return random.Random(derive(self.settings.seed, "sample", number)).sample(eligible, count)
+
+    def _recall(self, client: int) -> Slots:
+        return self._store.get(client, int(self.state.remembers[client]))
+
+    def _evaluate(self, state: ServerState, number: int) -> tuple[float | None, float | None, list[float] | None]:
+        due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
+        if self.test is None or not due:
+            return None, None, None
+        bench, policy = self._shop.bench(""), self.method.buffers
+        accuracy, loss = evaluate(bench, state.params, state.buffers, self.test, policy)
+        if not self.settings.eval_clients:
+            return accuracy, loss, None
+        per_client = []
+        for client, examples in enumerate(self.clients):
+            own = self._store.get(client, int(state.remembers[client])).get(BUFFERS) if policy == "local" else None
+            if len(examples):
+                per_client.append(evaluate(bench, state.params, own or state.buffers, examples, policy)[0])
+        return accuracy, loss, per_client
+
+    def _diverged(self, number: int, why: str) -> Diverged:
+        where = f"; the last good state is in {self.out}" if self.out else ""
+        return Diverged(f"training diverged in round {number + 1}: {why}{where}; a smaller lr may help")
+
+    def save(self) -> None:
+        """Write a checkpoint of the last complete round, if the run has a directory and it is not saved yet."""
+        if self._directory is not None and self.state.round > self._saved_round:
+            self._store.forget(self._directory.save(self.state))
+            self._saved_at, self._saved_round = time.monotonic(), self.state.round
+
+    def _finish(self) -> None:
+        if self._directory is not None:
+            self.save()
+            self._directory.finish(self.state.params, self.state.buffers, self.summary())
+        self._engine.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the global model as it is now, in evaluation mode."""
+        model = self._shop.build("")
+        load(dict(model.named_parameters()), self.state.params)
+        load(running(model), self.state.buffers)
+        return model.eval()
+
+    def costs(self) -> Costs:
+        """What the rounds so far cost."""
+        r = self.records
+        return Costs(
+            bytes_up=sum(x.bytes_up for x in r),
+            bytes_down=sum(x.bytes_down for x in r),
+            flops=sum(x.flops for x in r),
+            seconds=sum(x.seconds for x in r),
+            steps=sum(x.steps for x in r),
+            memory=max((x.memory for x in r), default=0),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few numbers, as written to summary.json."""
+        evaluated = [r for r in self.records if r.accuracy is not None]
+        best = max(evaluated, key=lambda r: r.accuracy or 0.0, default=None)
+        return {
+            "method": str(self.method),
+            "buffers": self.method.buffers,
+            "rounds": len(self.records),
+            "accuracy": evaluated[-1].accuracy if evaluated else None,
+            "loss": evaluated[-1].loss if evaluated else None,
+            "best_accuracy": best.accuracy if best else None,
+            "best_round": best.round if best else None,
+            "target": self.settings.target,
+            "rounds_to_target": self._reached(),
+            "refused": sum(len(r.refused) for r in self.records),
+            "costs": asdict(self.costs()),
+            "notes": list(self.notes),
+        }
+
+    def history(self) -> History:
+        """The records so far, the model and the totals."""
+        return History(tuple(self.records), self.model, self.costs(), self.summary())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch with this many threads, and as before afterwards."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _architecture(module: nn.Module, sample: torch.Tensor) -> Architecture:
+    return Architecture(
+        params=tuple(n for n, _ in module.named_parameters()),
+        buffers=tuple(running(module)),
+        strata=strata(module, sample),
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(f"the device '{name}' is not to be had here") from None
+    return device
+
+
+def _check_fit(model: nn.Module, sample: torch.Tensor, clients: Sequence[Examples], test: Examples | None) -> None:
+    """Try the model on a few inputs, and the labels against its outputs, before anything is trained."""
+    try:
+        with torch.no_grad():
+            logits = copy.deepcopy(model).eval()(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(f"the model does not take inputs of shape {list(sample.shape[1:])}: {first}") from None
+    if not isinstance(logits, torch.Tensor) or logits.dim() < 2:
+        raise UsageError("the model must return one tensor of logits, with a row for each input")
+    seen: set[int] = set()
+    for examples in [*clients, *([] if test is None else [test])]:
+        if isinstance(examples, TensorExamples) and id(examples.y) not in seen and len(examples.y):
+            seen.add(id(examples.y))
+            low, high = int(examples.y.min()), int(examples.y.max())
+            if low < 0 or high >= logits.shape[1]:
+                wrong = high if high >= logits.shape[1] else low
+                raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs")
+
+
+def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:
+    """Refuse to resume a run under other settings: the result would be of neither."""
+    if not directory.config.exists():
+        raise UsageError(f"{directory.path} has no run.toml: there is no run to resume")
+    before = read_toml(directory.config)
+    free = {"engine", "workers", "checkpoint_seconds", "data_dir"}  # what does not change the result
+    for name in (before.keys() | config.keys()) - free:
+        if before.get(name) != config.get(name):
+            raise UsageError(f"{directory.path} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")
+
+
+def _peak_memory() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

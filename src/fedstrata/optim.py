@@ -1,0 +1,170 @@
+"""Local optimisers and learning-rate schedules, by name.
+
+A visit makes its optimiser anew. The optimisers compute a direction d, multiply it by the techniques' `scale`, and move
+w ← w − lr·d, so that a scale means the same under SGD and under Adam.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedstrata.errors import UsageError
+from fedstrata.spec import Table, bind
+
+Step = Callable[[Sequence[Tensor]], None]
+"""Takes the gradients and moves the parameters in place."""
+
+
+class Optimizer(Protocol):
+    """Settings of an optimiser; `start` makes the step function of one visit."""
+
+    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step: ...
+
+
+def _not_negative(kind: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise UsageError(f"{kind}'s {name} must be 0 or more, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """Stochastic gradient descent: v ← ρ·v + g + λ·w; w ← w − lr·v (Nesterov: w ← w − lr·(g + λ·w + ρ·v))."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _not_negative("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.nesterov and not self.momentum:
+            raise UsageError("sgd's nesterov needs a momentum above 0")
+
+    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
+        velocity: list[Tensor] = []
+
+        def step(grads: Sequence[Tensor]) -> None:
+            direction = list(grads)
+            if self.weight_decay:
+                direction = list(torch._foreach_add(direction, params, alpha=self.weight_decay))
+            if self.momentum:
+                if velocity:
+                    torch._foreach_mul_(velocity, self.momentum)
+                    torch._foreach_add_(velocity, direction)
+                else:
+                    velocity.extend(d.clone() for d in direction)
+                direction = (
+                    list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
+                )
+            if scale is not None:
+                direction = list(torch._foreach_mul(direction, scale))
+            torch._foreach_add_(params, direction, alpha=-lr)
+
+        return step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², d = m̂/(√v̂ + ε); weight decay as λ·w in g, or in d if decoupled."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        _not_negative("adam", beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay)
+        if max(self.beta1, self.beta2) >= 1:
+            raise UsageError("adam's beta1 and beta2 must be below 1")
+
+    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
+        first = [torch.zeros_like(p) for p in params]
+        second = [torch.zeros_like(p) for p in params]
+        count = 0
+
+        def step(grads: Sequence[Tensor]) -> None:
+            nonlocal count
+            count += 1
+            raw = list(grads)
+            if self.weight_decay and not self.decoupled:
+                raw = list(torch._foreach_add(raw, params, alpha=self.weight_decay))
+            torch._foreach_lerp_(first, raw, 1 - self.beta1)
+            torch._foreach_mul_(second, self.beta2)
+            torch._foreach_addcmul_(second, raw, raw, 1 - self.beta2)
+            root = torch._foreach_sqrt(second)
+            torch._foreach_div_(root, math.sqrt(1 - self.beta2**count))
+            torch._foreach_add_(root, self.eps)
+            direction = list(torch._foreach_div(first, root))
+            torch._foreach_div_(direction, 1 - self.beta1**count)
+            if self.weight_decay and self.decoupled:
+                torch._foreach_add_(direction, params, alpha=self.weight_decay)
+            if scale is not None:
+                torch._foreach_mul_(direction, scale)
+            torch._foreach_add_(params, direction, alpha=-lr)
+
+        return step
+
+
+def adamw(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01) -> Optimizer:
+    """Adam with decoupled weight decay."""
+    return Adam(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=True)
+
+
+def momentum(*, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> Optimizer:
+    """SGD with momentum 0.9 unless another is given."""
+    return Sgd(momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+
+
+OPTIMIZERS: Table = {"sgd": Sgd, "momentum": momentum, "adam": Adam, "adamw": adamw}
+
+
+@lru_cache(maxsize=64)
+def build_optimizer(text: str) -> Optimizer:
+    """Read an optimiser such as `sgd(momentum=0.9, weight_decay=1e-4)` or `adam`."""
+    target, kwargs = bind("optimizer", OPTIMIZERS, text)
+    optimizer: Optimizer = target(**kwargs)
+    return optimizer
+
+
+Schedule = Callable[[int, int], float]
+"""(round, rounds) → factor of the learning rate."""
+
+
+def constant() -> Schedule:
+    """The same learning rate in every round."""
+    return lambda round, rounds: 1.0
+
+
+def cosine(*, final: float = 0.0) -> Schedule:
+    """Half a cosine from 1 in the first round to `final` after the last."""
+    return lambda round, rounds: final + (1 - final) * (1 + math.cos(math.pi * round / rounds)) / 2
+
+
+def step(*, every: int = 30, factor: float = 0.1) -> Schedule:
+    """Times `factor` after every `every` rounds."""
+    if every < 1:
+        raise UsageError(f"the step schedule's every must be 1 or more, not {every}")
+    return lambda round, rounds: float(factor ** (round // every))
+
+
+def exponential(*, factor: float = 0.998) -> Schedule:
+    """Times `factor` after every round."""
+    return lambda round, rounds: float(factor**round)
+
+
+SCHEDULES: Table = {"constant": constant, "cosine": cosine, "step": step, "exponential": exponential}
+
+
+def build_schedule(text: str) -> Schedule:
+    """Read a learning-rate schedule such as `cosine` or `step(every=50, factor=0.1)`."""
+    target, kwargs = bind("schedule", SCHEDULES, text)
+    schedule: Schedule = target(**kwargs)
+    return schedule

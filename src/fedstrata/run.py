@@ -1,0 +1,68 @@
+"""From a configuration to a Federation: load the data, deal it out, build the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedstrata.config import RunConfig, Settings, checked, read_toml
+from fedstrata.data.datasets import load_dataset
+from fedstrata.data.examples import Dataset
+from fedstrata.data.partition import partition
+from fedstrata.errors import UsageError
+from fedstrata.federation import Federation
+from fedstrata.models import build_model
+from fedstrata.tensors import derive
+
+RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
+"""Fields that say where model and data come from."""
+
+
+def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
+    """The dataset of a configuration, and its clients' index tensors."""
+    dataset = load_dataset(config.dataset, config.data_dir)
+    parts = partition(
+        dataset.train.labels(),
+        config.partition,
+        config.clients,
+        derive(config.seed, "partition"),
+        dataset.groups,
+    )
+    return dataset, parts
+
+
+def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Federation:
+    """The federation that a configuration describes, with its directory made (or, to resume, read)."""
+    dataset, parts = deal(config)
+    model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+    settings = {name: getattr(config, name) for name in Settings.model_fields}
+    return Federation(
+        model,
+        [dataset.train.select(index) for index in parts],
+        dataset.test,
+        **settings,
+        out=out,
+        resume=resume,
+        recipe={name: getattr(config, name) for name in RECIPE},
+        notes=[f"data: {dataset.note}"] if dataset.note else [],
+    )
+
+
+def resume_run(directory: Path, data_dir: str | None = None, workers: int | None = None) -> Federation:
+    """The federation of a run directory, ready to go on where its last checkpoint is."""
+    path = directory / "run.toml"
+    if not path.exists():
+        raise UsageError(f"{directory} has no run.toml: there is no run to resume")
+    values = read_toml(path)
+    if "dataset" not in values:
+        raise UsageError(
+            f"{directory} was run from Python with a model and data of its own: "
+            "resume it there, with Federation(…, out=…, resume=True)"
+        )
+    if data_dir is not None:
+        values["data_dir"] = data_dir
+    if workers is not None:
+        values["workers"] = workers
+    config = checked(RunConfig, values)
+    assert isinstance(config, RunConfig)
+    return open_run(config, directory, resume=True)

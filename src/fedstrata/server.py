@@ -1,0 +1,361 @@
+"""The server's side of a round: `open` makes assignments, `close` turns updates into the next state.
+
+Both are functions of a frozen ServerState, so an interrupted round leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedstrata import wire
+from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work
+from fedstrata.errors import UsageError
+from fedstrata.strata import Stratum
+from fedstrata.tensors import Tensors, add, all_finite, derive
+
+NOT_FINITE = "it holds NaN or infinite numbers"
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """All that the server knows after a number of rounds; what a checkpoint holds.
+
+    Args:
+        round: number of rounds done, which is the number of the next one.
+        params: global parameters.
+        buffers: the mean of the clients' running statistics.
+        techniques: each technique's own state.
+        changed: parameter name → the last round that changed it, −1 for none.
+        held: client → the last round of which it holds the parameters (its last accepted one), −1 for none.
+        remembers: client → the round in which it last wrote its memory, −1 for never.
+    """
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    techniques: Slots
+    changed: Mapping[str, int]
+    held: Tensor
+    remembers: Tensor
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A client's sub-model by names: which parameters and buffers it holds, and its strata."""
+
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    strata: tuple[Stratum, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a round, as counted by the server."""
+
+    accepted: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...]
+    active: tuple[str, ...]
+    bytes_up: int
+    bytes_down: int
+    examples: int
+    steps: int
+    flops: float
+    train_loss: float
+    diverged: bool
+
+
+class Mean:
+    """The weighted mean, name by name, over the updates that hold the name: Σ n_k x_k / Σ n_k, folded in order.
+
+    Integer tensors are averaged in double precision and rounded, so they stay integers.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensors = {}
+        self._weights: dict[str, float] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Fold one client's tensors in."""
+        new = [n for n in tensors if n not in self._sums]
+        for name in new:
+            tensor = tensors[name]
+            wide = tensor.dtype if tensor.is_floating_point() else torch.float64
+            self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
+            self._sums[name] = torch.zeros_like(tensor, dtype=wide)
+        sums = [self._sums[n] for n in tensors]
+        if sums:
+            values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
+            torch._foreach_add_(sums, values, alpha=weight)
+        for name in tensors:
+            self._weights[name] += weight
+
+    def result(self) -> Tensors:
+        """The mean of what was folded in."""
+        if not self._sums:
+            return {}
+        means = torch._foreach_div(list(self._sums.values()), list(self._weights.values()))
+        return {
+            name: mean if mean.dtype == self._dtypes[name] else mean.round().to(self._dtypes[name])
+            for name, mean in zip(self._sums, means, strict=True)
+        }
+
+
+class Server:
+    """Opens and closes rounds for one method.
+
+    Args:
+        method: what to run.
+        architectures: sub-models by name; "" is the server's own model, which holds every name.
+        arch_of: client → the name of its architecture.
+        population: number of clients.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        architectures: Mapping[str, Architecture],
+        population: int,
+        seed: int,
+        arch_of: Callable[[int], str] = lambda client: "",
+    ) -> None:
+        self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
+        self.arch_of = arch_of
+        self.digest = method.digest
+        self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
+        self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
+        for name, arch in architectures.items():
+            missing = set(arch.params) - set(architectures[""].params)
+            if missing:
+                raise UsageError(f"architecture '{name}' has '{min(missing)}', which the server's model lacks")
+
+    def start(self, params: Tensors, buffers: Tensors) -> ServerState:
+        """The state before the first round."""
+        return ServerState(
+            round=0,
+            params=params,
+            buffers=buffers,
+            techniques={t.name: t.init(params) for t in self.method.techniques},
+            changed=dict.fromkeys(params, -1),
+            held=torch.full((self.population,), -1, dtype=torch.int32),
+            remembers=torch.full((self.population,), -1, dtype=torch.int32),
+        )
+
+    def open(self, state: ServerState, clients: Sequence[int], work: Work) -> list[Assignment]:
+        """This round's assignments, one a client, in client order."""
+        templates: dict[str, Assignment] = {}
+        assignments = []
+        plans, sends = tuple(self.method.at("plan")), tuple(self.method.at("send"))
+        for client in sorted(clients):
+            arch = self.arch_of(client)
+            template = templates.get(arch)
+            if template is None:
+                template = templates[arch] = self._template(state, arch, work)
+            assignment = replace(
+                template,
+                client=client,
+                seed=derive(self.seed, "visit", state.round, client),
+                fresh=self._fresh(state, client, template),
+            )
+            for technique in plans:
+                assignment = self._planned(technique, assignment)
+            if sends:
+                slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
+                assignment = replace(assignment, slots={name: slot for name, slot in slots.items() if slot})
+            assignments.append(assignment)
+        return assignments
+
+    def _template(self, state: ServerState, arch: str, work: Work) -> Assignment:
+        held = self.architectures[arch]
+        whole = arch == "" or len(held.params) == len(state.params)
+        return Assignment(
+            round=state.round,
+            client=-1,
+            arch=arch,
+            params=state.params if whole else {n: state.params[n] for n in held.params},
+            buffers={n: state.buffers[n] for n in held.buffers} if self.method.buffers == "average" else {},
+            trains=held.params,
+            travels=held.params,
+            work=work,
+            seed=0,
+            method=self.digest,
+        )
+
+    def _fresh(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
+        since = int(state.held[client])
+        if since < 0:
+            return None
+        fresh = tuple(n for n in template.params if state.changed[n] >= since)
+        return None if len(fresh) == len(template.params) else fresh
+
+    def _planned(self, technique: Technique, before: Assignment) -> Assignment:
+        """A technique's plan, which may only narrow: plans intersect, whatever their order."""
+        after = technique.plan(before, self.architectures[before.arch].strata)
+        trains, travels = set(after.trains), set(after.travels)
+        return replace(
+            after,
+            trains=tuple(n for n in before.trains if n in trains),
+            travels=tuple(n for n in before.travels if n in travels & trains),
+        )
+
+    def close(
+        self, state: ServerState, assignments: Sequence[Assignment], visits: Iterable[tuple[Update, Slots]]
+    ) -> tuple[ServerState, Outcome, dict[int, Slots]]:
+        """Fold the updates in client order: (next state, what happened, the accepted clients' new memories).
+
+        A bad update is refused and reported; the round goes on without it, and its client remembers nothing of it.
+        """
+        asked = {a.client: a for a in assignments}
+        delta_mean, buffer_mean = Mean(), Mean()
+        kept: list[Update] = []
+        weights: list[float] = []
+        refused: list[tuple[int, str]] = []
+        memories: dict[int, Slots] = {}
+        bytes_up = finite_failures = 0
+        for update, memory in visits:
+            bytes_up += wire.size(update)
+            why = self.fault(asked.get(update.client), update, state.buffers)
+            if why is not None:
+                refused.append((update.client, why))
+                finite_failures += why == NOT_FINITE
+                continue
+            weight = float(update.examples) if self.method.weight == "examples" else 1.0
+            buffer_mean.add(update.buffers, weight)
+            if not self._keeps:
+                delta_mean.add(update.delta, weight)
+                update = replace(update, delta={}, buffers={})
+            kept.append(update)
+            weights.append(weight)
+            memories[update.client] = memory
+        travelled = frozenset(n for u in kept for n in asked[u.client].travels)
+        if self._keeps:
+            gathered: Sequence[Update] = kept
+            for technique in self._gathers:
+                gathered = technique.gather(gathered, weights)
+            for update, weight in zip(gathered, weights, strict=True):
+                delta_mean.add(update.delta, weight)
+        after, diverged = state, bool(refused) and finite_failures == len(asked)
+        if kept:
+            after = self._advance(state, delta_mean.result(), buffer_mean.result(), kept, weights, travelled)
+            diverged = not all_finite(after.params.values())
+        after = self._remember(after, state.round, memories)
+        examples = sum(u.examples for u in kept)
+        outcome = Outcome(
+            accepted=tuple(memories),
+            refused=tuple(refused),
+            active=self._active(assignments),
+            bytes_up=bytes_up,
+            bytes_down=sum(wire.size(a) for a in assignments),
+            examples=examples,
+            steps=sum(u.steps for u in kept),
+            flops=sum(u.metrics["flops"] for u in kept),
+            train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / max(examples, 1),
+            diverged=diverged,
+        )
+        return after, outcome, memories
+
+    def _active(self, assignments: Sequence[Assignment]) -> tuple[str, ...]:
+        trained = {n for trains in {a.trains for a in assignments} for n in trains}
+        return tuple(s.name for s in self.architectures[""].strata if not trained.isdisjoint(s.params))
+
+    def _advance(
+        self,
+        state: ServerState,
+        delta: Tensors,
+        buffers: Tensors,
+        kept: Sequence[Update],
+        weights: Sequence[float],
+        travelled: frozenset[str],
+    ) -> ServerState:
+        view = RoundView(
+            number=state.round,
+            params=state.params,
+            strata=self.architectures[""].strata,
+            updates=tuple(kept),
+            weights=tuple(weights),
+            population=self.population,
+            owners=self.owners,
+            travelled=travelled,
+            seed=derive(self.seed, "server", state.round),
+        )
+        states = dict(state.techniques)
+        for technique in self._applies:
+            delta, states[technique.name] = technique.apply(states[technique.name], delta, view)
+        return replace(
+            state,
+            round=state.round + 1,
+            params=add(state.params, delta, alpha=self.method.server_lr),
+            buffers={**state.buffers, **buffers},
+            techniques=states,
+            changed={**state.changed, **dict.fromkeys(delta, state.round)},
+        )
+
+    def _remember(self, state: ServerState, number: int, memories: Mapping[int, Slots]) -> ServerState:
+        held, remembers = state.held.clone(), state.remembers.clone()
+        if memories:
+            held[list(memories)] = number
+        writers = [client for client, memory in memories.items() if memory]
+        if writers:
+            remembers[writers] = number
+        return replace(state, round=number + 1, held=held, remembers=remembers)
+
+    @cached_property
+    def _owners(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for client in range(self.population):
+            arch = self.arch_of(client)
+            counts[arch] = counts.get(arch, 0) + 1
+        holds = {arch: set(self.architectures[arch].params) for arch in counts}
+        names = self.architectures[""].params
+        return {n: sum(count for arch, count in counts.items() if n in holds[arch]) for n in names}
+
+    def owners(self, name: str) -> int:
+        """How many of the population's sub-models hold a parameter."""
+        return self._owners[name]
+
+    def fault(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
+        """Why an update must be refused, or None if it is sound; `buffers` show the shapes of running statistics."""
+        if assignment is None:
+            return "it was not asked for"
+        if update.method != self.digest:
+            return f"it ran another method ({update.method[:40]} instead of {self.digest})"
+        if update.round != assignment.round:
+            return f"it answers round {update.round} in round {assignment.round}"
+        if update.examples < 1 or update.steps < 1:
+            return f"it took {update.steps} steps on {update.examples} examples"
+        if not {"flops", "train_loss"} <= update.metrics.keys():
+            return "its metrics are incomplete"
+        values = () if self.method.buffers == "drop" else self.architectures[assignment.arch].buffers
+        wrong = _mismatch(assignment.travels, assignment.params, update.delta)
+        wrong = wrong or _mismatch(values, buffers, update.buffers)
+        if wrong:
+            return wrong
+        strangers = update.slots.keys() - {t.name for t in self.method.techniques}
+        if strangers:
+            return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
+        tensors = [*update.delta.values(), *update.buffers.values()]
+        tensors += [t for slot in update.slots.values() for t in slot.values()]
+        finite = all_finite(tensors) and all(math.isfinite(value) for value in update.metrics.values())
+        return None if finite else NOT_FINITE
+
+
+def _mismatch(expected: Sequence[str], like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    if len(given) != len(expected) or any(n not in given for n in expected):
+        missing, extra = set(expected) - given.keys(), given.keys() - set(expected)
+        return f"it lacks '{min(missing)}'" if missing else f"it has an unexpected '{min(extra)[:100]}'"
+    for name in expected:
+        tensor, model = given[name], like[name]
+        if tensor.shape != model.shape or tensor.dtype != model.dtype:
+            return f"'{name}' is {_shape(tensor)} instead of {_shape(model)}"
+    return None
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,143 @@
+"""Names with arguments, as people write them: `resnet8(width=16)`, `dirichlet(alpha=0.1)`.
+
+Methods, models, datasets, partitions, optimisers and schedules are all named this way, on the command line, in TOML
+and in Python. A string is read with `ast`, literals only: nothing is ever evaluated. A *table* is a plain dict from
+names to callables; the arguments a user may give are the callable's keyword-only parameters, checked against their
+annotations, and its help is the first line of its docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedstrata.errors import UsageError, did_you_mean
+
+Table = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name and its arguments, read but not yet looked up."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise UsageError(f"in '{text}': '{ast.unparse(node)}' is not a literal value") from None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def parse_expression(text: str) -> ast.expr:
+    """The syntax tree of one expression, or a clear refusal."""
+    if len(text) > 10_000:
+        raise UsageError("a name with arguments is at most 10,000 characters long")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)") from None
+
+
+def read_call(node: ast.expr, text: str) -> Call:
+    """`name` or `name(literals…)` as a Call."""
+    if isinstance(node, ast.Name):
+        return Call(node.id)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        kwargs = []
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise UsageError(f"in '{text}': '**' is not allowed")
+            kwargs.append((keyword.arg, _literal(keyword.value, text)))
+        return Call(node.func.id, tuple(_literal(a, text) for a in node.args), tuple(kwargs))
+    raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)")
+
+
+def parse_call(text: str) -> Call:
+    """Read one name with arguments. Dashes in the name are part of it: `fashion-mnist`, `cifar-10`."""
+    head, paren, rest = text.strip().partition("(")
+    name = head.strip()
+    if not name or not all(part.isalnum() for part in name.replace("-", "_").split("_") if part):
+        raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)")
+    call = read_call(parse_expression("f" + paren + rest), text)
+    return Call(name, call.args, call.kwargs)
+
+
+@cache
+def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """What a user may give: keyword-only parameters (or dataclass fields) → (type, default)."""
+    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    return {
+        p.name: (hints.get(p.name, Any), p.default)
+        for p in inspect.signature(target).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }
+
+
+def summary(target: Callable[..., Any]) -> str:
+    """The first line of the docstring."""
+    return (inspect.getdoc(target) or "").partition("\n")[0]
+
+
+def signature(target: Callable[..., Any]) -> str:
+    """The arguments with their defaults, as shown by `fedstrata list`."""
+    return ", ".join(
+        name if default is inspect.Parameter.empty else f"{name}={default!r}"
+        for name, (_, default) in parameters(target).items()
+    )
+
+
+def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
+    """The table's entry, or a refusal with the nearest name."""
+    if name not in table:
+        raise UsageError(f"there is no {kind} '{name}'{did_you_mean(name, table)}")
+    return table[name]
+
+
+def bind(kind: str, table: Table, call: Call | str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Look a call up in a table and check its arguments: (callable, keyword arguments)."""
+    call = parse_call(call) if isinstance(call, str) else call
+    target = lookup(kind, table, call.name)
+    known = parameters(target)
+    if len(call.args) > len(known):
+        raise UsageError(f"{kind} '{call.name}' takes at most {len(known)} arguments, not {len(call.args)}")
+    given = dict(zip(known, call.args, strict=False))
+    for name, value in call.kwargs:
+        if name in given:
+            raise UsageError(f"{kind} '{call.name}': argument '{name}' is given twice")
+        if name not in known:
+            hint = did_you_mean(name, known) if known else "; it takes none"
+            raise UsageError(f"{kind} '{call.name}' has no argument '{name}'{hint}")
+        given[name] = value
+    for name, (_, default) in known.items():
+        if default is inspect.Parameter.empty and name not in given:
+            raise UsageError(f"{kind} '{call.name}' needs the argument '{name}'")
+    return target, {
+        name: check(f"{kind} '{call.name}', argument '{name}'", known[name][0], value) for name, value in given.items()
+    }
+
+
+def check(what: str, annotation: Any, value: Any) -> Any:
+    """The value as its annotated type (an int may stand for a float), or a refusal that names what is wrong."""
+    try:
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        raise UsageError(f"{what}: {value!r} does not fit ({error.errors()[0]['msg'].lower()})") from None
+
+
+def text_of(name: str, kwargs: Mapping[str, Any]) -> str:
+    """The call as a string that `parse_call` reads back."""
+    inner = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+    return f"{name}({inner})" if inner else name

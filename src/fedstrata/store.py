@@ -1,0 +1,96 @@
+"""What clients remember between their rounds: in a dict, or one sealed file a client and version in a directory.
+
+A version is the round in which it was written. The server's state says which version of each client counts, so a run
+that is killed and resumed never reads a memory from rounds that it has not done yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from fedstrata.core import Slots
+from fedstrata.files import read_sealed, write_sealed
+from fedstrata.wire import pack, unpack
+
+
+class Store(Protocol):
+    """Where client memory is kept."""
+
+    def get(self, client: int, version: int) -> Slots:
+        """The memory that a client wrote in round `version`; empty for −1."""
+        ...
+
+    def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        """Keep a client's memory of round `version`, which takes the place of version `before`."""
+        ...
+
+    def forget(self, until: int) -> None:
+        """Drop versions that were replaced before round `until`: no checkpoint needs them any more."""
+        ...
+
+
+class DictStore:
+    """Client memory in this process."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, Slots] = {}
+
+    def get(self, client: int, version: int) -> Slots:
+        return self._memories.get(client, {})
+
+    def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        self._memories[client] = memory
+
+    def forget(self, until: int) -> None:
+        pass
+
+
+class DirectoryStore:
+    """Client memory in files, so that what is held in RAM does not grow with the number of clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._replaced: deque[tuple[int, Path]] = deque()
+
+    def _path(self, client: int, version: int) -> Path:
+        return self._directory / f"{client}-{version}.memory"
+
+    def get(self, client: int, version: int) -> Slots:
+        if version < 0:
+            return {}
+        head, tensors = unpack(read_sealed(self._path(client, version)))
+        memory: Slots = {technique: {} for technique in head["techniques"]}
+        for name, tensor in tensors.items():
+            technique, _, rest = name.partition("/")
+            memory[technique][rest] = tensor
+        return memory
+
+    def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        self._directory.mkdir(exist_ok=True)
+        tensors = {f"{technique}/{name}": t for technique, slot in memory.items() for name, t in slot.items()}
+        write_sealed(self._path(client, version), pack({"techniques": list(memory)}, tensors))
+        if before >= 0:
+            self._replaced.append((version, self._path(client, before)))
+
+    def forget(self, until: int) -> None:
+        while self._replaced and self._replaced[0][0] < until:
+            self._replaced.popleft()[1].unlink(missing_ok=True)
+
+    def sweep(self, needed: list[Tensor]) -> None:
+        """Drop every file that no kept state (its `remembers`) names; once, when a run is resumed."""
+        wanted = {(c, int(v)) for versions in needed for c, v in enumerate(versions.tolist()) if v >= 0}
+        newest = {c: int(v) for c, v in enumerate(needed[0].tolist())} if needed else {}
+        for path in self._directory.glob("*-*.memory"):
+            client, _, version = path.stem.partition("-")
+            with suppress(ValueError):
+                pair = (int(client), int(version))
+                if pair not in wanted:
+                    path.unlink(missing_ok=True)
+                elif pair[1] != newest.get(pair[0]):
+                    self._replaced.append((newest.get(pair[0], pair[1]), path))
+        self._replaced = deque(sorted(self._replaced))

@@ -1,0 +1,339 @@
+"""Strata: the ordered layer groups of any PyTorch model, and the stages of a sequential one.
+
+A *stratum* is one weight layer with the norm layers that run after it: the unit that the whole library plans,
+trains, sends, aggregates and measures in. Every parameter and every buffer of a model lies in exactly one
+stratum.
+
+**What opens a stratum.** A *weight layer*: a convolution, linear map, embedding, recurrent layer or
+`nn.MultiheadAttention` (taken whole, with all that it holds), and any other module that owns a parameter with
+two or more axes while the modules inside it own none. Everything else *joins* one:
+
+- norm layers, and other modules whose own parameters are all vectors or scalars (RMS norms, layer scales,
+  PReLU) or that own nothing but buffers, join the weight layer that ran before them; those that run before
+  any weight layer join the first one;
+- what a container owns directly (a class token, a position embedding, a bare `nn.Parameter`, a
+  `ParameterList`) joins the first weight layer inside that container, or, where there is none, goes where the
+  first norm layer inside goes;
+- a tied parameter belongs to the first stratum that uses it, under the name that `named_parameters()` gives
+  it; a layer left with no parameter of its own opens nothing.
+
+**Order** is the order of the first execution. Layers that never run come last, as strata of their own, in the
+order of registration. "Run" means that the module is called: a layer whose weight is only read by another
+module's forward counts as not run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from fedstrata.errors import UsageError, did_you_mean
+
+_WEIGHTS = (
+    _ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_BARE = (nn.ParameterList, nn.ParameterDict)
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """One weight layer with the norm layers that run after it.
+
+    Attributes:
+        name: the weight layer's module name, such as `layer1.0.conv1`; empty where the model itself is the
+            layer.
+        stage: the first part of the name, such as `layer1`.
+        params: parameter names as in `model.named_parameters()`; the weight layer's own first, then those
+            that joined.
+        buffers: buffer names as in `model.named_buffers()`, in the same order.
+    """
+
+    name: str
+    stage: str
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A module that is placed whole, with its tensors and those it takes over from containers around it."""
+
+    module: nn.Module
+    name: str
+    opens: bool
+    params: list[Tensor]
+    buffers: list[Tensor]
+
+
+def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...]:
+    """The model's layer groups in execution order; see the module's docstring for what belongs where.
+
+    The order is found without changing the model (flags, buffers and random state are as before):
+
+    1. with `sample`, a batch that the model accepts, by running the model once in eval mode;
+    2. without, by symbolic tracing, stage by stage in an `nn.Sequential`;
+    3. where tracing fails (say, control flow that depends on data), in the order of registration.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    if not names:
+        raise UsageError(f"a model needs at least one parameter; this {type(model).__name__} has none")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
+    names |= {id(b): name for name, b in model.named_buffers()}
+
+    called = _traced(model) if sample is None else calls(model, sample)
+    units = {id(unit.module): unit for unit in _units(model)}
+    used = [units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units]
+    ordered = _take_over(model, [*used, *units.values()])
+
+    return _group(ordered, len(used), names)
+
+
+def _group(units: Sequence[_Unit], used: int, names: dict[int, str]) -> tuple[Stratum, ...]:
+    """Units in order, of which the first `used` run, as strata; `names`: all tensors' names, by identity."""
+    groups: list[tuple[str, list[str], list[str]]] = []
+    waiting: tuple[list[str], list[str]] = ([], [])  # what comes before the first weight layer
+    unused_opened = False
+    free = dict(names)
+    for index, unit in enumerate(units):
+        params = [free.pop(id(p)) for p in unit.params if id(p) in free]
+        buffers = [free.pop(id(b)) for b in unit.buffers if id(b) in free]
+        opens = unit.opens or (index >= used and not unused_opened)
+        if params and opens:
+            unused_opened |= index >= used
+            groups.append((unit.name, params + waiting[0], buffers + waiting[1]))
+            waiting = ([], [])
+        else:
+            target = groups[-1][1:] if groups else waiting
+            target[0].extend(params)
+            target[1].extend(buffers)
+    if waiting[0] or waiting[1]:  # not one weight layer: the norm layers are all there is
+        groups.append((units[0].name, *waiting))
+    return tuple(
+        Stratum(name=name, stage=_stage(name), params=tuple(params), buffers=tuple(buffers))
+        for name, params, buffers in groups
+    )
+
+
+def _stage(name: str) -> str:
+    """The stage that a module or parameter name lies in: its first part."""
+    return name.partition(".")[0]
+
+
+# Units ------------------------------------------------------------------------------------------------------
+
+
+def _owned(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a module owns directly, including those in its parameter lists and dicts."""
+    bare = [p for child in module.children() if isinstance(child, _BARE) for p in _owned(child)]
+    return [*module.parameters(recurse=False), *bare]
+
+
+def _inner(module: nn.Module) -> list[nn.Module]:
+    """The modules inside a module, except parameter lists and dicts."""
+    return [m for m in module.modules() if m is not module and not isinstance(m, _BARE)]
+
+
+def _opens(module: nn.Module) -> bool | None:
+    """True for a weight layer, False for what joins one, None for a container or what holds nothing."""
+    if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
+        return None
+    if isinstance(module, _WEIGHTS):
+        return True
+    if isinstance(module, _NORMS):
+        return False
+    if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
+        return None
+    if _owned(module):
+        return any(p.ndim >= 2 for p in _owned(module))
+    return False if any(True for _ in module.buffers(recurse=False)) else None
+
+
+def _units(model: nn.Module) -> list[_Unit]:
+    """The modules that are placed whole, in the order of registration, each with the tensors inside it."""
+    units: list[_Unit] = []
+    covered: set[int] = set()
+    for name, module in model.named_modules():
+        opens = None if id(module) in covered or isinstance(module, _BARE) else _opens(module)
+        if opens is not None:
+            covered.update(map(id, module.modules()))
+            units.append(_Unit(module, name, opens, list(module.parameters()), list(module.buffers())))
+    return units
+
+
+def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
+    """Give what containers own directly to the first weight layer inside them, else to the first unit."""
+    placed = {id(m) for unit in units for m in unit.module.modules()}
+    containers = [m for m in model.modules() if id(m) not in placed and not isinstance(m, _BARE)]
+    for container in reversed(containers):  # inner containers first: nearer things stand nearer
+        params, buffers = _owned(container), list(container.buffers(recurse=False))
+        if params or buffers:
+            inside = {id(m) for m in container.modules()}
+            candidates = [unit for unit in units if id(unit.module) in inside] or units
+            home = next((unit for unit in candidates if unit.opens), candidates[0])
+            home.params.extend(params)
+            home.buffers.extend(buffers)
+    return list(units)
+
+
+# Execution order --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards every attribute, buffer and random state is what it was."""
+    modules = list(model.modules())
+    attributes = [(m, dict(vars(m)), [dict(vars(m)[kind]) for kind in _REGISTERED]) for m in modules]
+    contents = [(b, b.clone()) for b in model.buffers()]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no submodules
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        for module, values, registered in attributes:
+            vars(module).clear()
+            vars(module).update(values)
+            for kind, members in zip(_REGISTERED, registered, strict=True):
+                vars(module)[kind].clear()
+                vars(module)[kind].update(members)
+        with torch.no_grad():
+            for buffer, content in contents:
+                buffer.copy_(content)
+
+
+def calls(model: nn.Module, sample: Tensor) -> list[nn.Module]:
+    """The modules in the order of their calls, repeats included, on a batch; the model stays as it was."""
+    seen: list[nn.Module] = []
+
+    def note(module: nn.Module, args: Any) -> None:
+        seen.append(module)
+
+    with _untouched(model):
+        handles = [module.register_forward_pre_hook(note) for module in model.modules()]
+        try:
+            model(sample)
+        except Exception as error:
+            shape = tuple(sample.shape)
+            raise UsageError(f"the model cannot run on a sample of shape {shape}: {error}") from error
+        finally:
+            for handle in handles:
+                handle.remove()
+    return seen
+
+
+def _one_call(module: nn.Module) -> bool:
+    """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
+    return _opens(module) is not None or not any(True for _ in module.children())
+
+
+class _UnitTracer(fx.Tracer):
+    """Looks into containers only."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _one_call(m)
+
+
+def _composes(model: nn.Module) -> bool:
+    """Whether forward is the composition of the children, in order."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
+def _traced(model: nn.Module) -> list[nn.Module]:
+    """The modules in the order of their calls where tracing can tell, else in the order of registration."""
+    if _one_call(model):
+        return [model]
+    if _composes(model):
+        return [called for child in model.children() for called in _traced(child)]
+    try:
+        optional = {
+            p.name: p.default
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.default is not inspect.Parameter.empty
+        }
+        with _untouched(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
+            graph = _UnitTracer().trace(model, concrete_args=optional)
+    except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way
+        return list(model.modules())
+    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
+
+
+# Stages -----------------------------------------------------------------------------------------------------
+
+
+def _children(model: nn.Module) -> dict[str, nn.Module]:
+    """A staged model's children by name, or a refusal."""
+    if not _composes(model):
+        raise UsageError(
+            f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
+        )
+    return {name: child for name, child in model._modules.items() if child is not None}
+
+
+def _split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The children up to and including a stage, and those after it."""
+    children = _children(model)
+    if stage not in children:
+        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, children)}")
+    cut = list(children).index(stage) + 1
+    modules = list(children.values())
+    return modules[:cut], modules[cut:]
+
+
+def stages(model: nn.Module) -> tuple[str, ...]:
+    """The stages of an `nn.Sequential`: the names of its children, in order."""
+    return tuple(_children(model))
+
+
+def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
+    """The features that leave a stage, for a batch of inputs: batch first, then the stage's own shape."""
+    for module in _split(model, stage)[0]:
+        x = module(x)
+    return x
+
+
+def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
+    """The rest of the model after a stage: `run_from(m, tap(m, x, stage), stage)` equals `m(x)`."""
+    for module in _split(model, stage)[1]:
+        features = module(features)
+    return features
+
+
+def partners(model: nn.Module, strata: Sequence[Stratum]) -> dict[str, str]:
+    """For each weight, the earliest weight before it with the same shape in the same stage, if any.
+
+    Weights are the parameters with two or more axes; the stage is that of the parameter's own name. This is
+    the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
+    """
+    params = dict(model.named_parameters())
+    first: dict[tuple[str, torch.Size], str] = {}
+    found: dict[str, str] = {}
+    for name in (name for stratum in strata for name in stratum.params):
+        shape = params[name].shape
+        if len(shape) >= 2:
+            earliest = first.setdefault((_stage(name), shape), name)
+            if earliest != name:
+                found[name] = earliest
+    return found

@@ -1,0 +1,70 @@
+"""Arithmetic on named tensors, with torch's foreach kernels; and the seeds that every random stream comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed from named parts: the first 8 bytes of SHA-256 over the parts joined by '/', shifted right once.
+
+    Every random stream of a run is seeded by (seed, purpose, round, client), so no stream depends on the order in
+    which clients happen to run.
+    """
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator seeded by `derive(*parts)`."""
+    return torch.Generator().manual_seed(derive(*parts))
+
+
+def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
+    """left − right, for the given names."""
+    if not names:
+        return {}
+    return dict(zip(names, torch._foreach_sub([left[n] for n in names], [right[n] for n in names]), strict=True))
+
+
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], alpha: float = 1.0) -> Tensors:
+    """left + alpha·right; names that are missing on the right pass unchanged (the same tensor objects)."""
+    names = [n for n in left if n in right]
+    out = dict(left)
+    if names:
+        sums = torch._foreach_add([left[n] for n in names], [right[n] for n in names], alpha=alpha)
+        out.update(zip(names, sums, strict=True))
+    return out
+
+
+def scale(tensors: Mapping[str, Tensor], factor: float) -> Tensors:
+    """factor · tensors."""
+    if not tensors:
+        return {}
+    return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
+
+
+def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
+    """A zero for every tensor."""
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies that share nothing with the originals."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """True if no floating-point tensor holds a NaN or an infinity."""
+    floats = [t for t in tensors if t.is_floating_point() and t.numel()]
+    # A sum is six times faster than looking at each number. It may overflow although all are finite, so look then.
+    if math.isfinite(sum(t.sum().item() for t in floats)):
+        return True
+    return all(bool(torch.isfinite(t).all()) for t in floats)

@@ -1,0 +1,262 @@
+"""Assignments and updates as bytes: a JSON head and safetensors, never pickle; and their sizes without encoding them.
+
+A message is: 8 bytes (little endian) with the length of the head, the head as JSON, and one safetensors file with every
+tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the lengths of exactly these messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+import safetensors
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from fedstrata.core import Assignment, Slots, Update, Work
+from fedstrata.errors import FedstrataError
+from fedstrata.tensors import Tensors
+
+HEAD_LIMIT = 64 * 2**20
+"""Largest JSON head that is read, in bytes."""
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_TORCH = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+class WireError(FedstrataError):
+    """Bytes that are not a message of ours."""
+
+
+@lru_cache(maxsize=4096)
+def _index(structure: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[bytes, int]:
+    """(safetensors header, number of bytes of tensor data) for tensors of this structure, in this order."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, dtype, shape in structure:
+        begin, size = end, dtype.itemsize
+        for length in shape:
+            size *= length
+        end += size
+        header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _structure(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
+    return tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors.items())
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's own bytes, without a copy where it is contiguous and on the CPU."""
+    flat: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """A JSON head and named tensors as bytes."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    header, _ = _index(_structure(tensors))
+    data = [bytes_of(t) for t in tensors.values()]
+    return b"".join([len(text).to_bytes(8, "little"), text, header, *data])
+
+
+def packed_size(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+    """`len(pack(head, tensors))`, without packing."""
+    header, data = _index(_structure(tensors))
+    return 8 + len(json.dumps(head, separators=(",", ":")).encode()) + len(header) + data
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
+    """The head and the tensors of packed bytes.
+
+    Raises:
+        WireError: if the bytes are truncated, oversized or not of this form.
+    """
+    length = int.from_bytes(message[:8], "little")
+    if len(message) < 8 or length > min(HEAD_LIMIT, len(message) - 8):
+        raise WireError("the message is truncated or its head is too long")
+    try:
+        head = json.loads(message[8 : 8 + length])
+        body = memoryview(message)[8 + length :]
+        rows = dict(safetensors.deserialize(bytes(body)))  # type: ignore[no-untyped-call]
+        # The library returns tensors in no particular order; ours is the order in which they were packed.
+        order = [n for n in json.loads(bytes(body[8 : 8 + int.from_bytes(body[:8], "little")])) if n in rows]
+    except (ValueError, RecursionError, safetensors.SafetensorError):
+        raise WireError("the message is not a JSON head followed by safetensors") from None
+    if not isinstance(head, dict):
+        raise WireError("the message's head is not a JSON object")
+    tensors = {}
+    for name in order:
+        row = rows[name]
+        if row["dtype"] not in _TORCH:
+            raise WireError(f"tensor '{name[:100]}' has the unknown type {row['dtype']}")
+        dtype, shape, data = _TORCH[row["dtype"]], row["shape"], row["data"]
+        tensors[name] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+    return head, tensors
+
+
+def _join(**sections: Mapping[str, Tensor]) -> Tensors:
+    return {f"{section}/{name}": t for section, tensors in sections.items() for name, t in tensors.items()}
+
+
+def _slot_sections(slots: Slots) -> dict[str, Tensors]:
+    return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
+
+
+def _section(tensors: Tensors, section: str) -> Tensors:
+    prefix = section + "/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _slots(tensors: Tensors, techniques: list[str]) -> Slots:
+    return {technique: _section(tensors, f"slot:{technique}") for technique in techniques}
+
+
+class _AssignmentHead(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    round: int
+    client: int
+    arch: str
+    trains: list[str]
+    travels: list[str] | None
+    held: bool
+    work: dict[str, Any]
+    seed: int
+    method: str
+    slots: list[str]
+
+
+class _UpdateHead(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    round: int
+    client: int
+    method: str
+    examples: int
+    steps: int
+    metrics: dict[str, float]
+    slots: list[str]
+
+
+def _assignment_parts(a: Assignment) -> tuple[dict[str, Any], Tensors]:
+    held = a.fresh is not None and len(a.fresh) < len(a.params)
+    params = {n: a.params[n] for n in a.fresh or ()} if held else a.params
+    head = {
+        "round": a.round,
+        "client": a.client,
+        "arch": a.arch,
+        # A plan that lets everything train is the usual case: an empty list says so in two bytes.
+        "trains": [] if len(a.trains) == len(a.params) else list(a.trains),
+        "travels": None if a.travels == a.trains else list(a.travels),
+        "held": held,
+        "work": _work(a.work),
+        "seed": a.seed,
+        "method": a.method,
+        "slots": list(a.slots),
+    }
+    return head, _join(param=params, buffer=a.buffers, **_slot_sections(a.slots))
+
+
+@lru_cache(maxsize=64)
+def _work(work: Work) -> dict[str, Any]:
+    return asdict(work)
+
+
+def _update_parts(u: Update) -> tuple[dict[str, Any], Tensors]:
+    head = {
+        "round": u.round,
+        "client": u.client,
+        "method": u.method,
+        "examples": u.examples,
+        "steps": u.steps,
+        "metrics": u.metrics,
+        "slots": list(u.slots),
+    }
+    return head, _join(delta=u.delta, buffer=u.buffers, **_slot_sections(u.slots))
+
+
+def size(message: Assignment | Update) -> int:
+    """Number of bytes that the message takes on the wire."""
+    parts = _assignment_parts(message) if isinstance(message, Assignment) else _update_parts(message)
+    return packed_size(*parts)
+
+
+def encode(message: Assignment | Update) -> bytes:
+    """The message as bytes. An assignment carries only the parameters that its client does not hold (`fresh`)."""
+    return pack(*(_assignment_parts(message) if isinstance(message, Assignment) else _update_parts(message)))
+
+
+def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) -> Assignment:
+    """An assignment from bytes; `held` are the parameters that the client kept from its last accepted round.
+
+    Raises:
+        WireError: if the bytes are not an assignment, or name parameters that the client does not hold.
+    """
+    raw, tensors = unpack(message)
+    try:
+        head = _AssignmentHead.model_validate(raw)
+        work = Work(**head.work)
+    except (ValidationError, TypeError):
+        raise WireError("the message is not an assignment") from None
+    fresh = _section(tensors, "param")
+    if head.held and held is None:
+        raise WireError("the assignment counts on parameters that this client does not hold")
+    params = {**held, **fresh} if head.held and held is not None else fresh
+    trains = tuple(head.trains) or tuple(params)
+    travels = trains if head.travels is None else tuple(head.travels)
+    if not set(trains) | set(travels) <= set(params):
+        raise WireError("the assignment trains parameters that it does not bring")
+    return Assignment(
+        round=head.round,
+        client=head.client,
+        arch=head.arch,
+        params=params,
+        buffers=_section(tensors, "buffer"),
+        trains=trains,
+        travels=travels,
+        work=work,
+        seed=head.seed,
+        method=head.method,
+        slots=_slots(tensors, head.slots),
+        fresh=tuple(fresh) if head.held else None,
+    )
+
+
+def decode_update(message: bytes) -> Update:
+    """An update from bytes.
+
+    Raises:
+        WireError: if the bytes are not an update.
+    """
+    raw, tensors = unpack(message)
+    try:
+        head = _UpdateHead.model_validate(raw)
+    except ValidationError:
+        raise WireError("the message is not an update") from None
+    return Update(
+        round=head.round,
+        client=head.client,
+        method=head.method,
+        examples=head.examples,
+        steps=head.steps,
+        delta=_section(tensors, "delta"),
+        buffers=_section(tensors, "buffer"),
+        slots=_slots(tensors, head.slots),
+        metrics=head.metrics,
+    )

@@ -1,0 +1,38 @@
+"""The rows of the contract matrix: adding a technique to the library means adding one row here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedstrata.core import Technique
+from tests.contract import standins
+
+
+@dataclass(frozen=True)
+class Row:
+    """A technique to test.
+
+    Args:
+        technique: with settings under which it does something.
+        neutral: with settings under which it must equal FedAvg bit for bit; None where there are none.
+        order_free: True if the design promises that its place in the method does not matter.
+    """
+
+    technique: Technique
+    neutral: Technique | None
+    order_free: bool = True
+
+
+ROWS = [
+    Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
+    Row(standins.Steer(), None),
+    Row(standins.Turn(), standins.Turn(full=1000)),
+    Row(standins.Pace(), standins.Pace(factor=1.0)),
+    Row(standins.Cool(), standins.Cool(temperature=1.0), order_free=False),
+    Row(standins.Even(), standins.Even(on=False)),
+    Row(standins.Heavy(), standins.Heavy(beta=0.0), order_free=False),
+    Row(standins.Twin(), standins.Twin(weight=0.0), order_free=False),
+    Row(standins.Blur(), standins.Blur(std=0.0)),
+    Row(standins.Look(), standins.Look(radius=0.0)),
+    Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
+]

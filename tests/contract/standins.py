@@ -1,0 +1,228 @@
+"""Small techniques, one for each door that the papers' methods go through; each has a setting that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique, Update
+from fedstrata.strata import Stratum
+from fedstrata.tensors import Tensors, add, scale, subtract, zeros_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull(Technique):
+    """Door `loss`: + mu/2·‖w_k − w‖² over what trains (as FedProx)."""
+
+    name: ClassVar[str] = "pull"
+    mu: float = 0.1
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.mu == 0:
+            return Hooks()
+        anchor = {n: view.assignment.params[n] for n in view.assignment.trains}
+
+        def loss(batch: Batch) -> Tensor:
+            terms = [(batch.params[n] - w).square().sum() for n, w in anchor.items()]
+            return self.mu / 2 * torch.stack(terms).sum()
+
+        return Hooks(loss=loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steer(Technique):
+    """Doors `send`, `correct`, slot, memory and `apply` with state: control variates (as SCAFFOLD)."""
+
+    name: ClassVar[str] = "steer"
+    defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
+    strength: float = 1.0
+
+    def init(self, params: Tensors) -> Tensors:
+        return zeros_like(params)
+
+    def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        return {n: state[n] for n in assignment.trains} if self.strength else {}
+
+    def local(self, view: ClientView) -> Hooks:
+        if not self.strength:
+            return Hooks()
+        names = view.assignment.trains
+        mine = {n: view.memory.get(n, torch.zeros_like(view.slot[n])) for n in names}
+        shift = scale(subtract(view.slot, mine, names), self.strength)
+        total = zeros_like(mine)
+        steps = 0
+
+        def correct(grads: Tensors, batch: Batch) -> Tensors:
+            nonlocal total, steps
+            total, steps = add(total, grads), steps + 1
+            return {n: shift[n] for n in grads}
+
+        def finish(delta: Tensors) -> tuple[Tensors, Tensors | None]:
+            mean = scale(total, 1 / max(steps, 1))
+            return subtract(mean, mine, names), {**view.memory, **mean}
+
+        return Hooks(correct=correct, finish=finish)
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        if self.strength:
+            for update in round.updates:
+                for n, change in update.slots["steer"].items():
+                    state = {**state, n: state[n] + change / round.owners(n)}
+        return delta, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn(Technique):
+    """Door `plan`: one stratum at a time after some full rounds (as FedPart)."""
+
+    name: ClassVar[str] = "turn"
+    full: int = 1
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        if assignment.round < self.full:
+            return assignment
+        active = strata[(assignment.round - self.full) % len(strata)].params
+        return replace(assignment, trains=active, travels=active)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace(Technique):
+    """Door `scale`: weights at another pace than the rest (as FedNLR)."""
+
+    name: ClassVar[str] = "pace"
+    factor: float = 0.5
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.factor == 1:
+            return Hooks()
+        return Hooks(scale={n: torch.tensor(self.factor) for n in view.assignment.trains if n.endswith("weight")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cool(Technique):
+    """Door `output`: logits divided by a temperature (as FedRS, FedLC)."""
+
+    name: ClassVar[str] = "cool"
+    temperature: float = 2.0
+
+    def local(self, view: ClientView) -> Hooks:
+        return Hooks() if self.temperature == 1 else Hooks(output=lambda batch: batch.logits / self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Even(Technique):
+    """Door `gather`: every update divided by its steps, times the mean number of steps, per name (as FedNova)."""
+
+    name: ClassVar[str] = "even"
+    on: bool = True
+
+    def gather(self, updates: Sequence[Update], weights: Sequence[float]) -> Sequence[Update]:
+        if not self.on or len({u.steps for u in updates}) == 1:
+            return updates
+        out = []
+        for u in updates:
+            delta = {}
+            for n, d in u.delta.items():
+                owners = [(w, o.steps) for w, o in zip(weights, updates, strict=True) if n in o.delta]
+                mean = sum(w * s for w, s in owners) / sum(w for w, _ in owners)
+                delta[n] = d * (mean / u.steps)
+            out.append(replace(u, delta=delta))
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heavy(Technique):
+    """Door `apply` with state: momentum on the server (as FedAvgM)."""
+
+    name: ClassVar[str] = "heavy"
+    beta: float = 0.5
+
+    def init(self, params: Tensors) -> Tensors:
+        return zeros_like(params)
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        if self.beta == 0:
+            return delta, state
+        moved = add(delta, scale({n: state[n] for n in delta}, self.beta))
+        return moved, {**state, **moved}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin(Technique):
+    """Door `features`: rows of noisy features join at a stage and leave at the output (as FedImpro)."""
+
+    name: ClassVar[str] = "twin"
+    weight: float = 0.5
+    stage: str = "norm"
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.weight == 0:
+            return Hooks()
+        rows: list[Tensor] = []
+
+        def join(batch: Batch, features: Tensor) -> Tensor:
+            noise = torch.randn(features.shape, generator=view.rng) * 0.1
+            return torch.cat([features, features.detach() + noise])
+
+        def output(batch: Batch) -> Tensor:
+            real, sampled = batch.logits.split(len(batch.y))
+            rows[:] = [sampled]
+            return real
+
+        def loss(batch: Batch) -> Tensor:
+            return self.weight * torch.nn.functional.cross_entropy(rows[0], batch.y)
+
+        return Hooks(features={self.stage: join}, output=output, loss=loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blur(Technique):
+    """Door `upload`: noise on what travels, from the technique's own random stream."""
+
+    name: ClassVar[str] = "blur"
+    std: float = 1e-3
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.std == 0:
+            return Hooks()
+        return Hooks(
+            upload=lambda delta: {n: torch.randn(d.shape, generator=view.rng) * self.std for n, d in delta.items()}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look(Technique):
+    """Door `gradient`: half the raw gradient, half the one at perturbed parameters (as FedSpeed)."""
+
+    name: ClassVar[str] = "look"
+    radius: float = 0.1
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.radius == 0:
+            return Hooks()
+
+        def correct(grads: Tensors, batch: Batch) -> Tensors:
+            ahead = batch.gradient({n: batch.params[n].detach() + self.radius * g for n, g in grads.items()})
+            return {n: (ahead[n] - g) / 2 for n, g in grads.items()}
+
+        return Hooks(correct=correct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep(Technique):
+    """Doors memory and `needs_deltas`: a client remembers its last delta; the server limits the largest (as Krum)."""
+
+    name: ClassVar[str] = "keep"
+    needs_deltas: ClassVar[bool] = True
+    limit: float = 1.0
+
+    def local(self, view: ClientView) -> Hooks:
+        return Hooks(finish=lambda delta: ({}, {n: d.clone() for n, d in delta.items()}))
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        largest = max(d.abs().max().item() for u in round.updates for d in u.delta.values())
+        return (delta if largest <= self.limit else scale(delta, self.limit / largest)), state

@@ -1,0 +1,247 @@
+"""What every technique promises, asked of each one and of every pair."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.core import FedAvg, Method, Technique, chain, parse
+from fedstrata.techniques import TECHNIQUES
+from fedstrata.tensors import Tensors
+from tests.contract.rows import ROWS, Row
+
+EACH = pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])
+PAIRS = pytest.mark.parametrize(
+    ("one", "two"),
+    list(itertools.combinations(ROWS, 2)),
+    ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.combinations(ROWS, 2)],
+)
+TABLE = {**TECHNIQUES, **{r.technique.name: type(r.technique) for r in ROWS}}
+
+
+def federation(*techniques: Technique, rounds: int = 4, **settings: Any) -> fs.Federation:
+    """Five clients of unequal size and skewed labels, three of them a round."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        net = nn.Sequential()
+        net.add_module("first", nn.Linear(6, 8))
+        net.add_module("norm", nn.BatchNorm1d(8))
+        net.add_module("relu", nn.ReLU())
+        net.add_module("second", nn.Linear(8, 8))
+        net.add_module("head", nn.Linear(8, 4))
+        clients = []
+        for client, size in enumerate((9, 14, 21, 30, 12)):
+            y = torch.randint(0, 2, (size,)) + client % 3
+            clients.append((torch.randn(size, 6) + y[:, None], y))
+        test = (torch.randn(40, 6), torch.randint(0, 4, (40,)))
+    weight = settings.pop("weight", None)
+    settings = {"participation": 3, "batch_size": 5, "lr": 0.05, **settings}
+    return fs.Federation(net, clients, test, method=chain(*techniques, weight=weight), rounds=rounds, **settings)
+
+
+def weights(fed: fs.Federation) -> Tensors:
+    """Everything that a run ends with: parameters, running statistics and technique states."""
+    states = {f"{t}:{n}": v for t, s in fed.state.techniques.items() for n, v in s.items()}
+    return {**fed.state.params, **fed.state.buffers, **states}
+
+
+def same_bits(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def run(*techniques: Technique, **settings: Any) -> fs.Federation:
+    fed = federation(*techniques, **settings)
+    fed.fit()
+    return fed
+
+
+def combine(*techniques: Technique) -> Method | None:
+    """The method, or None where the techniques refuse each other with a sentence that names both."""
+    try:
+        return chain(*techniques)
+    except fs.UsageError as refusal:
+        sentence = str(refusal)
+    assert all(f"'{t.name}'" in sentence for t in techniques)
+    return None
+
+
+def test_every_technique_has_a_row() -> None:
+    tested = {r.technique.name for r in ROWS}
+    assert {name for name, made in TECHNIQUES.items() if made is not FedAvg} <= tested
+
+
+@EACH
+def test_it_does_something(row: Row) -> None:
+    plain, changed = run(), run(row.technique)
+    assert not same_bits(plain.state.params, changed.state.params)
+
+
+@EACH
+def test_neutral_setting_is_fedavg_bit_for_bit(row: Row) -> None:
+    if row.neutral is None:
+        pytest.skip("this technique has no neutral setting")
+    assert same_bits(run().state.params, run(row.neutral).state.params)
+
+
+@EACH
+def test_string_round_trip(row: Row) -> None:
+    for technique in (row.technique, row.neutral):
+        if technique is not None:
+            method = chain(technique, buffers="local", server_lr=0.5)
+            assert parse(str(method), TABLE) == method
+            assert parse(str(chain(technique)), TABLE) == chain(technique)
+
+
+@EACH
+def test_no_attribute_can_change(row: Row) -> None:
+    assert not row.technique.__dict__.keys() - {f.name for f in row.technique.__dataclass_fields__.values()}
+    with pytest.raises(AttributeError):
+        row.technique.anything = 1  # type: ignore[attr-defined]
+
+
+@EACH
+def test_serial_and_encoded_messages_give_the_same_bits(row: Row) -> None:
+    serial, wire = run(row.technique), run(row.technique, engine="wire")
+    assert same_bits(weights(serial), weights(wire))
+    for a, b in zip(serial.records, wire.records, strict=True):
+        assert (a.loss, a.train_loss, a.bytes_up, a.bytes_down, a.flops) == (
+            b.loss,
+            b.train_loss,
+            b.bytes_up,
+            b.bytes_down,
+            b.flops,
+        )
+
+
+@EACH
+def test_resumed_run_has_the_same_bits(row: Row, tmp_path: Path) -> None:
+    whole = run(row.technique)
+    stopped = federation(row.technique, out=tmp_path / "run", checkpoint_seconds=0)
+    rounds = stopped.rounds()
+    next(rounds), next(rounds)
+    rounds.close()
+    resumed = run(row.technique, out=tmp_path / "run", checkpoint_seconds=0, resume=True)
+    assert same_bits(weights(whole), weights(resumed))
+
+
+@EACH
+def test_nothing_outside_the_plan_moves_or_travels(row: Row) -> None:
+    """With one stratum at a time, the others keep their bits, and no message holds them."""
+    turn = next(r.technique for r in ROWS if r.technique.name == "turn")
+    techniques = (turn,) if row.technique is turn else (row.technique, turn)
+    fed = federation(*techniques)
+    before = dict(fed.state.params)
+    full = None
+    for record in fed.rounds():
+        active = {n for s in fed.strata if s.name in record.active for n in s.params}
+        moved = {n for n in before if not torch.equal(before[n], fed.state.params[n])}
+        assert moved <= active
+        assert moved
+        if record.round == 1:
+            full = record.bytes_up
+        else:
+            assert full is not None
+            assert record.bytes_up < full
+        before = dict(fed.state.params)
+
+
+@EACH
+def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
+    fed = federation(row.technique)
+    memories: dict[int, Any] = {}
+    for record in fed.rounds():
+        for client in range(5):
+            now = fed._store.get(client, int(fed.state.remembers[client]))
+            if client not in record.clients:
+                old = memories.get(client, {})
+                assert now.keys() == old.keys()
+                assert all(same_bits(now[t], old[t]) for t in now)
+            memories[client] = {t: {n: v.clone() for n, v in slot.items()} for t, slot in now.items()}
+
+
+@EACH
+def test_a_bad_update_leaves_no_trace(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose updates are NaN is refused each time: no memory of it, and the others' round goes on."""
+    fed = federation(row.technique, participation=5)
+    engine = fed._engine
+    original = engine.run
+
+    def poisoned(assignments: Any, recall: Any) -> Any:
+        for update, memory in original(assignments, recall):
+            if update.client == 2:
+                update.delta[next(iter(update.delta))].fill_(float("nan"))
+            yield update, memory
+
+    monkeypatch.setattr(engine, "run", poisoned)
+    for record in fed.rounds():
+        assert [r["client"] for r in record.refused] == [2]
+        assert int(fed.state.remembers[2]) == -1
+    assert all(torch.isfinite(p).all() for p in fed.state.params.values())
+
+
+@EACH
+def test_under_adam_and_momentum(row: Row) -> None:
+    for optimizer in ("adam", "sgd(momentum=0.9, weight_decay=0.001)"):
+        fed = run(row.technique, optimizer=optimizer, lr=0.01)
+        assert all(torch.isfinite(p).all() for p in fed.state.params.values())
+
+
+@EACH
+@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
+def test_under_every_buffer_policy(row: Row, buffers: str) -> None:
+    fed = run(row.technique, buffers=buffers)
+    assert all(torch.isfinite(p).all() for p in fed.state.params.values())
+    assert fed.state.buffers["norm.num_batches_tracked"].dtype == torch.int64
+
+
+@PAIRS
+def test_pairs_combine_or_refuse(one: Row, two: Row) -> None:
+    method = combine(one.technique, two.technique)
+    if method is None:
+        assert combine(two.technique, one.technique) is None
+        return
+    forward = run(one.technique, two.technique, weight="examples")
+    assert same_bits(weights(forward), weights(run(one.technique, two.technique, weight="examples", engine="wire")))
+    assert all(torch.isfinite(p).all() for p in forward.state.params.values())
+    if one.order_free or two.order_free:
+        backward = run(two.technique, one.technique, weight="examples")
+        for name, value in forward.state.params.items():
+            torch.testing.assert_close(backward.state.params[name], value, rtol=1e-4, atol=1e-5)
+
+
+@PAIRS
+def test_a_neutral_partner_changes_nothing(one: Row, two: Row) -> None:
+    if combine(one.technique, two.technique) is None or two.neutral is None:
+        return
+    alone = run(one.technique, weight="examples", rounds=3)
+    assert same_bits(alone.state.params, run(one.technique, two.neutral, weight="examples", rounds=3).state.params)
+
+
+def test_all_of_them_at_once() -> None:
+    techniques = [r.technique for r in ROWS]
+    serial, wire = run(*techniques, weight="examples"), run(*techniques, weight="examples", engine="wire")
+    assert same_bits(weights(serial), weights(wire))
+    assert parse(str(serial.method), TABLE) == serial.method
+
+
+@EACH
+def test_clients_of_different_depth(row: Row) -> None:
+    """Two clients hold a sub-model without `second`: its change comes from the others only, and everything runs."""
+    with torch.random.fork_rng():
+        shallow = nn.Sequential()
+        shallow.add_module("first", nn.Linear(6, 8))
+        shallow.add_module("norm", nn.BatchNorm1d(8))
+        shallow.add_module("relu", nn.ReLU())
+        shallow.add_module("head", nn.Linear(8, 4))
+    settings: dict[str, Any] = {"archs": {"shallow": shallow}, "arch_of": lambda c: "shallow" if c in (1, 3) else ""}
+    serial = run(row.technique, participation=5, **settings)
+    assert same_bits(weights(serial), weights(run(row.technique, participation=5, engine="wire", **settings)))
+    assert serial._server.owners("second.weight") == 3
+    assert serial._server.owners("first.weight") == 5
+    assert all(torch.isfinite(p).all() for p in serial.state.params.values())

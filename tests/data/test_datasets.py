@@ -1,0 +1,150 @@
+"""The table of datasets, what needs no files, and what a user is told when files are missing."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedstrata import spec
+from fedstrata.data.build import channel_stats
+from fedstrata.data.datasets import DATASETS, load_dataset
+from fedstrata.data.examples import Dataset
+from fedstrata.data.sources import ELSEWHERE, SOURCES
+from fedstrata.errors import UsageError
+
+FROM_FILES = sorted(set(DATASETS) - {"digits", "synthetic"})
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSTRATA_DATA", raising=False)
+
+
+def rows(dataset: Dataset) -> tuple[set[bytes], set[bytes]]:
+    """The distinct inputs of each part, as bytes."""
+    train, test = ({row.numpy().tobytes() for row in part.x} for part in (dataset.train, dataset.test))
+    return train, test
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_entry_has_the_form_that_the_table_promises(name: str) -> None:
+    function = DATASETS[name]
+    first, *others = inspect.signature(function).parameters.values()
+    assert first.name == "data_dir"
+    assert first.kind is first.POSITIONAL_OR_KEYWORD
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in others)
+    assert spec.summary(function).endswith((").", "; needs no files."))
+    assert spec.bind("dataset", DATASETS, name) == (function, {})
+
+
+def test_every_dataset_from_files_says_how_to_get_it() -> None:
+    assert sorted({*SOURCES, *ELSEWHERE}) == FROM_FILES
+    assert not set(SOURCES) & set(ELSEWHERE)
+
+
+def test_digits() -> None:
+    dataset = load_dataset("digits")
+    assert (len(dataset.train), len(dataset.test), dataset.classes) == (1442, 355, 10)
+    assert dataset.input_shape == (1, 8, 8)
+    assert dataset.train.x.dtype == torch.uint8
+    assert dataset.train.y.dtype == torch.long
+    assert dataset.train.x.max() == 240
+    assert (dataset.train.x % 15 == 0).all()
+    for part, share in ((dataset.train, 0.8), (dataset.test, 0.2)):
+        counts = torch.bincount(part.labels(), minlength=10)
+        assert (counts / torch.bincount(torch.cat([dataset.train.y, dataset.test.y])) - share).abs().max() < 0.01
+    train, test = rows(dataset)
+    assert len(train) == 1442
+    assert not train & test
+
+
+def test_digits_are_the_same_every_time_and_scaled_by_their_own_statistics() -> None:
+    first, second = load_dataset("digits"), load_dataset("digits")
+    assert torch.equal(first.train.x, second.train.x)
+    x, y = first.train.batch(torch.arange(len(first.train)))
+    assert x.dtype == torch.float32
+    assert abs(float(x.mean())) < 1e-4
+    assert abs(float(x.std()) - 1) < 1e-3
+    assert torch.equal(y, first.train.labels())
+
+
+def test_channel_stats_by_hand() -> None:
+    """One channel holds 0 and 255 (mean 1/2, deviation 1/2), the other is constant (deviation replaced by 1)."""
+    images = np.array([[[[0, 255]], [[51, 51]]]], np.uint8)
+    mean, std = channel_stats(images)
+    assert mean == pytest.approx((0.5, 0.2))
+    assert std == pytest.approx((0.5, 1.0))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 2, 5), (7,), (4, 4), (2, 2, 2, 2)])
+def test_synthetic_has_any_shape_and_balanced_classes(shape: tuple[int, ...]) -> None:
+    dataset = load_dataset(f"synthetic(shape={shape}, classes=3, examples=31, test_examples=9)")
+    assert dataset.input_shape == shape
+    assert dataset.train.x.dtype == torch.float32
+    assert sorted(torch.bincount(dataset.train.labels()).tolist()) == [10, 10, 11]
+    assert torch.bincount(dataset.test.labels()).tolist() == [3, 3, 3]
+
+
+def test_synthetic_follows_its_seed() -> None:
+    first, same, other = (load_dataset(f"synthetic(seed={seed})") for seed in (1, 1, 2))
+    assert torch.equal(first.train.x, same.train.x)
+    assert torch.equal(first.test.y, same.test.y)
+    assert not torch.equal(first.train.x, other.train.x)
+
+
+@pytest.mark.parametrize(("separation", "least", "most"), [(1.0, 0.95, 1.0), (0.0, 0.0, 0.25)])
+def test_synthetic_is_learnable_as_far_as_classes_lie_apart(separation: float, least: float, most: float) -> None:
+    """The nearest class mean of the train part finds the test part's classes, or nothing where they coincide."""
+    dataset = load_dataset(f"synthetic(separation={separation})")
+    x, y = dataset.train.x.flatten(1), dataset.train.y
+    means = torch.stack([x[y == label].mean(0) for label in range(10)])
+    guess = torch.cdist(dataset.test.x.flatten(1), means).argmin(1)
+    assert least <= float((guess == dataset.test.y).float().mean()) <= most
+
+
+def test_synthetic_has_unit_variance() -> None:
+    dataset = load_dataset("synthetic(shape=(3, 16, 16), classes=50, examples=500, separation=3, noise=4)")
+    assert abs(float(dataset.train.x.std()) - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digitz", "did you mean 'digits'"),
+        ("digits(foo=1)", "takes none"),
+        ("synthetic(shape=())", "positive lengths"),
+        ("synthetic(shape=(3, 0))", "positive lengths"),
+        ("synthetic(classes=1)", "two classes"),
+        ("synthetic(separation=0.0, noise=0.0)", "not both 0"),
+        ("synthetic(noise=1e999)", "not negative"),
+        ("synthetic(seed=-1)", "seed"),
+        ("synthetic(classes='ten')", "does not fit"),
+        ("shakespeare(test=1.5)", "between 0 and 1"),
+        ("shakespeare(length=0)", "at least 1"),
+    ],
+)
+def test_bad_names_and_arguments(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load_dataset(text)
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_without_a_data_folder_both_ways_to_give_one_are_named(name: str) -> None:
+    with pytest.raises(UsageError, match=r"--data-dir.*FEDSTRATA_DATA"):
+        load_dataset(name)
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_missing_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
+    way = "preprocess.sh" if name in ELSEWHERE else f"`fedstrata data fetch {name}`"
+    with pytest.raises(UsageError, match=f"no {name} in .*looked for") as caught:
+        load_dataset(name)
+    assert way in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(UsageError, match="nowhere is not there"):
+        load_dataset(name, tmp_path / "nowhere")
