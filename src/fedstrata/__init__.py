@@ -27,7 +27,8 @@ from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, Examples, MapExamples, TensorExamples
 from fedstrata.data.partition import partition
 from fedstrata.errors import Diverged, FedstrataError, UsageError
-from fedstrata.federation import Costs, Federation, History, Record
+from fedstrata.federation import Federation
+from fedstrata.history import Costs, History, Record
 from fedstrata.models import build_model
 from fedstrata.strata import Stratum, partners, run_from, stages, strata, tap
 from fedstrata.techniques import method

@@ -15,9 +15,16 @@ def _path(directory: Path, round: int) -> Path:
     return directory / f"round-{round:06d}.checkpoint"
 
 
+def number(path: Path) -> int:
+    """The number of rounds done that a checkpoint's name tells, −1 for other files."""
+    digits = path.stem.removeprefix("round-")
+    return int(digits) if digits.isdecimal() else -1
+
+
 def paths(directory: Path) -> list[Path]:
     """The checkpoints that are there, newest first."""
-    return sorted(directory.glob("round-*.checkpoint"), reverse=True)
+    there = [path for path in directory.glob("round-*.checkpoint") if number(path) >= 0]
+    return sorted(there, key=number, reverse=True)
 
 
 def save(directory: Path, state: ServerState) -> Path:
@@ -40,6 +47,8 @@ def load(path: Path) -> ServerState:
     """
     try:
         head, tensors = unpack(read_sealed(path))
+        if head["round"] != number(path):
+            raise Damaged(f"{path} is another round's")
 
         def section(name: str) -> Tensors:
             return {n.removeprefix(name + "/"): t for n, t in tensors.items() if n.startswith(name + "/")}

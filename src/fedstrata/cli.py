@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
@@ -25,12 +26,13 @@ from fedstrata.data.fetch import fetch
 from fedstrata.data.partition import PARTITIONS, describe
 from fedstrata.data.picture import plot, terminal
 from fedstrata.engines import ENGINES
-from fedstrata.errors import FedstrataError, UsageError, did_you_mean
-from fedstrata.federation import Federation, Record
+from fedstrata.errors import FedstrataError, Stopped, UsageError, did_you_mean, one_line
+from fedstrata.federation import Federation
+from fedstrata.history import Record
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES
 from fedstrata.run import deal, open_run, resume_run
-from fedstrata.rundir import fresh_directory
+from fedstrata.rundir import RunDirectory, fresh_directory
 from fedstrata.spec import Table, signature, summary
 from fedstrata.techniques import TECHNIQUES
 
@@ -72,6 +74,11 @@ LISTS: Mapping[str, Table] = {
     "augmentations": AUGMENTS,
     "engines": ENGINES,
 }
+
+
+def _screen(stderr: bool = False) -> Console:
+    """A terminal that shows names and paths as they are, brackets and colons included."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def _version(show: bool) -> None:
@@ -199,7 +206,7 @@ def demo(
 
 
 def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: bool, tensorboard: bool) -> None:
-    screen = Console()
+    screen = _screen()
     writer = _events_writer(federation) if tensorboard else None
     listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
     silent = quiet or as_json
@@ -210,6 +217,8 @@ def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: boo
 
     try:
         if silent:
+            for note in federation.notes:
+                print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
             history = federation.fit(hear)
         else:
             rows = {"data": f"{config.dataset}, {config.partition}", "model": config.model}
@@ -218,14 +227,14 @@ def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: boo
                 listeners.append(watcher.record)
                 history = federation.fit(hear)
     except KeyboardInterrupt:
-        done = len(federation.records)
-        print(f"stopped after round {done}; go on with: fedstrata resume {federation.out}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
+        raise Stopped(f"stopped after round {federation.state.round}{again}") from None
     if as_json:
         print(json.dumps({**history.summary, "out": str(federation.out)}))
     elif quiet:
         accuracy = console.percent(history.accuracy)
-        print(f"accuracy {accuracy} after {len(history.records)} rounds; files in {federation.out}")
+        rounds = console.plural(len(history.records), "round")
+        print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
     else:
         screen.print(console.summary(history, federation.out))
 
@@ -254,7 +263,7 @@ def list_(
     table.add_column("help")
     for row in rows:
         table.add_row(row["name"], row["arguments"], row["help"])
-    Console().print(table)
+    _screen().print(table)
 
 
 @data_app.command()
@@ -280,19 +289,18 @@ def show(
     if as_json:
         print(json.dumps({"counts": found.counts.tolist(), "classes": list(loaded.class_names), "note": loaded.note}))
         return
-    screen = Console()
+    screen = _screen()
     shape = "×".join(map(str, loaded.input_shape))
     screen.print(
         f"{dataset}: {len(loaded.train):,} train and {len(loaded.test):,} test examples of {shape}, "
-        f"{loaded.classes} classes",
-        highlight=False,
+        f"{loaded.classes} classes"
     )
     if loaded.note:
-        screen.print(f"note: {loaded.note}", highlight=False)
-    screen.print(f"{partition}, seed {seed}: {found}", highlight=False)
+        screen.print(f"note: {loaded.note}")
+    screen.print(f"{partition}, seed {seed}: {found}")
     screen.print(terminal(found.counts, loaded.class_names))
     if plot_to is not None:
-        screen.print(f"plotted to {plot_to}", highlight=False)
+        screen.print(f"plotted to {plot_to}")
 
 
 @data_app.command(name="fetch")
@@ -307,15 +315,19 @@ def fetch_(
     if not where:
         raise UsageError("say where to put the files: --data-dir DIR, or FEDSTRATA_DATA in the environment")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Progress(*columns, console=_screen(stderr=True), disable=not sys.stderr.isatty())
+    tasks: dict[str, Any] = {}
 
-        def progress(done: int, total: int | None, file: str) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file, total=total)
-            bars.update(tasks[file], completed=done, total=total)
+    def progress(done: int, total: int | None, file: str) -> None:
+        bars.start()
+        if file not in tasks:
+            tasks[file] = bars.add_task(file, total=total)
+        bars.update(tasks[file], completed=done, total=total)
 
+    try:
         paths = fetch(name, where, mirror=mirror, optional=optional, progress=progress)
+    finally:
+        bars.stop()
     for path in paths:
         print(path)
 
@@ -324,39 +336,52 @@ def main() -> None:
     """Run the command; a mistake gets one sentence on standard error and exit code 2."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("FEDSTRATA_DEBUG"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no '–' gets a '?'
     code = _guarded(arguments, debug)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or _report(error, debug)
     sys.exit(code)
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:
     try:
-        return app(arguments, standalone_mode=False, prog_name="fedstrata") or 0
-    except BaseException as error:
-        if debug and not isinstance(error, SystemExit):
-            traceback.print_exc()
-        if isinstance(error, SystemExit):
-            return error.code if isinstance(error.code, int) else 1
-        if isinstance(error, FedstrataError):
-            sentence, code = str(error), error.exit_code
-        elif hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
-            sentence, code = error.format_message(), 2
-        elif isinstance(error, KeyboardInterrupt | typer.Abort):
-            sentence, code = "stopped", 130
-        elif isinstance(error, BrokenPipeError):
-            return 0
-        elif isinstance(error, OSError):
-            sentence, code = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
-        elif isinstance(error, MemoryError):
-            sentence, code = "there is not enough memory", 2
-        else:
-            sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
-        if sentence:
-            print(f"fedstrata: {sentence}", file=sys.stderr)
+        code = app(arguments, standalone_mode=False, prog_name="fedstrata") or 0
+        if code == Stopped.exit_code:  # what typer makes of Ctrl-C
+            raise Stopped("stopped")
         return code
+    except BaseException as error:
+        return _report(error, debug)
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    """Say what went wrong, and return the exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, FedstrataError):
+        sentence, code = str(error), error.exit_code
+    elif hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
+        sentence, code = error.format_message(), 2
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        sentence, code = "stopped", Stopped.exit_code
+    elif isinstance(error, BrokenPipeError):
+        return 0
+    elif isinstance(error, OSError):
+        sentence, code = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    elif isinstance(error, MemoryError):
+        sentence, code = "there is not enough memory", 2
+    else:
+        sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+    if sentence.startswith("Usage: "):  # a command without its subcommand: the whole help
+        print(sentence, file=sys.stderr)
+    elif sentence:
+        print(f"fedstrata: {one_line(sentence)}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update, Work
 from fedstrata.data.examples import Augment, Examples
-from fedstrata.errors import UsageError
-from fedstrata.optim import Step, build_optimizer
+from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.optim import build_optimizer
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, derive, generator, subtract
 
@@ -41,6 +41,7 @@ class Bench:
     params: Tensors
     buffers: Tensors
     initial: Tensors
+    constants: tuple[Tensors, Tensors]
     strata: tuple[Stratum, ...]
     batch_norm: bool
 
@@ -63,17 +64,18 @@ class Workshop:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sample: Tensor | None = None
     benches: dict[str, Bench] = field(default_factory=dict)
-    flops: dict[Any, float] = field(default_factory=dict)
+    flops: dict[Any, int] = field(default_factory=dict)
 
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""
         if arch not in self.benches:
-            model = self.build(arch).to(self.device)
+            model = self.build(arch).to(self.device).train()
             self.benches[arch] = Bench(
                 model=model,
                 params=dict(model.named_parameters()),
                 buffers=running(model),
                 initial=clone(running(model)),
+                constants=_constants(model),
                 strata=strata(model, self.sample if self.sample is None else self.sample.to(self.device)),
                 batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
             )
@@ -84,6 +86,13 @@ def running(model: nn.Module) -> Tensors:
     """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def _constants(model: nn.Module) -> tuple[Tensors, Tensors]:
+    """(the buffers that state_dict leaves out, their first values): every visit begins with these."""
+    kept = model.state_dict().keys()
+    live = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+    return live, clone(live)
 
 
 def load(into: Tensors, values: Tensors) -> None:
@@ -156,6 +165,16 @@ def _replace_output(
     return function(current[-1], output) if current else None
 
 
+def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy, with one sentence for a label that the model has no output for."""
+    try:
+        return F.cross_entropy(logits, labels, reduction=reduction)
+    except IndexError:
+        low, high = int(labels.min()), int(labels.max())
+        wrong = high if high >= logits.shape[1] else low
+        raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
+
+
 @dataclass(eq=False)
 class _Objective:
     """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms."""
@@ -164,6 +183,7 @@ class _Objective:
     outputs: Sequence[Callable[[Batch], Tensor]]
     losses: Sequence[Callable[[Batch], Tensor]]
     current: list[Batch] = field(default_factory=list)
+    nested: bool = False
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
@@ -175,7 +195,7 @@ class _Objective:
         batch.logits = forward(batch.x)
         for output in self.outputs:
             batch.logits = output(batch)
-        task = loss = F.cross_entropy(batch.logits, batch.y)
+        task = loss = task_loss(batch.logits, batch.y)
         for term in self.losses:
             loss = loss + term(batch)
         return task, loss
@@ -185,24 +205,25 @@ class _Objective:
         moved = {n: p.detach().requires_grad_() for n, p in given.items()}
         params = {**self.bench.params, **moved}
         buffers = {n: b.clone() for n, b in self.bench.buffers.items()}
-        before = list(self.current)
+        if self.nested:
+            raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
+        before, self.nested = list(self.current), True
         with torch.enable_grad():
             batch = self.batch(x, y, step, params)
             _, loss = self(batch, lambda x: functional_call(self.bench.model, {**params, **buffers}, (x,)))
-            grads = torch.autograd.grad(loss, list(moved.values()))
-        self.current[:] = before
+            grads = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
+        self.current[:], self.nested = before, False
         return dict(zip(moved, grads, strict=True))
 
 
-def _corrected(
-    corrections: Sequence[Callable[[Tensors, Batch], Tensors]], grads: Tensors, batch: Batch
-) -> list[Tensor]:
+def _corrected(corrections: Sequence[Callable[[Tensors, Batch], Tensors]], grads: Tensors, batch: Batch) -> Tensors:
     """The gradients with every technique's correction, each computed from the raw gradients, added."""
     out = dict(grads)
     for correct in corrections:
         for name, term in correct(grads, batch).items():
-            out[name] = out[name] + term
-    return list(out.values())
+            if name in out:
+                out[name] = out[name] + term
+    return out
 
 
 def _product(scales: Sequence[Tensors], names: Sequence[str], device: torch.device) -> list[Tensor] | None:
@@ -231,31 +252,38 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     a, method = assignment, shop.method
     bench = shop.bench(a.arch)
     _prepare(bench, method, a, memory)
-    _seed_global(derive(a.seed, "local"), shop.device)
-    with _measured(shop, (a.arch, a.trains, tuple(a.slots), tuple(memory)), max(len(data), 1)) as local_flops:
-        hooks = _open_hooks(method, bench, data, a, memory)
+    hooks: dict[str, Hooks] = {}
+    local_flops = 0
+    if any(method.at("local")):
+        _seed_global(derive(a.seed, "local"), shop.device)
+        with _measured(shop, (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))) as counted:
+            hooks = _open_hooks(method, bench, data, a, memory)
+        local_flops = counted()
     _seed_global(derive(a.seed, "train"), shop.device)
     train_loss, steps, flops = _train(shop, bench, a, data, hooks)
 
     delta = subtract({n: bench.params[n].detach().cpu() for n in a.travels}, a.params, a.travels)
     slots, kept = _finish(hooks, delta, memory)
+    sent = dict(delta)
     for hook in hooks.values():
         if hook.upload is not None:
             for name, term in hook.upload(delta).items():
-                delta[name] = delta[name] + term
+                if name in sent:
+                    sent[name] = sent[name] + term
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-    metrics = {"train_loss": train_loss, "flops": float(round(local_flops() + flops))}
-    return Update(a.round, a.client, method.digest, len(data), steps, delta, buffers, slots, metrics), kept
+    metrics = {"train_loss": train_loss, "flops": float(local_flops + flops)}
+    return Update(a.round, a.client, method.digest, len(data), steps, sent, buffers, slots, metrics), kept
 
 
 def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
     """Load the scratch model, and freeze what does not train: autograd then skips the frozen prefix by itself."""
     load(bench.params, assignment.params)
     load(bench.buffers, _starting_buffers(method, bench, assignment, memory))
+    load(*bench.constants)
     trains = set(assignment.trains)
     for name, p in bench.params.items():
         if p.requires_grad is not (name in trains):
@@ -266,7 +294,7 @@ def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots
 
 def _train(
     shop: Workshop, bench: Bench, a: Assignment, data: Examples, hooks: Mapping[str, Hooks]
-) -> tuple[float, int, float]:
+) -> tuple[float, int, int]:
     """The local steps of a visit: (mean loss, steps, FLOPs). The scratch model ends up trained."""
     outputs = [h.output for h in hooks.values() if h.output is not None]
     losses = [h.loss for h in hooks.values() if h.loss is not None]
@@ -279,57 +307,59 @@ def _train(
     names = [n for n in params if params[n].requires_grad]
     leaves = [params[n] for n in names]
     objective = _Objective(bench, outputs, losses)
-    move: Step | None = None
-    total, steps, flops = torch.zeros((), device=device), 0, 0.0
+    optimizer = build_optimizer(a.work.optimizer)
+    move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
+    total, steps, flops = torch.zeros((), device=device), 0, 0
     with _tapped(model, objective.current, features) if features else nullcontext():
         for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
             x, y = data.batch(index, shop.augment)
             if device.type != "cpu":
                 x, y = x.to(device), y.to(device)
-            with _measured(shop, key, len(y)) as step_flops:
+            with _measured(shop, (*key, len(y))) as step_flops:
                 batch = objective.batch(x, y, steps, params)
                 task, loss = objective(batch, model)
                 total += task.detach()
-                grads: Sequence[Tensor | None] = ()
+                grads: Sequence[Tensor | None] = [None] * len(leaves)
                 if loss.requires_grad:
                     grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-                if move is None:
-                    # Layers that the forward pass does not use stay as they are: no decay, no momentum.
-                    used = [i for i, g in enumerate(grads) if g is not None]
-                    names, leaves, grads = [names[i] for i in used], [leaves[i] for i in used], [grads[i] for i in used]
-                    optimizer = build_optimizer(a.work.optimizer)
-                    move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
-                raw = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves, strict=True)]
-                if corrections:
-                    raw = _corrected(corrections, dict(zip(names, raw, strict=True)), batch)
-                if a.work.clip is not None and raw:
-                    raw = list(torch._foreach_mul(raw, _clip_factor(raw, a.work.clip)))
-                if raw:
-                    move(raw)
+                if corrections or a.work.clip is not None:
+                    grads = _changed_gradients(corrections, a.work.clip, names, grads, batch)
+                move(grads)
             flops += step_flops()
             steps += 1
     return total.item() / max(steps, 1), steps, flops
 
 
-def _clip_factor(grads: Sequence[Tensor], clip: float) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads))))
-    return torch.clamp(clip / (norm + 1e-6), max=1.0)
+def _changed_gradients(
+    corrections: Sequence[Callable[[Tensors, Batch], Tensors]],
+    clip: float | None,
+    names: Sequence[str],
+    grads: Sequence[Tensor | None],
+    batch: Batch,
+) -> list[Tensor | None]:
+    """The gradients corrected and clipped; a layer that this step did not use has none and gets none."""
+    used = _corrected(corrections, {n: g for n, g in zip(names, grads, strict=True) if g is not None}, batch)
+    if clip is not None and used:
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(used.values()))))
+        factor = torch.clamp(clip / (norm + 1e-6), max=1.0)
+        used = dict(zip(used, torch._foreach_mul(list(used.values()), factor), strict=True))
+    return [used.get(n) for n in names]
 
 
 @contextmanager
-def _measured(shop: Workshop, key: Any, examples: int) -> Iterator[Callable[[], float]]:
-    """FLOPs of the block: counted by torch on its first, real execution, and per example from then on.
+def _measured(shop: Workshop, key: Any) -> Iterator[Callable[[], int]]:
+    """FLOPs of the block, counted by torch at its first, real execution with this key, and known from then on.
 
-    Counting every step would cost more than training; matrix products and convolutions, which are what torch counts,
-    grow linearly with the number of examples.
+    Counting every step would cost more than training; what the key names (sub-model, plan, hooks, batch size) settles
+    the number of matrix products and convolutions, which is what torch counts.
     """
     if key in shop.flops:
-        yield lambda: shop.flops[key] * examples
+        yield lambda: shop.flops[key]
         return
     counter = FlopCounterMode(display=False)
     with counter:
-        yield lambda: shop.flops[key] * examples
-    shop.flops[key] = counter.get_total_flops() / examples
+        yield lambda: shop.flops[key]
+    shop.flops[key] = counter.get_total_flops()
 
 
 def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> dict[str, Hooks]:

@@ -14,7 +14,7 @@ from fedstrata.core import Buffers
 from fedstrata.data.datasets import DATASETS
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.engines import ENGINES
-from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
 from fedstrata.spec import Table, bind, lookup, parse_call, text_of
@@ -34,7 +34,7 @@ class Settings(BaseModel):
     epochs: int = Field(1, ge=1, description="local passes over a client's data")
     steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
     batch_size: int = Field(32, ge=1, description="examples a local step")
-    lr: float = Field(0.1, gt=0, description="local learning rate")
+    lr: float = Field(0.1, gt=0, le=1e38, description="local learning rate")
     optimizer: str = Field("sgd", description="local optimiser, such as 'sgd(momentum=0.9)' or 'adam'")
     schedule: str = Field("constant", description="learning rate over the rounds, such as 'cosine'")
     clip: float | None = Field(None, gt=0, description="largest norm of a local gradient")
@@ -51,10 +51,11 @@ class Settings(BaseModel):
     stop_at_target: bool = Field(False, description="end the run when the target is reached")
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
 
-    @field_validator("participation")
+    @field_validator("participation", mode="before")
     @classmethod
-    def _participation(cls, value: int | float) -> int | float:
-        if value <= 0 or (isinstance(value, float) and value > 1):
+    def _participation(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not whole and not (isinstance(value, float) and 0 < value <= 1):
             raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
         return value
 
@@ -79,7 +80,9 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _sources(self) -> RunConfig:
-        method(self.method)
+        said = method(self.method).base.buffers
+        if said is not None and self.buffers not in (None, said):
+            raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
         bind("dataset", DATASETS, self.dataset)
         bind("model", MODELS, self.model)
         bind("partition", PARTITIONS, self.partition)
@@ -102,9 +105,11 @@ def checked(model: type[Settings], values: Mapping[str, Any]) -> Settings:
     Raises:
         UsageError: one sentence that names the field, what is wrong and what would be right.
     """
-    for name in values:
+    for name, value in values.items():
         if name not in model.model_fields:
             raise UsageError(f"there is no setting '{name}'{did_you_mean(name, model.model_fields)}")
+        if isinstance(value, str) and not _encodable(value):
+            raise UsageError(f"{name} = {value!r} does not fit: it is not valid Unicode")
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
@@ -117,6 +122,14 @@ def checked(model: type[Settings], values: Mapping[str, Any]) -> Settings:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,9 +158,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file") from None
     try:
-        return flatten(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
+        raise UsageError(f"{path} is not valid TOML: {_lower(str(error))}") from None
+    return flatten(values)
 
 
 def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -179,10 +193,12 @@ def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
 
 
 def _value(raw: str) -> Any:
+    """What TOML makes of the text, or the text itself."""
     try:
-        return _plain(tomllib.loads(f"value = {raw}")["value"])
-    except tomllib.TOMLDecodeError:
+        read = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
         return raw
+    return _plain(read["value"]) if len(read) == 1 else raw
 
 
 def _with_argument(current: str, kind: str, table: Table, name: str, value: Any) -> str:
@@ -192,23 +208,17 @@ def _with_argument(current: str, kind: str, table: Table, name: str, value: Any)
 
 
 def _with_method_argument(current: str, technique: str, name: str, value: Any) -> str:
-    terms = []
-    found = False
-    for term in current.split("+"):
-        call = parse_call(term)
-        if call.name == technique:
-            found = True
-            terms.append(_with_argument(term, "method", TECHNIQUES, name, value))
-        else:
-            terms.append(term.strip())
-    if not found:
-        raise UsageError(f"the method '{current}' has no technique '{technique}'")
-    return " + ".join(terms)
+    read = method(current)
+    parts = {read.base.name: str(read.base)} | {part.name: str(part) for part in read.techniques}
+    if technique not in parts:
+        raise UsageError(f"the method '{current}' has no technique '{technique}'{did_you_mean(technique, parts)}")
+    parts[technique] = _with_argument(parts[technique], "method", TECHNIQUES, name, value)
+    return str(method(" + ".join(parts.values())))
 
 
 def to_toml(values: Mapping[str, Any], header: Sequence[str] = ()) -> str:
     """Flat values as TOML; None is left out."""
-    lines = [f"# {line}" for line in header]
+    lines = [f"# {one_line(line, 10_000)}" for line in header]
     lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
     return "\n".join(lines) + "\n"
 
@@ -216,4 +226,6 @@ def to_toml(values: Mapping[str, Any], header: Sequence[str] = ()) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML escapes more
+    return repr(value)

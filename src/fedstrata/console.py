@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.federation import Federation, History, Record
+from fedstrata.federation import Federation
+from fedstrata.history import History, Record
 
 SHOWN = 8
 """Rounds that the live table shows."""
@@ -47,6 +49,11 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def plural(count: int, word: str) -> str:
+    """'1 round', '20 rounds'."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     """What runs: shown before the first round."""
     table = Table.grid(padding=(0, 2))
@@ -54,13 +61,16 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     table.add_column(overflow="fold")
     parameters = sum(p.numel() for p in federation.state.params.values())
     s = federation.settings
-    local = f"{s.epochs} epoch{'s' * (s.epochs != 1)}" if s.steps is None else f"{s.steps} steps"
+    local = plural(s.epochs, "epoch") if s.steps is None else plural(s.steps, "step")
     shown = {
         "method": f"{federation.method}   (buffers: {federation.method.buffers})",
         **rows,
-        "training": f"{s.rounds} rounds, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, seed {s.seed}",
+        "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
+        f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata, {len(federation.clients)} clients",
     }
+    if federation.records:
+        shown["resumed"] = f"after round {len(federation.records)}"
     for note in federation.notes:
         name, _, text = note.partition(": ")
         shown[f"note ({name})" if text else "note"] = text or note
@@ -71,21 +81,39 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     return Panel(table, title="fedstrata", title_align="left", expand=False)
 
 
-def _table(records: Iterable[Record], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", expand=False)
-    for name in ("round", "accuracy", "test loss", "train loss", "up", "down", "seconds"):
-        table.add_column(name, justify="right")
-    for r in records:
-        table.add_row(
-            str(r.round),
-            percent(r.accuracy),
-            number(r.loss),
-            number(r.train_loss),
-            bytes_text(r.bytes_up),
-            bytes_text(r.bytes_down),
-            f"{r.seconds:.2f}",
-        )
-    return table
+_COLUMNS: Mapping[str, Callable[[Record], str]] = {
+    "round": lambda r: str(r.round),
+    "accuracy": lambda r: percent(r.accuracy),
+    "test loss": lambda r: number(r.loss),
+    "train loss": lambda r: number(r.train_loss),
+    "up": lambda r: bytes_text(r.bytes_up),
+    "down": lambda r: bytes_text(r.bytes_down),
+    "seconds": lambda r: f"{r.seconds:.2f}",
+}
+_DISPENSABLE = ("train loss", "seconds", "down", "up", "test loss")
+"""What a narrow terminal goes without, first to last."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Rounds as a table, with as many columns as the terminal has room for."""
+
+    records: Sequence[Record]
+
+    def _table(self, names: Iterable[str]) -> Table:
+        table = Table(expand=False)
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        for record in self.records:
+            table.add_row(*(_COLUMNS[name](record) for name in names))
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for count in range(len(_DISPENSABLE) + 1):
+            table = self._table([name for name in _COLUMNS if name not in _DISPENSABLE[:count]])
+            if Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width:
+                break
+        yield table
 
 
 def _milestones(records: Sequence[Record]) -> list[Record]:
@@ -120,7 +148,7 @@ def summary(history: History, out: Path | None) -> Group:
         facts.add_row("note", note)
     if out is not None:
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors)")
-    return Group(_table(_milestones(history.records)), facts)
+    return Group(Course(_milestones(history.records)), facts)
 
 
 def refusals(record: Record) -> list[str]:
@@ -134,24 +162,20 @@ class Watcher:
     def __init__(self, console: Console, federation: Federation) -> None:
         self._console, self._federation = console, federation
         self._recent: deque[Record] = deque(federation.records[-SHOWN:], maxlen=SHOWN)
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._rounds = self._progress.add_task(
+        bar = max(10, min(40, console.width - 40))
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(bar), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._rounds, self._clients = Progress(*columns, *times, console=console), Progress(*columns, console=console)
+        self._round = self._rounds.add_task(
             "rounds ", total=federation.settings.rounds, completed=len(federation.records)
         )
-        self._visits = self._progress.add_task("clients", total=None)
+        self._visit = self._clients.add_task("clients", total=None)
         self._live = Live(self, console=console, refresh_per_second=8, transient=True)
 
     def __rich__(self) -> Group:
-        parts: list[Any] = [_table(self._recent)] if self._recent else []
-        return Group(*parts, self._progress)
+        room = self._console.height - 7  # without the table's frame and the two bars
+        shown = list(self._recent)[-max(room, 1) :]
+        return Group(*([Course(shown)] if shown else []), self._rounds, self._clients)
 
     def __enter__(self) -> Watcher:
         if self._console.is_terminal:
@@ -165,19 +189,19 @@ class Watcher:
             self._live.stop()
 
     def _visited(self, done: int, total: int) -> None:
-        self._progress.update(self._visits, completed=done, total=total)
+        self._clients.update(self._visit, completed=done, total=total)
 
     def record(self, record: Record) -> None:
         """Show a finished round."""
         self._recent.append(record)
-        self._progress.update(self._rounds, completed=record.round)
+        self._rounds.update(self._round, completed=record.round)
         for line in refusals(record):
-            self._console.print(line, style="yellow", highlight=False)
+            self._console.print(line, style="yellow")
         if not self._console.is_terminal:
             self._console.print(
                 f"round {record.round}/{self._federation.settings.rounds}"
                 f"  accuracy {percent(record.accuracy)}  loss {number(record.loss)}"
                 f"  up {bytes_text(record.bytes_up)}  down {bytes_text(record.bytes_down)}"
                 f"  {record.seconds:.2f} s",
-                highlight=False,
+                soft_wrap=True,
             )

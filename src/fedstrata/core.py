@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -247,6 +247,10 @@ class Technique:
         """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
         return updates
 
+    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
+        return None
+
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """Server, after the mean: (delta to apply, new state)."""
         return delta, state
@@ -291,6 +295,10 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
 
     def __post_init__(self) -> None:
+        for name, choices in (("weight", Weight), ("reduce", Reduce), ("buffers", Buffers)):
+            value = getattr(self, name)
+            if value is not None and value not in get_args(choices):
+                raise UsageError(f"fedavg's {name} is one of {', '.join(get_args(choices))}, not {value!r}")
         if self.server_lr is not None and not 0 < self.server_lr < float("inf"):
             raise UsageError(f"fedavg's server_lr must be positive, not {self.server_lr}")
 
@@ -355,8 +363,8 @@ class Method:
         return hashlib.sha256(str(self).encode()).hexdigest()[:16]
 
     def with_buffers(self, buffers: Buffers | None) -> Method:
-        """The same method under another buffer policy; None changes nothing."""
-        return self if buffers is None else replace(self, base=replace(self.base, buffers=buffers))
+        """The same method under another buffer policy; None, and the policy that it has, change nothing."""
+        return self if buffers in (None, self.buffers) else replace(self, base=replace(self.base, buffers=buffers))
 
     def __str__(self) -> str:
         shown = [str(t) for t in self.techniques]

@@ -22,6 +22,18 @@ class Diverged(FedstrataError):
     """Training left the finite numbers; the last good state was kept."""
 
 
+class Stopped(FedstrataError):
+    """The user stopped the run, which can go on later."""
+
+    exit_code = 130
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """The text for one line of a terminal: no line breaks, no control characters, and a long one without its middle."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 3 :]}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known word, or the whole list where none is near."""
     words = sorted(known)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedstrata.client import Bench, load
+from fedstrata.client import Bench, load, task_loss
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples
 from fedstrata.tensors import Tensors
@@ -48,10 +47,14 @@ def evaluate(
     model = bench.model.eval()
     device = next(iter(bench.params.values())).device
     correct, total = 0, 0.0
-    with torch.inference_mode(), _batch_statistics(model) if policy == "drop" else torch.no_grad():
-        for index in torch.split(torch.arange(len(examples)), batch_size):
+    parts = list(torch.split(torch.arange(len(examples)), batch_size))
+    by_batch = policy == "drop" and len(examples) > 1  # a single example has no statistics of its own
+    if by_batch and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    with torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():
+        for index in parts:
             x, y = examples.batch(index)
             logits, y = model(x.to(device)), y.to(device)
-            total += F.cross_entropy(logits, y, reduction="sum").item()
+            total += task_loss(logits, y, "sum").item()
             correct += int((logits.argmax(1) == y).sum())
     return correct / len(examples), total / len(examples)

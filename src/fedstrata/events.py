@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedstrata.errors import UsageError
-from fedstrata.federation import Federation, Record
+from fedstrata.federation import Federation
+from fedstrata.history import Record
 
 
 def event_writer(federation: Federation | None) -> Callable[[Record], None] | None:

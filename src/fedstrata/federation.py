@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,102 +21,18 @@ from fedstrata.client import BUFFERS, Workshop, load, own_rng, running
 from fedstrata.config import Settings, checked, read_toml, to_toml
 from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
 from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Examples, TensorExamples, as_examples
+from fedstrata.data.examples import Examples, as_examples
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluate import evaluate
+from fedstrata.fitting import check_fit
+from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.optim import build_schedule
 from fedstrata.rundir import RunDirectory
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import clone, derive
-
-
-@dataclass(frozen=True)
-class Record:
-    """One round, as written to metrics.jsonl.
-
-    Args:
-        round: from 1.
-        accuracy: of the global model on the test set; None in rounds without evaluation.
-        loss: mean cross-entropy on the test set.
-        bytes_up: sum of the lengths of all encoded updates.
-        bytes_down: sum of the lengths of all encoded assignments.
-        flops: of local training, counted by torch on the real steps (matrix products, convolutions, attention).
-        seconds: wall time of the round, evaluation included.
-        clients: numbers of the clients that took part.
-        active: names of the strata that trained.
-        refused: updates that were not used: `{"client": …, "why": …}`.
-        train_loss: the clients' mean training loss, weighted by examples.
-        examples: of the clients whose updates were used.
-        steps: optimiser steps of those clients.
-        lr: learning rate of the round.
-        memory: peak resident memory of the process so far, in bytes.
-        client_accuracy: of the global model on each client's own data, where asked for.
-    """
-
-    round: int
-    accuracy: float | None
-    loss: float | None
-    bytes_up: int
-    bytes_down: int
-    flops: int
-    seconds: float
-    clients: list[int]
-    active: list[str]
-    refused: list[dict[str, Any]]
-    train_loss: float
-    examples: int
-    steps: int
-    lr: float
-    memory: int
-    client_accuracy: list[float] | None = None
-
-    @staticmethod
-    def read(row: Mapping[str, Any]) -> Record:
-        """A line of metrics.jsonl; fields of a later version are passed over."""
-        known = {f.name for f in fields(Record)}
-        try:
-            return Record(**{name: value for name, value in row.items() if name in known})
-        except TypeError:
-            raise UsageError("a line of metrics.jsonl lacks some of its fields") from None
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a run cost in total."""
-
-    bytes_up: int
-    bytes_down: int
-    flops: int
-    seconds: float
-    steps: int
-    memory: int
-
-
-@dataclass(frozen=True, eq=False)
-class History:
-    """What `fit` returns: the records, the trained model, and totals."""
-
-    records: tuple[Record, ...]
-    model: nn.Module
-    costs: Costs
-    summary: dict[str, Any]
-
-    @property
-    def accuracy(self) -> float | None:
-        """Of the last evaluation."""
-        accuracy: float | None = self.summary["accuracy"]
-        return accuracy
-
-    def rounds_to(self, target: float) -> int | None:
-        """The first round whose accuracy reaches the target, or None."""
-        return _rounds_to(self.records, target)
-
-
-def _rounds_to(records: Sequence[Record], target: float) -> int | None:
-    return next((r.round for r in records if r.accuracy is not None and r.accuracy >= target), None)
 
 
 class Federation:
@@ -230,10 +146,10 @@ class Federation:
         self._eligible = [c for c, examples in enumerate(self.clients) if len(examples)]
         if not self._eligible:
             raise UsageError("there is no client with any examples")
-        models = {"": copy.deepcopy(model), **(archs or {})}
-        sample, _ = self.clients[self._eligible[0]].batch(torch.arange(min(2, len(self.clients[self._eligible[0]]))))
-        for module in models.values():
-            _check_fit(module, sample, self.clients, self.test)
+        models = {"": copy.deepcopy(model), **copy.deepcopy(dict(archs or {}))}
+        arch_of = arch_of or (lambda client: "")
+        with own_rng():  # a dataset's own transforms may draw random numbers
+            sample = check_fit(models, arch_of, self.clients, self.test, batch_size)
         architectures = {name: _architecture(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
@@ -244,10 +160,11 @@ class Federation:
             sample=sample,
         )
         self._shop = shop
-        self._server = Server(self.method, architectures, len(self.clients), seed, arch_of or (lambda client: ""))
+        self._server = Server(self.method, architectures, len(self.clients), seed, arch_of)
         self._engine = build_engine(engine, workers, shop, self.clients)
         self._schedule = build_schedule(schedule)
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
+        self._sample(0)  # refuses a participation that the clients cannot meet, before anything is written
         self.records: list[Record] = []
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
@@ -308,7 +225,7 @@ class Federation:
         return self.settings.stop_at_target and self._reached() is not None
 
     def _reached(self) -> int | None:
-        return None if self.settings.target is None else _rounds_to(self.records, self.settings.target)
+        return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
 
     def _round(self) -> Record:
         begin = time.perf_counter()
@@ -333,7 +250,9 @@ class Federation:
             self._directory.append(asdict(record))
         self.state = after
         self.records.append(record)
-        if time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+        if self._directory is None:
+            self._store.forget(after.round)
+        elif time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
             self.save()
         return record
 
@@ -348,7 +267,7 @@ class Federation:
         outcome: Outcome,
         assignments: Sequence[Assignment],
         work: Work,
-        quality: tuple[float | None, float | None, list[float] | None],
+        quality: tuple[float | None, float | None, list[float | None] | None],
         begin: float,
     ) -> Record:
         return Record(
@@ -386,7 +305,9 @@ class Federation:
     def _recall(self, client: int) -> Slots:
         return self._store.get(client, int(self.state.remembers[client]))
 
-    def _evaluate(self, state: ServerState, number: int) -> tuple[float | None, float | None, list[float] | None]:
+    def _evaluate(
+        self, state: ServerState, number: int
+    ) -> tuple[float | None, float | None, list[float | None] | None]:
         due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
         if self.test is None or not due:
             return None, None, None
@@ -394,11 +315,13 @@ class Federation:
         accuracy, loss = evaluate(bench, state.params, state.buffers, self.test, policy)
         if not self.settings.eval_clients:
             return accuracy, loss, None
-        per_client = []
+        per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
-            own = self._store.get(client, int(state.remembers[client])).get(BUFFERS) if policy == "local" else None
-            if len(examples):
-                per_client.append(evaluate(bench, state.params, own or state.buffers, examples, policy)[0])
+            buffers = state.buffers
+            if policy == "local":
+                own = self._store.get(client, int(state.remembers[client])).get(BUFFERS, {})
+                buffers = {**buffers, **own}  # a sub-model has only some of its own
+            per_client.append(evaluate(bench, state.params, buffers, examples, policy)[0] if len(examples) else None)
         return accuracy, loss, per_client
 
     def _diverged(self, number: int, why: str) -> Diverged:
@@ -414,7 +337,7 @@ class Federation:
     def _finish(self) -> None:
         if self._directory is not None:
             self.save()
-            self._directory.finish(self.state.params, self.state.buffers, self.summary())
+            self._directory.finish(self.model, self.summary())
         self._engine.close()
 
     @property
@@ -425,40 +348,13 @@ class Federation:
         load(running(model), self.state.buffers)
         return model.eval()
 
-    def costs(self) -> Costs:
-        """What the rounds so far cost."""
-        r = self.records
-        return Costs(
-            bytes_up=sum(x.bytes_up for x in r),
-            bytes_down=sum(x.bytes_down for x in r),
-            flops=sum(x.flops for x in r),
-            seconds=sum(x.seconds for x in r),
-            steps=sum(x.steps for x in r),
-            memory=max((x.memory for x in r), default=0),
-        )
-
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""
-        evaluated = [r for r in self.records if r.accuracy is not None]
-        best = max(evaluated, key=lambda r: r.accuracy or 0.0, default=None)
-        return {
-            "method": str(self.method),
-            "buffers": self.method.buffers,
-            "rounds": len(self.records),
-            "accuracy": evaluated[-1].accuracy if evaluated else None,
-            "loss": evaluated[-1].loss if evaluated else None,
-            "best_accuracy": best.accuracy if best else None,
-            "best_round": best.round if best else None,
-            "target": self.settings.target,
-            "rounds_to_target": self._reached(),
-            "refused": sum(len(r.refused) for r in self.records),
-            "costs": asdict(self.costs()),
-            "notes": list(self.notes),
-        }
+        return summarise(self.records, self.method, self.settings.target, self.notes)
 
     def history(self) -> History:
         """The records so far, the model and the totals."""
-        return History(tuple(self.records), self.model, self.costs(), self.summary())
+        return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
 
 
 @contextmanager
@@ -480,6 +376,7 @@ def _architecture(module: nn.Module, sample: torch.Tensor) -> Architecture:
         params=tuple(n for n, _ in module.named_parameters()),
         buffers=tuple(running(module)),
         strata=strata(module, sample),
+        frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
     )
 
 
@@ -490,26 +387,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UsageError(f"the device '{name}' is not to be had here") from None
     return device
-
-
-def _check_fit(model: nn.Module, sample: torch.Tensor, clients: Sequence[Examples], test: Examples | None) -> None:
-    """Try the model on a few inputs, and the labels against its outputs, before anything is trained."""
-    try:
-        with torch.no_grad():
-            logits = copy.deepcopy(model).eval()(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UsageError(f"the model does not take inputs of shape {list(sample.shape[1:])}: {first}") from None
-    if not isinstance(logits, torch.Tensor) or logits.dim() < 2:
-        raise UsageError("the model must return one tensor of logits, with a row for each input")
-    seen: set[int] = set()
-    for examples in [*clients, *([] if test is None else [test])]:
-        if isinstance(examples, TensorExamples) and id(examples.y) not in seen and len(examples.y):
-            seen.add(id(examples.y))
-            low, high = int(examples.y.min()), int(examples.y.max())
-            if low < 0 or high >= logits.shape[1]:
-                wrong = high if high >= logits.shape[1] else low
-                raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs")
 
 
 def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import UsageError
+
+if sys.platform != "win32":
+    import fcntl
 
 _MAGIC = b"fedstrata-1\n"
+LOCK = ".lock"
+"""The file in a directory that a Claim holds."""
 
 
-class Damaged(FedstrataError):
+class Damaged(UsageError):
     """A file that was truncated or edited."""
 
 
@@ -43,26 +50,61 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         sync_directory(path.parent)
 
 
+def leftovers(directory: Path) -> list[Path]:
+    """What a `write_atomic` that was killed left behind in a directory."""
+    return list(directory.glob(".*.tmp")) if directory.is_dir() else []
+
+
 def sync_directory(path: Path) -> None:
     """Make renames in a directory survive a power cut; Windows has no such call."""
     if os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with suppress(OSError):  # not every file system syncs directories
+            os.fsync(handle)
     finally:
         os.close(handle)
 
 
+class Claim:
+    """Keeps other processes out of a directory for as long as it lives, and nobody here opens its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        with disk_errors(directory):
+            handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, handle)
+        if sys.platform != "win32":
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock: not inherited by workers
+            except (BlockingIOError, PermissionError):
+                raise UsageError(f"another process is at work in {directory}") from None
+            except OSError:
+                pass  # a file system without locks
+
+
+_claims: weakref.WeakValueDictionary[Path, Claim] = weakref.WeakValueDictionary()
+
+
+def claim(directory: Path) -> Claim:
+    """Claim a directory; within one process any number may do so."""
+    key = directory.resolve()
+    held = _claims.get(key)
+    if held is None:
+        held = _claims[key] = Claim(directory)
+    return held
+
+
 def append_line(path: Path, line: str) -> None:
-    """Append one line and flush it to the disk."""
-    with disk_errors(path), open(path, "ab") as file:
+    """Append one line, the whole of it or nothing, and flush it to the disk."""
+    rest = memoryview(line.encode() + b"\n")
+    with disk_errors(path), open(path, "ab", buffering=0) as file:
         whole = file.tell()
         try:
-            file.write(line.encode() + b"\n")
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 file.truncate(whole)
             raise

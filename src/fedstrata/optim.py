@@ -18,14 +18,23 @@ from torch import Tensor
 from fedstrata.errors import UsageError
 from fedstrata.spec import Table, bind
 
-Step = Callable[[Sequence[Tensor]], None]
-"""Takes the gradients and moves the parameters in place."""
+Step = Callable[[Sequence[Tensor | None]], None]
+"""Takes the gradients and moves the parameters in place; a parameter without a gradient stays as it is."""
 
 
 class Optimizer(Protocol):
     """Settings of an optimiser; `start` makes the step function of one visit."""
 
     def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step: ...
+
+
+def _pick(lists: Sequence[list[Tensor]], grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """(the gradients that are there, the other lists' entries beside them)."""
+    there = [g for g in grads if g is not None]
+    if len(there) == len(grads):
+        return there, list(lists)
+    used = [i for i, g in enumerate(grads) if g is not None]
+    return there, [[entries[i] for i in used] if entries else [] for entries in lists]
 
 
 def _not_negative(kind: str, **values: float) -> None:
@@ -48,24 +57,23 @@ class Sgd:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 
     def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
-        velocity: list[Tensor] = []
+        state = [params, [torch.zeros_like(p) for p in params] if self.momentum else [], scale or []]
 
-        def step(grads: Sequence[Tensor]) -> None:
-            direction = list(grads)
+        def step(grads: Sequence[Tensor | None]) -> None:
+            direction, (weights, velocity, factors) = _pick(state, grads)
+            if not direction:
+                return
             if self.weight_decay:
-                direction = list(torch._foreach_add(direction, params, alpha=self.weight_decay))
+                direction = list(torch._foreach_add(direction, weights, alpha=self.weight_decay))
             if self.momentum:
-                if velocity:
-                    torch._foreach_mul_(velocity, self.momentum)
-                    torch._foreach_add_(velocity, direction)
-                else:
-                    velocity.extend(d.clone() for d in direction)
+                torch._foreach_mul_(velocity, self.momentum)
+                torch._foreach_add_(velocity, direction)
                 direction = (
                     list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
                 )
-            if scale is not None:
-                direction = list(torch._foreach_mul(direction, scale))
-            torch._foreach_add_(params, direction, alpha=-lr)
+            if factors:
+                direction = list(torch._foreach_mul(direction, factors))
+            torch._foreach_add_(weights, direction, alpha=-lr)
 
         return step
 
@@ -86,29 +94,33 @@ class Adam:
             raise UsageError("adam's beta1 and beta2 must be below 1")
 
     def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
-        first = [torch.zeros_like(p) for p in params]
-        second = [torch.zeros_like(p) for p in params]
-        count = 0
+        state = [params, [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params], scale or []]
+        counts = [0] * len(params)
 
-        def step(grads: Sequence[Tensor]) -> None:
-            nonlocal count
-            count += 1
-            raw = list(grads)
+        def step(grads: Sequence[Tensor | None]) -> None:
+            raw, (weights, first, second, factors) = _pick(state, grads)
+            if not raw:
+                return
+            taken = []
+            for i, g in enumerate(grads):
+                if g is not None:
+                    counts[i] += 1
+                    taken.append(counts[i])
             if self.weight_decay and not self.decoupled:
-                raw = list(torch._foreach_add(raw, params, alpha=self.weight_decay))
+                raw = list(torch._foreach_add(raw, weights, alpha=self.weight_decay))
             torch._foreach_lerp_(first, raw, 1 - self.beta1)
             torch._foreach_mul_(second, self.beta2)
             torch._foreach_addcmul_(second, raw, raw, 1 - self.beta2)
             root = torch._foreach_sqrt(second)
-            torch._foreach_div_(root, math.sqrt(1 - self.beta2**count))
+            torch._foreach_div_(root, [math.sqrt(1 - self.beta2**n) for n in taken])
             torch._foreach_add_(root, self.eps)
             direction = list(torch._foreach_div(first, root))
-            torch._foreach_div_(direction, 1 - self.beta1**count)
+            torch._foreach_div_(direction, [1 - self.beta1**n for n in taken])
             if self.weight_decay and self.decoupled:
-                torch._foreach_add_(direction, params, alpha=self.weight_decay)
-            if scale is not None:
-                torch._foreach_mul_(direction, scale)
-            torch._foreach_add_(params, direction, alpha=-lr)
+                torch._foreach_add_(direction, weights, alpha=self.weight_decay)
+            if factors:
+                torch._foreach_mul_(direction, factors)
+            torch._foreach_add_(weights, direction, alpha=-lr)
 
         return step
 
@@ -145,11 +157,13 @@ def constant() -> Schedule:
 
 def cosine(*, final: float = 0.0) -> Schedule:
     """Half a cosine from 1 in the first round to `final` after the last."""
+    _fraction("cosine", "final", final)
     return lambda round, rounds: final + (1 - final) * (1 + math.cos(math.pi * round / rounds)) / 2
 
 
 def step(*, every: int = 30, factor: float = 0.1) -> Schedule:
     """Times `factor` after every `every` rounds."""
+    _fraction("step", "factor", factor)
     if every < 1:
         raise UsageError(f"the step schedule's every must be 1 or more, not {every}")
     return lambda round, rounds: float(factor ** (round // every))
@@ -157,7 +171,13 @@ def step(*, every: int = 30, factor: float = 0.1) -> Schedule:
 
 def exponential(*, factor: float = 0.998) -> Schedule:
     """Times `factor` after every round."""
+    _fraction("exponential", "factor", factor)
     return lambda round, rounds: float(factor**round)
+
+
+def _fraction(kind: str, name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UsageError(f"the {kind} schedule's {name} must lie between 0 and 1, not {value}")
 
 
 SCHEDULES: Table = {"constant": constant, "cosine": cosine, "step": step, "exponential": exponential}

@@ -34,7 +34,13 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
 def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Federation:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
-    model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+    try:
+        model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
+        why = str(error).partition("\n")[0]
+        if isinstance(error, MemoryError) or "allocate memory" in why:
+            why = "there is not enough memory"
+        raise UsageError(f"the model '{config.model}' cannot be built here: {why}") from error
     settings = {name: getattr(config, name) for name in Settings.model_fields}
     return Federation(
         model,
@@ -54,6 +60,8 @@ def resume_run(directory: Path, data_dir: str | None = None, workers: int | None
     if not path.exists():
         raise UsageError(f"{directory} has no run.toml: there is no run to resume")
     values = read_toml(path)
+    if "method" not in values:
+        raise UsageError(f"{path} does not describe a run: it was emptied or edited")
     if "dataset" not in values:
         raise UsageError(
             f"{directory} was run from Python with a model and data of its own: "

@@ -14,23 +14,24 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as save_safetensors
+from torch import nn
 
 from fedstrata import checkpoint
 from fedstrata._version import __version__
 from fedstrata.errors import UsageError
-from fedstrata.files import append_line, disk_errors, write_atomic
+from fedstrata.files import LOCK, Claim, append_line, claim, disk_errors, leftovers, write_atomic
 from fedstrata.server import ServerState
 from fedstrata.store import DirectoryStore
-from fedstrata.tensors import Tensors
 
 
 def versions() -> dict[str, str]:
@@ -43,9 +44,9 @@ def versions() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RunDirectory:
-    """One run's files.
+    """One run's files. Once created or recovered, they are this process's alone for as long as the object lives.
 
     Args:
         path: the directory.
@@ -54,10 +55,15 @@ class RunDirectory:
 
     path: Path
     keep: int = 2
+    _claim: Claim | None = field(default=None, init=False, repr=False)
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def memory(self) -> Path:
+        return self.path / "memory"
 
     @property
     def metrics(self) -> Path:
@@ -73,28 +79,57 @@ class RunDirectory:
         Raises:
             UsageError: if a run, or anything else, is there already.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            hint = f"; continue it with: fedstrata resume {self.path}" if self.config.exists() else ""
-            raise UsageError(f"{self.path} is there already and not empty{hint}")
         with disk_errors(self.path):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            if self.config.exists():
+                raise UsageError(f"{self.path} holds a run already; go on with it: {self.resume_command}")
+            if os.path.lexists(self.path) and not self._vacant():
+                raise UsageError(f"{self.path} is there already and not empty")
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._claim = claim(self.path)
         try:
-            write_atomic(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
-            write_atomic(self.metrics, "")
-            write_atomic(self.config, config)
-        except UsageError:
+            write_atomic(self.config, config)  # first: from here on the run can be resumed
+            self._complete()
+        except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):
+                for path in made[1:]:
+                    path.rmdir()
+                if not made:
+                    self.path.mkdir(exist_ok=True)
             raise
+
+    def _vacant(self) -> bool:
+        """True for a directory that holds nothing, or only what a run left that was killed before it began."""
+        ours = {*leftovers(self.path), self.path / LOCK}
+        return self.path.is_dir() and ours.issuperset(self.path.iterdir())
+
+    def _complete(self) -> None:
+        """Make whatever is missing beside run.toml, and clear away what a kill left behind."""
+        with disk_errors(self.path):
+            self.checkpoints.mkdir(exist_ok=True)
+            for directory in (self.path, self.checkpoints, self.memory):
+                for stray in leftovers(directory):
+                    stray.unlink(missing_ok=True)
+        if not self.metrics.exists():
+            write_atomic(self.metrics, "")
+        about = self.path / "versions.json"
+        if not about.exists():
+            write_atomic(about, json.dumps(versions(), indent=2) + "\n")
+
+    @property
+    def resume_command(self) -> str:
+        """What a user types to go on with this run."""
+        return f"fedstrata resume {shlex.quote(str(self.path))}"
 
     def store(self) -> DirectoryStore:
         """Where this run's clients keep their memory."""
-        return DirectoryStore(self.path / "memory")
+        return DirectoryStore(self.memory)
 
     def recover(self) -> tuple[list[ServerState], list[dict[str, Any]], list[Path]]:
         """Whole checkpoints, newest first, the metrics up to the newest, and the damaged ones, which are removed."""
-        with suppress(FileNotFoundError):
-            for stray in [*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")]:
-                stray.unlink(missing_ok=True)
+        self._claim = claim(self.path)
+        self._complete()
         whole, damaged = checkpoint.load_all(self.checkpoints)
         rows = self.trim(whole[0].round if whole else 0)
         for path in damaged:
@@ -103,15 +138,18 @@ class RunDirectory:
 
     def trim(self, rounds: int) -> list[dict[str, Any]]:
         """Cut metrics.jsonl down to its first `rounds` lines and return them; later rounds will be done again."""
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        if len(lines) < rounds:
-            raise UsageError(f"{self.metrics} has {len(lines)} lines but the checkpoint is from round {rounds}")
-        if len(lines) > rounds or not self.metrics.exists():
-            write_atomic(self.metrics, "".join(line + "\n" for line in lines[:rounds]))
-        try:
-            return [json.loads(line) for line in lines[:rounds]]
-        except ValueError:
-            raise UsageError(f"{self.metrics} was edited: a line is not JSON") from None
+        text = self.metrics.read_bytes() if self.metrics.exists() else b""
+        lines = text.split(b"\n")[:rounds]
+        rows = [_row(line) for line in lines]
+        if [row.get("round") for row in rows] != list(range(1, rounds + 1)):
+            raise UsageError(
+                f"{self.metrics} does not hold the first {rounds} rounds, which the checkpoint counts on; "
+                f"without {self.checkpoints} a resume starts from the beginning"
+            )
+        kept = b"".join(line + b"\n" for line in lines)
+        if text != kept:
+            write_atomic(self.metrics, kept)
+        return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
@@ -123,13 +161,22 @@ class RunDirectory:
         kept = checkpoint.paths(self.checkpoints)
         for path in kept[self.keep :]:
             path.unlink(missing_ok=True)
-        return int(kept[: self.keep][-1].stem.partition("-")[2])
+        return checkpoint.number(kept[: self.keep][-1])
 
-    def finish(self, params: Tensors, buffers: Tensors, summary: Mapping[str, Any]) -> None:
-        """Write the final model and the summary."""
-        tensors = {n: t.contiguous() for n, t in {**params, **buffers}.items()}
+    def finish(self, model: nn.Module, summary: Mapping[str, Any]) -> None:
+        """Write the final model, in the form of its own `state_dict`, and the summary."""
+        tensors = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in model.state_dict().items()}
         write_atomic(self.path / "model.safetensors", save_safetensors(tensors, {"format": "pt"}))
         write_atomic(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A line of metrics.jsonl, empty where it is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

@@ -5,7 +5,6 @@ Both are functions of a frozen ServerState, so an interrupted round leaves nothi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +19,10 @@ from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, add, all_finite, derive
 
 NOT_FINITE = "it holds NaN or infinite numbers"
+COUNT_LIMIT = 2**53
+"""Largest number of examples or steps that is believed: every whole number up to it is a float."""
+METRIC_LIMIT = 1e38
+"""Largest metric that is believed; the sum of any number of them is finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +50,12 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A client's sub-model by names: which parameters and buffers it holds, and its strata."""
+    """A client's sub-model by names: which parameters and buffers it holds, its strata, and what its user froze."""
 
     params: tuple[str, ...]
     buffers: tuple[str, ...]
     strata: tuple[Stratum, ...]
+    frozen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,14 @@ class Outcome:
     examples: int
     steps: int
     flops: float
-    train_loss: float
+    train_loss: float | None
     diverged: bool
 
 
 class Mean:
     """The weighted mean, name by name, over the updates that hold the name: Σ n_k x_k / Σ n_k, folded in order.
 
-    Integer tensors are averaged in double precision and rounded, so they stay integers.
+    Half-precision tensors are summed in single precision; integers in double, and rounded, so they stay integers.
     """
 
     def __init__(self) -> None:
@@ -86,7 +90,7 @@ class Mean:
         new = [n for n in tensors if n not in self._sums]
         for name in new:
             tensor = tensors[name]
-            wide = tensor.dtype if tensor.is_floating_point() else torch.float64
+            wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else torch.float64
             self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
             self._sums[name] = torch.zeros_like(tensor, dtype=wide)
         sums = [self._sums[n] for n in tensors]
@@ -102,8 +106,8 @@ class Mean:
             return {}
         means = torch._foreach_div(list(self._sums.values()), list(self._weights.values()))
         return {
-            name: mean if mean.dtype == self._dtypes[name] else mean.round().to(self._dtypes[name])
-            for name, mean in zip(self._sums, means, strict=True)
+            name: mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
+            for (name, dtype), mean in zip(self._dtypes.items(), means, strict=True)
         }
 
 
@@ -132,7 +136,7 @@ class Server:
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
         self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
         for name, arch in architectures.items():
-            missing = set(arch.params) - set(architectures[""].params)
+            missing = {*arch.params, *arch.buffers} - {*architectures[""].params, *architectures[""].buffers}
             if missing:
                 raise UsageError(f"architecture '{name}' has '{min(missing)}', which the server's model lacks")
 
@@ -174,6 +178,7 @@ class Server:
 
     def _template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         held = self.architectures[arch]
+        trains = tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
         return Assignment(
             round=state.round,
@@ -181,8 +186,8 @@ class Server:
             arch=arch,
             params=state.params if whole else {n: state.params[n] for n in held.params},
             buffers={n: state.buffers[n] for n in held.buffers} if self.method.buffers == "average" else {},
-            trains=held.params,
-            travels=held.params,
+            trains=trains,
+            travels=trains,
             work=work,
             seed=0,
             method=self.digest,
@@ -221,7 +226,8 @@ class Server:
         bytes_up = finite_failures = 0
         for update, memory in visits:
             bytes_up += wire.size(update)
-            why = self.fault(asked.get(update.client), update, state.buffers)
+            twice = update.client in memories
+            why = "it was answered already" if twice else self.fault(asked.get(update.client), update, state.buffers)
             if why is not None:
                 refused.append((update.client, why))
                 finite_failures += why == NOT_FINITE
@@ -256,7 +262,7 @@ class Server:
             examples=examples,
             steps=sum(u.steps for u in kept),
             flops=sum(u.metrics["flops"] for u in kept),
-            train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / max(examples, 1),
+            train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / examples if kept else None,
             diverged=diverged,
         )
         return after, outcome, memories
@@ -328,8 +334,8 @@ class Server:
             return f"it ran another method ({update.method[:40]} instead of {self.digest})"
         if update.round != assignment.round:
             return f"it answers round {update.round} in round {assignment.round}"
-        if update.examples < 1 or update.steps < 1:
-            return f"it took {update.steps} steps on {update.examples} examples"
+        if not (1 <= update.examples <= COUNT_LIMIT and 1 <= update.steps <= COUNT_LIMIT):
+            return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
         if not {"flops", "train_loss"} <= update.metrics.keys():
             return "its metrics are incomplete"
         values = () if self.method.buffers == "drop" else self.architectures[assignment.arch].buffers
@@ -342,8 +348,10 @@ class Server:
             return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
         tensors = [*update.delta.values(), *update.buffers.values()]
         tensors += [t for slot in update.slots.values() for t in slot.values()]
-        finite = all_finite(tensors) and all(math.isfinite(value) for value in update.metrics.values())
-        return None if finite else NOT_FINITE
+        if not all_finite(tensors) or not all(abs(value) <= METRIC_LIMIT for value in update.metrics.values()):
+            return NOT_FINITE
+        slots = ((t, update.slots.get(t.name, {})) for t in self.method.at("fault"))
+        return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
 
 
 def _mismatch(expected: Sequence[str], like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,18 +37,27 @@ def _literal(node: ast.expr, text: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UsageError(f"in '{text}': '{ast.unparse(node)}' is not a literal value") from None
+        raise UsageError(f"in '{text}': {_shown(node)} is not a literal value") from None
     return tuple(value) if isinstance(value, list) else value
 
 
-def parse_expression(text: str) -> ast.expr:
-    """The syntax tree of one expression, or a clear refusal."""
+def _shown(node: ast.expr) -> str:
+    try:
+        return f"'{ast.unparse(node)}'"
+    except RecursionError:
+        return "an argument"
+
+
+def parse_expression(text: str, shown: str | None = None) -> ast.expr:
+    """The syntax tree of one expression, or a clear refusal, which calls the text `shown`."""
     if len(text) > 10_000:
         raise UsageError("a name with arguments is at most 10,000 characters long")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as "invalid escape sequence": what matters is checked by `bind`
+            return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)") from None
+        raise UsageError(f"'{shown or text}' cannot be read; write it like name or name(argument=value)") from None
 
 
 def read_call(node: ast.expr, text: str) -> Call:
@@ -70,7 +80,7 @@ def parse_call(text: str) -> Call:
     name = head.strip()
     if not name or not all(part.isalnum() for part in name.replace("-", "_").split("_") if part):
         raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)")
-    call = read_call(parse_expression("f" + paren + rest), text)
+    call = read_call(parse_expression("f" + paren + rest, shown=text), text)
     return Call(name, call.args, call.kwargs)
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedstrata.core import Slots
-from fedstrata.files import read_sealed, write_sealed
+from fedstrata.files import Damaged, disk_errors, read_sealed, write_sealed
 from fedstrata.wire import pack, unpack
 
 
@@ -38,16 +38,20 @@ class DictStore:
     """Client memory in this process."""
 
     def __init__(self) -> None:
-        self._memories: dict[int, Slots] = {}
+        self._memories: dict[tuple[int, int], Slots] = {}
+        self._replaced: deque[tuple[int, tuple[int, int]]] = deque()
 
     def get(self, client: int, version: int) -> Slots:
-        return self._memories.get(client, {})
+        return self._memories[client, version] if version >= 0 else {}
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
-        self._memories[client] = memory
+        self._memories[client, version] = memory
+        if before >= 0:
+            self._replaced.append((version, (client, before)))
 
     def forget(self, until: int) -> None:
-        pass
+        while self._replaced and self._replaced[0][0] < until:
+            self._memories.pop(self._replaced.popleft()[1], None)
 
 
 class DirectoryStore:
@@ -63,7 +67,13 @@ class DirectoryStore:
     def get(self, client: int, version: int) -> Slots:
         if version < 0:
             return {}
-        head, tensors = unpack(read_sealed(self._path(client, version)))
+        try:
+            head, tensors = unpack(read_sealed(self._path(client, version)))
+        except Damaged as error:
+            raise Damaged(
+                f"{error}, and with it what client {client} remembers: the run cannot go on from its checkpoint; "
+                f"without {self._directory.parent / 'checkpoints'} a resume starts from the beginning"
+            ) from error
         memory: Slots = {technique: {} for technique in head["techniques"]}
         for name, tensor in tensors.items():
             technique, _, rest = name.partition("/")
@@ -71,7 +81,8 @@ class DirectoryStore:
         return memory
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
-        self._directory.mkdir(exist_ok=True)
+        with disk_errors(self._directory):
+            self._directory.mkdir(exist_ok=True)
         tensors = {f"{technique}/{name}": t for technique, slot in memory.items() for name, t in slot.items()}
         write_sealed(self._path(client, version), pack({"techniques": list(memory)}, tensors))
         if before >= 0:

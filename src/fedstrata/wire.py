@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
 import safetensors
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedstrata.core import Assignment, Slots, Update, Work
@@ -37,6 +37,11 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+def carries(tensor: Tensor) -> bool:
+    """True if messages can hold tensors of this type."""
+    return tensor.dtype in _DTYPES
 
 
 class WireError(FedstrataError):
@@ -108,7 +113,11 @@ def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
         if row["dtype"] not in _TORCH:
             raise WireError(f"tensor '{name[:100]}' has the unknown type {row['dtype']}")
         dtype, shape, data = _TORCH[row["dtype"]], row["shape"], row["data"]
-        tensors[name] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+        try:
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            tensors[name] = flat.view(shape)
+        except (RuntimeError, TypeError, ValueError, OverflowError):
+            raise WireError(f"tensor '{name[:100]}' has an impossible shape") from None
     return head, tensors
 
 
@@ -134,13 +143,17 @@ class _AssignmentHead(BaseModel):
     round: int
     client: int
     arch: str
-    trains: list[str]
+    trains: list[str] | None
     travels: list[str] | None
     held: bool
     work: dict[str, Any]
     seed: int
     method: str
     slots: list[str]
+
+
+_WORK = TypeAdapter(Work)
+_WORK_FIELDS = {f.name for f in fields(Work)}
 
 
 class _UpdateHead(BaseModel):
@@ -161,8 +174,8 @@ def _assignment_parts(a: Assignment) -> tuple[dict[str, Any], Tensors]:
         "round": a.round,
         "client": a.client,
         "arch": a.arch,
-        # A plan that lets everything train is the usual case: an empty list says so in two bytes.
-        "trains": [] if len(a.trains) == len(a.params) else list(a.trains),
+        # A plan that lets everything train and travel is the usual case: null says so.
+        "trains": None if len(a.trains) == len(a.params) else list(a.trains),
         "travels": None if a.travels == a.trains else list(a.travels),
         "held": held,
         "work": _work(a.work),
@@ -211,14 +224,16 @@ def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) 
     raw, tensors = unpack(message)
     try:
         head = _AssignmentHead.model_validate(raw)
-        work = Work(**head.work)
-    except (ValidationError, TypeError):
+        work = _WORK.validate_json(json.dumps(head.work), strict=True)
+    except ValidationError:
         raise WireError("the message is not an assignment") from None
+    if not head.work.keys() <= _WORK_FIELDS:
+        raise WireError("the assignment asks for an unknown way to train")
     fresh = _section(tensors, "param")
     if head.held and held is None:
         raise WireError("the assignment counts on parameters that this client does not hold")
     params = {**held, **fresh} if head.held and held is not None else fresh
-    trains = tuple(head.trains) or tuple(params)
+    trains = tuple(params) if head.trains is None else tuple(head.trains)
     travels = trains if head.travels is None else tuple(head.travels)
     if not set(trains) | set(travels) <= set(params):
         raise WireError("the assignment trains parameters that it does not bring")

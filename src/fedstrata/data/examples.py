@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,8 +106,16 @@ def as_examples(data: Any) -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, or a map-style Dataset."""
     if isinstance(data, Examples):
         return data
-    if isinstance(data, Sequence) and len(data) == 2 and all(hasattr(part, "__len__") for part in data):
+    arrays = Tensor | np.ndarray
+    if (
+        isinstance(data, Sequence)
+        and len(data) == 2
+        and isinstance(data[0], arrays)
+        and isinstance(data[1], arrays | list)
+    ):
         x, y = (torch.as_tensor(part) for part in data)
+        if y.dim() != 1 or not torch.equal(y, y.long()):
+            raise UsageError("labels are whole numbers, one for each example")
         return TensorExamples(x, y.long())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return MapExamples(data)

@@ -1,0 +1,37 @@
+"""Draw docs/img/run.svg, the README's picture, from a real demo run: python docs/picture.py"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from fedstrata import console
+from fedstrata.cli import DEMO
+from fedstrata.config import RunConfig, checked
+from fedstrata.run import open_run
+
+
+def main() -> None:
+    screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=open("/dev/null", "w"))
+    config = checked(RunConfig, DEMO)
+    assert isinstance(config, RunConfig)
+    here = Path(__file__).resolve().parent
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        federation = open_run(config, Path("runs/demo"))
+        history = federation.fit()
+        screen.print(Text("$ fedstrata demo", style="bold green"))
+        shown = console.header(federation, {"data": f"{config.dataset}, {config.partition}", "model": config.model})
+        screen.print(shown)
+        screen.print(console.summary(history, Path("runs/demo")))
+    svg = screen.export_svg(title="fedstrata demo")
+    svg = re.sub(r"@font-face\s*{.*?}", "", svg, flags=re.S).replace("Fira Code", "ui-monospace, Menlo, Consolas")
+    (here / "img" / "run.svg").write_text(svg)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Do the model, its sub-models and the data fit together? Asked once, before anything is trained or written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedstrata.client import running
+from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.wire import carries
+
+
+def check_fit(
+    models: Mapping[str, nn.Module],
+    arch_of: Callable[[int], str],
+    clients: Sequence[Examples],
+    test: Examples | None,
+    batch_size: int,
+) -> Tensor:
+    """Try every model on an input of every kind, and labels against its outputs; returns a small batch of inputs.
+
+    Raises:
+        UsageError: one sentence for the first thing that does not fit.
+    """
+    if test is not None and not len(test):
+        raise UsageError("the test set is empty; give None for no evaluation")
+    holders = [c for c in clients if len(c)]
+    if not holders:
+        raise UsageError("there is no client with any examples")
+    _check_architectures(models, arch_of, len(clients))
+    for name, model in models.items():
+        _check_tensors(f"the architecture '{name}'" if name else "the model", model)
+    if batch_size == 1 and any(isinstance(m, _BatchNorm) for model in models.values() for m in model.modules()):
+        raise UsageError("batch_size = 1 cannot train a model with batch norm: a single example has no statistics")
+    sample, _ = holders[0].batch(torch.arange(min(2, len(holders[0]))))
+    tried: dict[tuple[object, ...], int] = {}
+    checked: set[int] = set()
+    for examples in [*holders, *([] if test is None else [test])]:
+        if isinstance(examples, TensorExamples):
+            if id(examples.x) in checked:
+                continue
+            checked.add(id(examples.x))
+        x, _ = examples.batch(torch.arange(1))
+        kind = (x.dtype, x.shape[1:])
+        if kind not in tried:
+            tried[kind] = min(_outputs(model, x) for model in models.values())
+        if isinstance(examples, TensorExamples):
+            _check_labels(examples.y, tried[kind])
+    return sample
+
+
+def _outputs(model: nn.Module, x: Tensor) -> int:
+    """Number of classes that a model tells apart, found by trying it."""
+    try:
+        with torch.no_grad():
+            logits = copy.deepcopy(model).eval()(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(f"the model does not take inputs of shape {list(x.shape[1:])}: {first}") from None
+    if not isinstance(logits, Tensor) or logits.dim() < 2 or len(logits) != len(x):
+        raise UsageError("the model must return one tensor of logits, with a row for each input")
+    return logits.shape[1]
+
+
+def _check_labels(labels: Tensor, outputs: int) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= outputs:
+        raise UsageError(f"there is a label {high if high >= outputs else low}, but the model has {outputs} outputs")
+
+
+def _check_tensors(what: str, model: nn.Module) -> None:
+    named = [*model.named_parameters(), *running(model).items()]
+    for name, tensor in named:
+        if not carries(tensor):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UsageError(f"'{name}' of {what} is of type {kind}, which messages do not carry")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(f"{what} has no parameter that may train")
+
+
+def _check_architectures(models: Mapping[str, nn.Module], arch_of: Callable[[int], str], clients: int) -> None:
+    for client in range(clients):
+        if arch_of(client) not in models:
+            known = did_you_mean(arch_of(client), [name for name in models if name])
+            raise UsageError(f"client {client} has the unknown architecture '{arch_of(client)}'{known}")
+    whole = {**dict(models[""].named_parameters()), **running(models[""])}
+    for arch, model in models.items():
+        for name, tensor in {**dict(model.named_parameters()), **running(model)}.items():
+            if name not in whole:
+                raise UsageError(f"architecture '{arch}' has '{name}', which the server's model lacks")
+            if tensor.shape != whole[name].shape or tensor.dtype != whole[name].dtype:
+                shapes = f"{list(tensor.shape)} instead of {list(whole[name].shape)}"
+                raise UsageError(f"'{name}' of the architecture '{arch}' is {shapes}")

@@ -1,0 +1,136 @@
+"""What is known of a run: a Record of every round, its total Costs, and the History that `fit` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from fedstrata.core import Method
+from fedstrata.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round, as written to metrics.jsonl.
+
+    Args:
+        round: from 1.
+        accuracy: of the global model on the test set; None in rounds without evaluation.
+        loss: mean cross-entropy on the test set.
+        bytes_up: sum of the lengths of all encoded updates.
+        bytes_down: sum of the lengths of all encoded assignments.
+        flops: of local training, counted by torch on the real steps (matrix products, convolutions, attention).
+        seconds: wall time of the round, evaluation included.
+        clients: numbers of the clients that took part.
+        active: names of the strata that trained.
+        refused: updates that were not used: `{"client": …, "why": …}`.
+        train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
+        examples: of the clients whose updates were used.
+        steps: optimiser steps of those clients.
+        lr: learning rate of the round.
+        memory: peak resident memory of the process so far, in bytes.
+        client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    flops: int
+    seconds: float
+    clients: list[int]
+    active: list[str]
+    refused: list[dict[str, Any]]
+    train_loss: float | None
+    examples: int
+    steps: int
+    lr: float
+    memory: int
+    client_accuracy: list[float | None] | None = None
+
+    @staticmethod
+    def read(row: Mapping[str, Any]) -> Record:
+        """A line of metrics.jsonl; fields of a later version are passed over."""
+        known = {f.name for f in fields(Record)}
+        try:
+            return Record(**{name: value for name, value in row.items() if name in known})
+        except TypeError:
+            raise UsageError("a line of metrics.jsonl lacks some of its fields") from None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run cost in total."""
+
+    bytes_up: int
+    bytes_down: int
+    flops: int
+    seconds: float
+    steps: int
+    memory: int
+
+    @staticmethod
+    def of(records: Sequence[Record]) -> Costs:
+        """The totals of some rounds."""
+        return Costs(
+            bytes_up=sum(r.bytes_up for r in records),
+            bytes_down=sum(r.bytes_down for r in records),
+            flops=sum(r.flops for r in records),
+            seconds=sum(r.seconds for r in records),
+            steps=sum(r.steps for r in records),
+            memory=max((r.memory for r in records), default=0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What `fit` returns: the records, the trained model, and totals."""
+
+    records: tuple[Record, ...]
+    model: nn.Module
+    costs: Costs
+    summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        accuracy = "not evaluated" if self.accuracy is None else f"accuracy {self.accuracy:.4f}"
+        sent = f"{self.costs.bytes_up / 1e6:.1f} MB up, {self.costs.bytes_down / 1e6:.1f} MB down"
+        return f"<History of {self.summary['method']}: {len(self.records)} rounds, {accuracy}, {sent}>"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation."""
+        accuracy: float | None = self.summary["accuracy"]
+        return accuracy
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose accuracy reaches the target, or None."""
+        return rounds_to(self.records, target)
+
+
+def rounds_to(records: Sequence[Record], target: float) -> int | None:
+    """The first round whose accuracy reaches the target, or None."""
+    return next((r.round for r in records if r.accuracy is not None and r.accuracy >= target), None)
+
+
+def summarise(records: Sequence[Record], method: Method, target: float | None, notes: Sequence[str]) -> dict[str, Any]:
+    """A run in a few numbers."""
+    evaluated = [r for r in records if r.accuracy is not None]
+    best = max(evaluated, key=lambda r: r.accuracy or 0.0, default=None)
+    return {
+        "method": str(method),
+        "buffers": method.buffers,
+        "rounds": len(records),
+        "accuracy": evaluated[-1].accuracy if evaluated else None,
+        "loss": evaluated[-1].loss if evaluated else None,
+        "best_accuracy": best.accuracy if best else None,
+        "best_round": best.round if best else None,
+        "target": target,
+        "rounds_to_target": None if target is None else rounds_to(records, target),
+        "refused": sum(len(r.refused) for r in records),
+        "costs": asdict(Costs.of(records)),
+        "notes": list(notes),
+    }
