@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedstrata.run import open_run
 
 
 def main() -> None:
-    screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=open("/dev/null", "w"))
+    screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
     config = checked(RunConfig, DEMO)
     assert isinstance(config, RunConfig)
     here = Path(__file__).resolve().parent

@@ -1,8 +1,8 @@
 """The golden run: a refactor leaves its bits unchanged.
 
 Bits depend on the processor, so they are compared only where they were recorded on a like one; the numbers themselves
-are compared everywhere. After a change that is meant to change results: `python -m tests.test_golden`, and say why in the
-commit.
+are compared everywhere. After a change that is meant to change results: `python -m tests.test_golden`, and say why in
+the commit.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ class Federation:
             return
         _same_config(directory, config)
         states, rows, damaged = directory.recover()
-        self.notes += tuple(f"{path.name} was damaged: the checkpoint before it was used" for path in damaged)
+        instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
+        self.notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
         if states:
             self.state, self._saved_round = states[0], states[0].round
             self.records = [Record.read(row) for row in rows]
@@ -207,8 +208,9 @@ class Federation:
 
     def rounds(self) -> Iterator[Record]:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
+        del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         if self._directory is not None:
-            self._directory.trim(self.state.round)  # a round that was interrupted may have left its line
+            self._directory.trim(self.state.round)
         try:
             while not self.done:
                 yield self._round()
@@ -248,8 +250,8 @@ class Federation:
         record = self._record(outcome, assignments, work, (accuracy, loss, client_accuracy), begin)
         if self._directory is not None:
             self._directory.append(asdict(record))
-        self.state = after
         self.records.append(record)
+        self.state = after
         if self._directory is None:
             self._store.forget(after.round)
         elif time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:

@@ -49,9 +49,14 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Feder
         **settings,
         out=out,
         resume=resume,
-        recipe={name: getattr(config, name) for name in RECIPE},
+        recipe={name: getattr(config, name) for name in RECIPE} | {"data_dir": _absolute(config.data_dir)},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    """So that a run can be resumed from another working directory."""
+    return None if path is None else str(Path(path).expanduser().resolve())
 
 
 def resume_run(directory: Path, data_dir: str | None = None, workers: int | None = None) -> Federation:
