@@ -57,7 +57,9 @@ def close(
     made: Server, state: ServerState, assignments: Sequence[Assignment], updates: Sequence[Update]
 ) -> tuple[ServerState, Outcome, dict[int, Slots]]:
     """Close a round; every client would remember its number."""
-    return made.close(state, assignments, ((u, {"t": {"m": torch.tensor(u.client)}}) for u in updates))
+    memories: dict[int, Slots] = {}
+    visits = ((u, {"t": {"m": torch.tensor(u.client)}}) for u in updates)
+    return *made.close(state, assignments, visits, memories.__setitem__), memories
 
 
 def play(
@@ -695,8 +697,9 @@ def test_a_client_without_memory_writes_none():
     made, state = server()
     assignments = made.open(state, [0, 1], Work())
     visits: list[tuple[Update, Slots]] = [(answer(assignments[0]), {}), (answer(assignments[1]), {"t": {}})]
-    after, _, memories = made.close(state, assignments, visits)
-    assert memories == {0: {}, 1: {"t": {}}}
+    memories: dict[int, Slots] = {}
+    after, _ = made.close(state, assignments, visits, memories.__setitem__)
+    assert memories == {1: {"t": {}}}
     assert after.remembers.tolist() == [-1, 0, -1, -1]
     assert after.held.tolist() == [0, 0, -1, -1]
 

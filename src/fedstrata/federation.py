@@ -236,14 +236,10 @@ class Federation:
             work = self._work(number)
             assignments = self._server.open(self.state, self._sample(number), work)
             visits = self._engine.run(assignments, self._recall)
-            after, outcome, memories = self._server.close(
-                self.state, assignments, self._counted(visits, len(assignments))
-            )
+            counted = self._counted(visits, len(assignments))
+            after, outcome = self._server.close(self.state, assignments, counted, self._keep)
             if outcome.diverged:
                 raise self._diverged(number, "its updates are not finite numbers")
-            for client, memory in memories.items():
-                if memory:
-                    self._store.put(client, number, memory, before=int(self.state.remembers[client]))
             accuracy, loss, client_accuracy = self._evaluate(after, number)
         if loss is not None and not math.isfinite(loss):
             raise self._diverged(number, f"the test loss is {loss}")
@@ -306,6 +302,9 @@ class Federation:
 
     def _recall(self, client: int) -> Slots:
         return self._store.get(client, int(self.state.remembers[client]))
+
+    def _keep(self, client: int, memory: Slots) -> None:
+        self._store.put(client, self.state.round, memory, before=int(self.state.remembers[client]))
 
     def _evaluate(
         self, state: ServerState, number: int

@@ -211,23 +211,30 @@ class Server:
         )
 
     def close(
-        self, state: ServerState, assignments: Sequence[Assignment], visits: Iterable[tuple[Update, Slots]]
-    ) -> tuple[ServerState, Outcome, dict[int, Slots]]:
-        """Fold the updates in client order: (next state, what happened, the accepted clients' new memories).
+        self,
+        state: ServerState,
+        assignments: Sequence[Assignment],
+        visits: Iterable[tuple[Update, Slots]],
+        keep: Callable[[int, Slots], None],
+    ) -> tuple[ServerState, Outcome]:
+        """Fold the updates in client order: (next state, what happened).
 
-        A bad update is refused and reported; the round goes on without it, and its client remembers nothing of it.
+        A bad update is refused and reported; the round goes on without it, and its client remembers nothing of it. What
+        an accepted client remembers is handed to `keep` at once, so that a round never holds more than one memory; it
+        counts only when the next state, which names it, is taken up.
         """
         asked = {a.client: a for a in assignments}
         delta_mean, buffer_mean = Mean(), Mean()
         kept: list[Update] = []
         weights: list[float] = []
         refused: list[tuple[int, str]] = []
-        memories: dict[int, Slots] = {}
+        accepted: dict[int, bool] = {}  # client → it has something to remember
         bytes_up = finite_failures = 0
         for update, memory in visits:
             bytes_up += wire.size(update)
-            twice = update.client in memories
-            why = "it was answered already" if twice else self.fault(asked.get(update.client), update, state.buffers)
+            why = self.fault(asked.get(update.client), update, state.buffers)
+            if update.client in accepted:
+                why = "it was answered already"
             if why is not None:
                 refused.append((update.client, why))
                 finite_failures += why == NOT_FINITE
@@ -239,7 +246,9 @@ class Server:
                 update = replace(update, delta={}, buffers={})
             kept.append(update)
             weights.append(weight)
-            memories[update.client] = memory
+            accepted[update.client] = bool(memory)
+            if memory:
+                keep(update.client, memory)
         travelled = frozenset(n for u in kept for n in asked[u.client].travels)
         if self._keeps:
             gathered: Sequence[Update] = kept
@@ -251,10 +260,10 @@ class Server:
         if kept:
             after = self._advance(state, delta_mean.result(), buffer_mean.result(), kept, weights, travelled)
             diverged = not all_finite(after.params.values())
-        after = self._remember(after, state.round, memories)
+        after = self._remember(after, state.round, accepted)
         examples = sum(u.examples for u in kept)
         outcome = Outcome(
-            accepted=tuple(memories),
+            accepted=tuple(accepted),
             refused=tuple(refused),
             active=self._active(assignments),
             bytes_up=bytes_up,
@@ -265,7 +274,7 @@ class Server:
             train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / examples if kept else None,
             diverged=diverged,
         )
-        return after, outcome, memories
+        return after, outcome
 
     def _active(self, assignments: Sequence[Assignment]) -> tuple[str, ...]:
         trained = {n for trains in {a.trains for a in assignments} for n in trains}
@@ -303,13 +312,10 @@ class Server:
             changed={**state.changed, **dict.fromkeys(delta, state.round)},
         )
 
-    def _remember(self, state: ServerState, number: int, memories: Mapping[int, Slots]) -> ServerState:
+    def _remember(self, state: ServerState, number: int, accepted: Mapping[int, bool]) -> ServerState:
         held, remembers = state.held.clone(), state.remembers.clone()
-        if memories:
-            held[list(memories)] = number
-        writers = [client for client, memory in memories.items() if memory]
-        if writers:
-            remembers[writers] = number
+        held[list(accepted)] = number
+        remembers[[client for client, writes in accepted.items() if writes]] = number
         return replace(state, round=number + 1, held=held, remembers=remembers)
 
     @cached_property
