@@ -495,11 +495,15 @@ def test_training_only_an_unused_layer_changes_nothing():
     assert not any(d.any() for d in update.delta.values())
 
 
-def test_training_nothing_changes_nothing():
-    update, _ = visit(mlp(5, 3), toy(8), trains=[], optimizer="adam")
+def test_a_visit_without_training():
+    """A plan may ask for a visit without training (to collect statistics): no step, no cost, but hooks are heard."""
+    technique = hooks("count", finish=lambda delta: ({"n": torch.ones(1)}, {"m": torch.ones(1)}))
+    update, memory = visit(mlp(5, 3), toy(8), technique, trains=[], optimizer="adam")
     assert update.delta == {}
-    assert update.steps == 1
-    assert update.metrics["train_loss"] > 0
+    assert update.steps == 0
+    assert update.metrics == {"train_loss": 0.0, "flops": 0.0}
+    assert update.slots["count"]["n"] == 1
+    assert memory["count"]["m"] == 1
 
 
 class Sometimes(nn.Module):
@@ -548,7 +552,7 @@ def flops(model: nn.Module, data: Examples, *techniques: Technique, **given: Any
         ("2", 75 + 28 + 12),
         ("4", 75 + 12),
         ("04", 75 + 35 + 12 + 28 + 12),
-        ("", 75),
+        ("", 0),
     ],
 )
 @pytest.mark.parametrize(("examples", "batch_size"), [(8, 8), (8, 2), (7, 3), (5, 4), (1, 4)])
@@ -925,6 +929,46 @@ def test_the_gradient_at_other_parameters_leaves_no_trace():
     plain, _ = visit(model, data, batch_size=4)
     assert equal(looked.delta, plain.delta)
     assert equal(looked.buffers, plain.buffers)
+
+
+def test_features_at_other_parameters_by_hand():
+    """A doubled first layer doubles what leaves it; hooks stay silent, and running statistics do not move."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    heard: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def loss(batch: Batch) -> Tensor:
+        double = {n: 2 * p for n, p in batch.params.items() if n.startswith("0.")}
+        before = {n: b.clone() for n, b in model_buffers().items()}
+        with torch.no_grad():
+            seen.append((batch.forward(double, "0"), batch.forward({}, "0"), batch.forward({}, "")))
+        assert all(torch.equal(before[n], b) for n, b in model_buffers().items())
+        return batch.logits.sum() * 0
+
+    def join(batch: Batch, features: Tensor) -> Tensor:
+        heard.append(features)
+        return features
+
+    shop = workshop(model, hooks("tap", features={"0": join}, loss=loss))
+
+    def model_buffers() -> Tensors:
+        return shop.bench("").buffers
+
+    x = toy(6).x
+    first = nn.functional.linear(x, model[0].weight, model[0].bias).detach()
+    train_client(shop, assign(model, shop.method, batch_size=6), toy(6), {})
+    assert len(heard) == 1
+    (double, same, logits) = seen[0]
+    torch.testing.assert_close(double.sort(0).values, (2 * first).sort(0).values)
+    torch.testing.assert_close(same.sort(0).values, first.sort(0).values)
+    assert logits.shape == (6, 3)
+
+
+def test_forward_to_a_module_that_is_not_there():
+    technique = hooks(loss=lambda batch: batch.forward({}, "hed").sum())
+    with pytest.raises(UsageError, match="no module 'hed'"):
+        visit(mlp(5, 3), toy(4), technique)
 
 
 def test_the_gradient_at_other_parameters_with_an_unused_layer():

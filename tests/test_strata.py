@@ -545,7 +545,7 @@ def test_unknown_stage() -> None:
 def test_partners_are_the_earliest_of_their_shape_in_the_stage() -> None:
     """ResNet-18: layer1's four convolutions have one shape; in a later layer, all but the first two."""
     model = zoo("resnet18")[0]
-    assert partners(model, strata(model)) == {
+    assert partners(dict(model.named_parameters()), strata(model)) == {
         "layer1.0.conv2.weight": "layer1.0.conv1.weight",
         "layer1.1.conv1.weight": "layer1.0.conv1.weight",
         "layer1.1.conv2.weight": "layer1.0.conv1.weight",
@@ -564,4 +564,7 @@ def test_partners_keep_to_their_stage_and_to_execution_order() -> None:
             return self.b(self.a(x))
 
     model = nn.Sequential(Stage(), Stage())
-    assert partners(model, strata(model)) == {"0.b.weight": "0.a.weight", "1.b.weight": "1.a.weight"}
+    assert partners(dict(model.named_parameters()), strata(model)) == {
+        "0.b.weight": "0.a.weight",
+        "1.b.weight": "1.a.weight",
+    }

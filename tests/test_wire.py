@@ -410,6 +410,7 @@ UPDATE_HEAD = {"round": 0, "client": 0, "method": "m", "examples": 1, "steps": 1
 ASSIGNMENT_HEAD = {
     "round": 0,
     "client": 0,
+    "rounds": 9,
     "arch": "",
     "trains": None,
     "travels": None,

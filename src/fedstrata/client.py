@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update, Work
 from fedstrata.data.examples import Augment, Examples
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, derive, generator, subtract
@@ -138,16 +138,14 @@ def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memo
 
 @contextmanager
 def _tapped(
-    model: nn.Module, current: list[Batch], features: Sequence[Mapping[str, Callable[[Batch, Tensor], Tensor]]]
+    model: nn.Module, objective: _Objective, features: Sequence[Mapping[str, Callable[[Batch, Tensor], Tensor]]]
 ) -> Iterator[None]:
     """The techniques' `features` hooks, attached to the modules that they name."""
-    modules = dict(model.named_modules())
     handles = []
     for functions in features:
         for name, function in functions.items():
-            if name not in modules:
-                raise UsageError(f"the model has no module '{name}'")
-            handles.append(modules[name].register_forward_hook(partial(_replace_output, function, current)))
+            hook = partial(_replace_output, function, objective)
+            handles.append(_module(model, name).register_forward_hook(hook))
     try:
         yield
     finally:
@@ -157,12 +155,20 @@ def _tapped(
 
 def _replace_output(
     function: Callable[[Batch, Tensor], Tensor],
-    current: list[Batch],
+    objective: _Objective,
     module: nn.Module,
     args: Any,
     output: Tensor,
 ) -> Tensor | None:
-    return function(current[-1], output) if current else None
+    return None if objective.silent else function(objective.current[-1], output)
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        known = [known for known, _ in model.named_modules() if known]
+        raise UsageError(f"the model has no module '{name}'{did_you_mean(name, known)}") from None
 
 
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
@@ -184,10 +190,11 @@ class _Objective:
     losses: Sequence[Callable[[Batch], Tensor]]
     current: list[Batch] = field(default_factory=list)
     nested: bool = False
+    silent: bool = False
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
-        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step))
+        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
 
     def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """(task loss, whole loss)."""
@@ -199,6 +206,19 @@ class _Objective:
         for term in self.losses:
             loss = loss + term(batch)
         return task, loss
+
+    def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
+        """What the model or one of its modules puts out at other parameters, without hooks."""
+        buffers = {n: b.clone() for n, b in self.bench.buffers.items()}
+        seen: list[Tensor] = []
+        handle = _module(self.bench.model, module).register_forward_hook(lambda m, args, output: seen.append(output))
+        self.silent = True
+        try:
+            functional_call(self.bench.model, {**self.bench.params, **given, **buffers}, (x,))
+        finally:
+            self.silent = False
+            handle.remove()
+        return seen[0]
 
     def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
         """Gradient of the whole loss at other parameters; running statistics stay untouched."""
@@ -306,11 +326,13 @@ def _train(
     model, params, device = bench.model, bench.params, shop.device
     names = [n for n in params if params[n].requires_grad]
     leaves = [params[n] for n in names]
+    if not names:
+        return 0.0, 0, 0
     objective = _Objective(bench, outputs, losses)
     optimizer = build_optimizer(a.work.optimizer)
     move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
     total, steps, flops = torch.zeros((), device=device), 0, 0
-    with _tapped(model, objective.current, features) if features else nullcontext():
+    with _tapped(model, objective, features) if features else nullcontext():
         for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
             x, y = data.batch(index, shop.augment)
             if device.type != "cpu":

@@ -72,6 +72,7 @@ class Assignment:
         work: how to train.
         seed: of this visit's random streams.
         method: digest of the method that the server runs.
+        rounds: number of rounds of the run.
     """
 
     round: int
@@ -86,6 +87,7 @@ class Assignment:
     method: str
     slots: Slots = field(default_factory=dict)
     fresh: tuple[str, ...] | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +128,8 @@ class Batch:
         step: number of the step in this visit, from 0.
         logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
+        forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
+            parameters, without the techniques' hooks; running statistics stay as they are.
     """
 
     x: Tensor
@@ -134,6 +138,7 @@ class Batch:
     step: int
     logits: Tensor
     gradient: Callable[[Tensors], Tensors]
+    forward: Callable[[Tensors, str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,7 @@ class RoundView:
 
     Args:
         number: the round's number, from 0.
+        rounds: number of rounds of the run.
         params: global parameters before this round's change.
         strata: the server model's strata, in order.
         updates: the accepted updates in client order; their deltas are kept only where a technique `needs_deltas`.
@@ -196,10 +202,12 @@ class RoundView:
         population: number of clients in the federation.
         owners: parameter name → how many of the population's sub-models hold it.
         travelled: names that arrived in this round.
+        model: makes a copy of the server's model to compute with; load what is to be computed.
         seed: of this round's random streams on the server.
     """
 
     number: int
+    rounds: int
     params: Tensors
     strata: tuple[Stratum, ...]
     updates: tuple[Update, ...]
@@ -207,6 +215,7 @@ class RoundView:
     population: int
     owners: Callable[[str], int]
     travelled: frozenset[str]
+    model: Callable[[], nn.Module]
     seed: int
 
 

@@ -160,7 +160,15 @@ class Federation:
             sample=sample,
         )
         self._shop = shop
-        self._server = Server(self.method, architectures, len(self.clients), seed, arch_of)
+        self._server = Server(
+            self.method,
+            architectures,
+            len(self.clients),
+            seed,
+            arch_of,
+            rounds=rounds,
+            model=lambda: copy.deepcopy(models[""]),
+        )
         self._engine = build_engine(engine, workers, shop, self.clients)
         self._schedule = build_schedule(schedule)
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work
@@ -117,9 +117,11 @@ class Server:
     Args:
         method: what to run.
         architectures: sub-models by name; "" is the server's own model, which holds every name.
-        arch_of: client → the name of its architecture.
         population: number of clients.
         seed: of the run.
+        arch_of: client → the name of its architecture.
+        rounds: number of rounds of the run.
+        model: makes a copy of the server's model, for techniques that compute on the server.
     """
 
     def __init__(
@@ -129,9 +131,11 @@ class Server:
         population: int,
         seed: int,
         arch_of: Callable[[int], str] = lambda client: "",
+        rounds: int = 1,
+        model: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
-        self.arch_of = arch_of
+        self.rounds, self.model, self.arch_of = rounds, model, arch_of
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
         self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
@@ -182,6 +186,7 @@ class Server:
         whole = arch == "" or len(held.params) == len(state.params)
         return Assignment(
             round=state.round,
+            rounds=self.rounds,
             client=-1,
             arch=arch,
             params=state.params if whole else {n: state.params[n] for n in held.params},
@@ -291,6 +296,7 @@ class Server:
     ) -> ServerState:
         view = RoundView(
             number=state.round,
+            rounds=self.rounds,
             params=state.params,
             strata=self.architectures[""].strata,
             updates=tuple(kept),
@@ -298,6 +304,7 @@ class Server:
             population=self.population,
             owners=self.owners,
             travelled=travelled,
+            model=self.model,
             seed=derive(self.seed, "server", state.round),
         )
         states = dict(state.techniques)
@@ -340,7 +347,8 @@ class Server:
             return f"it ran another method ({update.method[:40]} instead of {self.digest})"
         if update.round != assignment.round:
             return f"it answers round {update.round} in round {assignment.round}"
-        if not (1 <= update.examples <= COUNT_LIMIT and 1 <= update.steps <= COUNT_LIMIT):
+        least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
+        if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
             return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
         if not {"flops", "train_loss"} <= update.metrics.keys():
             return "its metrics are incomplete"

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -321,13 +321,12 @@ def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     return features
 
 
-def partners(model: nn.Module, strata: Sequence[Stratum]) -> dict[str, str]:
+def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
     """For each weight, the earliest weight before it with the same shape in the same stage, if any.
 
     Weights are the parameters with two or more axes; the stage is that of the parameter's own name. This is
     the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
     """
-    params = dict(model.named_parameters())
     first: dict[tuple[str, torch.Size], str] = {}
     found: dict[str, str] = {}
     for name in (name for stratum in strata for name in stratum.params):

@@ -141,6 +141,7 @@ def _slots(tensors: Tensors, techniques: list[str]) -> Slots:
 class _AssignmentHead(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
+    rounds: int
     client: int
     arch: str
     trains: list[str] | None
@@ -172,6 +173,7 @@ def _assignment_parts(a: Assignment) -> tuple[dict[str, Any], Tensors]:
     params = {n: a.params[n] for n in a.fresh or ()} if held else a.params
     head = {
         "round": a.round,
+        "rounds": a.rounds,
         "client": a.client,
         "arch": a.arch,
         # A plan that lets everything train and travel is the usual case: null says so.
@@ -239,6 +241,7 @@ def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) 
         raise WireError("the assignment trains parameters that it does not bring")
     return Assignment(
         round=head.round,
+        rounds=head.rounds,
         client=head.client,
         arch=head.arch,
         params=params,

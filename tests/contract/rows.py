@@ -16,11 +16,13 @@ class Row:
         technique: with settings under which it does something.
         neutral: with settings under which it must equal FedAvg bit for bit; None where there are none.
         order_free: True if the design promises that its place in the method does not matter.
+        refits: parameters that it changes on the server although no client trained them.
     """
 
     technique: Technique
     neutral: Technique | None
     order_free: bool = True
+    refits: frozenset[str] = frozenset()
 
 
 ROWS = [
@@ -34,5 +36,7 @@ ROWS = [
     Row(standins.Twin(), standins.Twin(weight=0.0), order_free=False),
     Row(standins.Blur(), standins.Blur(std=0.0)),
     Row(standins.Look(), standins.Look(radius=0.0)),
+    Row(standins.Lean(), standins.Lean(mu=0.0), order_free=False),
+    Row(standins.Census(), standins.Census(size=0.0), order_free=False, refits=frozenset({"head.bias"})),
     Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
 ]

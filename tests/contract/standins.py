@@ -70,7 +70,7 @@ class Steer(Technique):
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         if self.strength:
             for update in round.updates:
-                for n, change in update.slots["steer"].items():
+                for n, change in update.slots.get("steer", {}).items():
                     state = {**state, n: state[n] + change / round.owners(n)}
         return delta, state
 
@@ -224,5 +224,67 @@ class Keep(Technique):
         return Hooks(finish=lambda delta: ({}, {n: d.clone() for n, d in delta.items()}))
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        largest = max(d.abs().max().item() for u in round.updates for d in u.delta.values())
+        largest = max((d.abs().max().item() for u in round.updates for d in u.delta.values()), default=0.0)
         return (delta if largest <= self.limit else scale(delta, self.limit / largest)), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lean(Technique):
+    """Door `forward`: features of the last local model, kept in memory, push the current ones away (as MOON)."""
+
+    name: ClassVar[str] = "lean"
+    mu: float = 0.1
+    stage: str = "relu"
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.mu == 0:
+            return Hooks()
+        names = view.assignment.trains
+        anchor = dict(view.assignment.params)
+        previous = {n: view.memory.get(n, anchor[n]) for n in anchor}
+        now: list[Tensor] = []
+
+        def tap(batch: Batch, features: Tensor) -> Tensor:
+            now[:] = [features[: len(batch.y)]]
+            return features
+
+        def loss(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                near, far = batch.forward(anchor, self.stage), batch.forward(previous, self.stage)
+            similar = torch.nn.functional.cosine_similarity
+            logits = torch.stack([similar(now[0], near), similar(now[0], far)], dim=1)
+            return self.mu * torch.nn.functional.cross_entropy(logits, torch.zeros(len(batch.y), dtype=torch.long))
+
+        def finish(delta: Tensors) -> tuple[Tensors, Tensors | None]:
+            return {}, {**previous, **add({n: anchor[n] for n in names}, delta)}
+
+        return Hooks(features={self.stage: tap}, loss=loss, finish=finish)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census(Technique):
+    """Doors `plan` without training, slot, `fault` and the server's model: the last round only counts (as CCVR)."""
+
+    name: ClassVar[str] = "census"
+    size: float = 0.01
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        last = assignment.round == assignment.rounds - 1
+        return replace(assignment, trains=(), travels=()) if last and self.size else assignment
+
+    def local(self, view: ClientView) -> Hooks:
+        if view.assignment.trains:
+            return Hooks()
+        count = torch.bincount(view.data.labels(), minlength=4).float()
+        return Hooks(finish=lambda delta: ({"count": count}, None))
+
+    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+        return "its census is missing" if not assignment.trains and "count" not in slot else None
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        if round.number < round.rounds - 1 or not self.size:
+            return delta, state
+        total = torch.stack([u.slots["census"]["count"] for u in round.updates]).sum(0)
+        model = round.model()
+        outputs = model.get_submodule("head").out_features
+        return {**delta, "head.bias": self.size * total[:outputs] / total.sum()}, state
