@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def process(*arguments: object, cwd: Path, code: str | None = None, **streams: A
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     path = os.pathsep.join([str(Path(fs.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen(command, cwd=cwd, text=True, env=environment, **streams)
+    # A suite that was started in the background passes an ignored SIGINT on; the command must hear Ctrl-C all the same.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=cwd, text=True, env=environment, preexec_fn=listen, **streams)
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,7 +13,7 @@ LAYERS = [
     ["errors", "_version"],
     ["spec"],
     ["strata", "tensors", "files"],
-    ["data"],
+    ["data", "cost"],
     ["zoo"],
     ["core"],
     ["techniques", "models", "optim"],

@@ -184,3 +184,11 @@ def test_the_shape_of_one_input():
     x, y = images()
     examples = TensorExamples(x, y)
     assert Dataset("toy", examples, examples, 3).input_shape == (2, 1, 2)
+
+
+def test_augmentation_of_floats_keeps_their_range():
+    """Normalised data is not cut to [0, 1]; uint8 images are, after a change that leaves it."""
+    x, y = torch.tensor([[-2.0, 3.0]]), torch.tensor([0])
+    assert TensorExamples(x, y).batch(torch.arange(1), lambda batch: batch)[0].tolist() == [[-2.0, 3.0]]
+    images = TensorExamples(torch.tensor([[0, 255]], dtype=torch.uint8), y)
+    assert images.batch(torch.arange(1), lambda batch: batch * 3 - 1)[0].tolist() == [[0.0, 1.0]]

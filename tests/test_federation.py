@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -1124,3 +1125,108 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     assert torch.equal(two["a_norm.running_mean"], own["a_norm.running_mean"])
     assert not torch.equal(one["b_norm.running_mean"], everywhere["b_norm.running_mean"])
     assert torch.equal(two["b_norm.running_mean"], everywhere["b_norm.running_mean"])
+
+
+class Moody:
+    """A dataset whose rows come with noise from Python's and NumPy's own generators."""
+
+    def __init__(self, size: int) -> None:
+        self.x, self.y = toy(size)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.x[i] + random.random() + np.random.rand(), int(self.y[i])
+
+
+def test_every_generator_that_a_dataset_may_use_is_seeded_and_given_back():
+    results = []
+    for mood in (1, 2):
+        random.seed(mood)
+        np.random.seed(mood)
+        before = random.getstate(), np.random.get_state()[1].copy()
+        federation = Federation(mlp(), [Moody(6), Moody(9)], Moody(5), rounds=2)
+        history = federation.fit()
+        assert random.getstate() == before[0]
+        assert (np.random.get_state()[1] == before[1]).all()
+        results.append((federation.state.params, history.summary["loss"]))
+    assert all(torch.equal(p, results[1][0][n]) for n, p in results[0][0].items())
+    assert results[0][1] == results[1][1]
+
+
+def test_under_drop_the_model_that_is_delivered_is_the_one_that_was_evaluated():
+    x, y = toy(200)
+    history = Federation(normed_mlp(), [(x, y)], (x, y), rounds=3, lr=0.3, buffers="drop").fit()
+    with torch.no_grad():
+        found = (history.model(x).argmax(1) == y).double().mean().item()
+    assert found == pytest.approx(history.accuracy, abs=1e-9)
+
+
+def normed_mlp() -> nn.Sequential:
+    return seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+
+
+def test_a_resume_with_another_model_or_other_data_is_refused(tmp_path: Path):
+    settings = {"rounds": 3, "out": tmp_path / "run", "checkpoint_seconds": 0}
+    rounds = Federation(mlp(), clients(5, 6), **settings).rounds()
+    next(rounds)
+    rounds.close()
+    for model, data, says in (
+        (normed_mlp(), clients(5, 6), "another model"),
+        (mlp(), clients(5, 7), "other data"),
+        (mlp(), clients(5, 6, 7), "other data"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            Federation(model, data, **settings, resume=True)
+    assert len(Federation(mlp(), clients(5, 6), **settings, resume=True).fit().records) == 3
+
+
+def test_another_version_of_torch_is_noted(tmp_path: Path):
+    settings = {"rounds": 2, "out": tmp_path / "run", "checkpoint_seconds": 0}
+    rounds = Federation(mlp(), clients(5, 6), **settings).rounds()
+    next(rounds)
+    rounds.close()
+    about = tmp_path / "run" / "versions.json"
+    about.write_text(about.read_text().replace(torch.__version__, "1.0"))
+    (note,) = Federation(mlp(), clients(5, 6), **settings, resume=True).notes
+    assert "torch 1.0" in note
+
+
+def test_a_buffer_policy_that_the_method_contradicts():
+    with pytest.raises(UsageError, match="leave one out"):
+        Federation(mlp(), clients(5), method="fedavg(buffers='local')", buffers="drop")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"x": 1, "y": 2}],
+        [(torch.zeros(4), 0), (torch.zeros(5), 1)],
+        [(torch.zeros(4), "cat")],
+    ],
+    ids=["dicts", "ragged", "words"],
+)
+def test_rows_that_cannot_be_read(data: list[Any]):
+    with pytest.raises(UsageError, match="cannot be read as"):
+        Federation(mlp(), [data])
+
+
+class Careless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layr(x)
+
+
+def test_a_mistake_in_the_users_own_model():
+    with pytest.raises(UsageError, match="layr"):
+        Federation(Careless(), clients(5))
+
+
+def test_a_slot_of_a_type_that_messages_do_not_carry(spy: Spy):
+    spy.spoil = lambda update: replace(update, slots={"x": {"a": torch.zeros(1, dtype=torch.complex64)}})
+    record = next(Federation(mlp(), clients(5), rounds=1).rounds())
+    assert "do not carry" in record.refused[0]["why"]

@@ -411,6 +411,7 @@ ASSIGNMENT_HEAD = {
     "round": 0,
     "client": 0,
     "rounds": 9,
+    "run_seed": 3,
     "arch": "",
     "trains": None,
     "travels": None,

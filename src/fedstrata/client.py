@@ -6,27 +6,29 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update, Work
-from fedstrata.data.examples import Augment, Examples
+from fedstrata.cost import FlopCount
+from fedstrata.data.examples import Augment, Examples, TensorExamples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, derive, generator, subtract
 
-BUFFERS = "buffers"
+BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
 
 Build = Callable[[str], nn.Module]
@@ -121,12 +123,15 @@ def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) 
             yield index
 
 
-def _seed_global(seed: int, device: torch.device) -> None:
-    """Seed what dropout and augmentation draw from."""
+def seed_global(seed: int, device: torch.device, everything: bool = True) -> None:
+    """Seed what dropout and augmentation draw from and, with `everything`, what a user's dataset may draw from."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
+    if everything:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
 
 def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
@@ -228,11 +233,14 @@ class _Objective:
         if self.nested:
             raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
         before, self.nested = list(self.current), True
-        with torch.enable_grad():
-            batch = self.batch(x, y, step, params)
-            _, loss = self(batch, lambda x: functional_call(self.bench.model, {**params, **buffers}, (x,)))
-            grads = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
-        self.current[:], self.nested = before, False
+        try:
+            with torch.enable_grad():
+                batch = self.batch(x, y, step, params)
+                batch.again = True
+                _, loss = self(batch, lambda x: functional_call(self.bench.model, {**params, **buffers}, (x,)))
+                grads = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
+        finally:
+            self.current[:], self.nested = before, False
         return dict(zip(moved, grads, strict=True))
 
 
@@ -256,18 +264,20 @@ def _product(scales: Sequence[Tensors], names: Sequence[str], device: torch.devi
 
 @contextmanager
 def own_rng() -> Iterator[None]:
-    """Give torch's global generator back as it was."""
-    before = torch.get_rng_state()
+    """Give the global generators of torch, Python and NumPy back as they were."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        torch.set_rng_state(before)
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
     """Train one client for one round: (update, what the client will remember if the server accepts it).
 
-    Seeds torch's global generator, which dropout and augmentation draw from; the caller gives it back (`own_rng`).
+    Seeds global generators, which dropout, augmentation and datasets draw from; the caller gives them back (`own_rng`).
     """
     a, method = assignment, shop.method
     bench = shop.bench(a.arch)
@@ -275,27 +285,24 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     hooks: dict[str, Hooks] = {}
     local_flops = 0
     if any(method.at("local")):
-        _seed_global(derive(a.seed, "local"), shop.device)
+        seed_global(derive(a.seed, "local"), shop.device)
         with _measured(shop, (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))) as counted:
             hooks = _open_hooks(method, bench, data, a, memory)
         local_flops = counted()
-    _seed_global(derive(a.seed, "train"), shop.device)
+        _prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
+    seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
     train_loss, steps, flops = _train(shop, bench, a, data, hooks)
 
     delta = subtract({n: bench.params[n].detach().cpu() for n in a.travels}, a.params, a.travels)
-    slots, kept = _finish(hooks, delta, memory)
-    sent = dict(delta)
-    for hook in hooks.values():
-        if hook.upload is not None:
-            for name, term in hook.upload(delta).items():
-                if name in sent:
-                    sent[name] = sent[name] + term
+    with _measured(shop, (a.arch, a.trains, *_present(hooks), len(data), "finish")) if hooks else nullcontext() as last:
+        slots, kept = _finish(hooks, delta, memory)
+        sent = _uploaded(hooks, delta)
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-    metrics = {"train_loss": train_loss, "flops": float(local_flops + flops)}
+    metrics = {"train_loss": train_loss, "flops": float(local_flops + flops + (last() if last else 0))}
     return Update(a.round, a.client, method.digest, len(data), steps, sent, buffers, slots, metrics), kept
 
 
@@ -308,7 +315,7 @@ def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots
     for name, p in bench.params.items():
         if p.requires_grad is not (name in trains):
             p.requires_grad_(name in trains)
-    if not bench.model.training:
+    if not bench.model.training or method.techniques:
         bench.model.train()
 
 
@@ -321,8 +328,7 @@ def _train(
     corrections = [h.correct for h in hooks.values() if h.correct is not None]
     features = [h.features for h in hooks.values() if h.features is not None]
     scales = [h.scale for h in hooks.values() if h.scale is not None]
-    present = ((name, *(getattr(h, f.name) is None for f in fields(h))) for name, h in hooks.items())
-    key = (a.arch, a.trains, *present)
+    key = (a.arch, a.trains, *_present(hooks))
     model, params, device = bench.model, bench.params, shop.device
     names = [n for n in params if params[n].requires_grad]
     leaves = [params[n] for n in names]
@@ -337,7 +343,7 @@ def _train(
             x, y = data.batch(index, shop.augment)
             if device.type != "cpu":
                 x, y = x.to(device), y.to(device)
-            with _measured(shop, (*key, len(y))) as step_flops:
+            with _measured(shop, (*key, x.shape)) as step_flops:
                 batch = objective.batch(x, y, steps, params)
                 task, loss = objective(batch, model)
                 total += task.detach()
@@ -370,18 +376,17 @@ def _changed_gradients(
 
 @contextmanager
 def _measured(shop: Workshop, key: Any) -> Iterator[Callable[[], int]]:
-    """FLOPs of the block, counted by torch at its first, real execution with this key, and known from then on.
+    """FLOPs of the block, counted at its first, real execution with this key, and known from then on.
 
-    Counting every step would cost more than training; what the key names (sub-model, plan, hooks, batch size) settles
-    the number of matrix products and convolutions, which is what torch counts.
+    Counting every step would cost more than training; what the key names (sub-model, plan, hooks, inputs) settles the
+    number of matrix products and convolutions.
     """
     if key in shop.flops:
         yield lambda: shop.flops[key]
         return
-    counter = FlopCounterMode(display=False)
-    with counter:
+    with FlopCount() as counter:
         yield lambda: shop.flops[key]
-    shop.flops[key] = counter.get_total_flops()
+    shop.flops[key] = counter.total
 
 
 def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> dict[str, Hooks]:
@@ -399,6 +404,23 @@ def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, mem
         )
         for t in method.at("local")
     }
+
+
+def _present(hooks: Mapping[str, Hooks]) -> Iterator[tuple[Any, ...]]:
+    """What settles how much the hooks compute: which of them there are, and the variant that they name."""
+    for name, hook in hooks.items():
+        yield (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
+
+
+def _uploaded(hooks: Mapping[str, Hooks], delta: Tensors) -> Tensors:
+    """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
+    sent = dict(delta)
+    for hook in hooks.values():
+        if hook.upload is not None:
+            for name, term in hook.upload(delta).items():
+                if name in sent:
+                    sent[name] = sent[name] + term
+    return sent
 
 
 def _finish(hooks: dict[str, Hooks], delta: Tensors, memory: Slots) -> tuple[Slots, Slots]:

@@ -67,7 +67,8 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         **rows,
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
-        "size": f"{parameters:,} parameters in {len(federation.strata)} strata, {len(federation.clients)} clients",
+        "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
+        "clients": f"{federation.sampled} of {len(federation.clients)} in every round",
     }
     if federation.records:
         shown["resumed"] = f"after round {len(federation.records)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -30,7 +30,6 @@ Slots = dict[str, Tensors]
 """Technique name → its own tensors."""
 
 Weight = Literal["examples", "uniform"]
-Reduce = Literal["mean"]
 Buffers = Literal["average", "local", "drop"]
 
 
@@ -73,6 +72,7 @@ class Assignment:
         seed: of this visit's random streams.
         method: digest of the method that the server runs.
         rounds: number of rounds of the run.
+        run_seed: of the run, the same in every assignment.
     """
 
     round: int
@@ -88,6 +88,7 @@ class Assignment:
     slots: Slots = field(default_factory=dict)
     fresh: tuple[str, ...] | None = None
     rounds: int = 1
+    run_seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,8 @@ class Batch:
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
             parameters, without the techniques' hooks; running statistics stay as they are.
+        again: True if this is a second look at the batch, asked for through `gradient`: hooks that count or average
+            over the steps must leave it out.
     """
 
     x: Tensor
@@ -139,6 +142,7 @@ class Batch:
     logits: Tensor
     gradient: Callable[[Tensors], Tensors]
     forward: Callable[[Tensors, str], Tensor]
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ class Hooks:
         scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
         upload: delta → what is ADDED to the delta that travels, for any of the names.
         finish: delta → (slot that travels, new memory; None keeps the old one).
+        variant: anything that the amount of computation in these hooks depends on besides the batch, such as whether
+            there is something to sample from yet; costs are counted once for each.
     """
 
     features: Mapping[str, Callable[[Batch, Tensor], Tensor]] | None = None
@@ -163,6 +169,7 @@ class Hooks:
     scale: Tensors | None = None
     upload: Callable[[Tensors], Tensors] | None = None
     finish: Callable[[Tensors], tuple[Tensors, Tensors | None]] | None = None
+    variant: Hashable = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,8 +247,14 @@ class Technique:
         """Server, once: the state to begin with."""
         return {}
 
+    def check(self, model: nn.Module, strata: tuple[Stratum, ...], work: Work) -> None:
+        """Once, before anything is trained or written: raise a UsageError for what this technique cannot work with."""
+
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow what `trains` and `travels`, or change the `work`."""
+        """Server, for every assignment: narrow what `trains` and `travels`, or change the `work`.
+
+        The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
+        """
         return assignment
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
@@ -289,7 +302,6 @@ class FedAvg:
 
     Args:
         weight: `examples` (n_k is the client's number of examples) or `uniform` (n_k = 1).
-        reduce: `mean`.
         buffers: what happens to running statistics: `average` (their values are averaged and sent), `local` (each
             client keeps its own; the server averages a copy for evaluation only) or `drop` (nobody keeps any:
             normalisation by the batch at hand, in evaluation too).
@@ -297,14 +309,13 @@ class FedAvg:
     """
 
     weight: Weight | None = None
-    reduce: Reduce | None = None
     buffers: Buffers | None = None
     server_lr: float | None = None
 
     name: ClassVar[str] = "fedavg"
 
     def __post_init__(self) -> None:
-        for name, choices in (("weight", Weight), ("reduce", Reduce), ("buffers", Buffers)):
+        for name, choices in (("weight", Weight), ("buffers", Buffers)):
             value = getattr(self, name)
             if value is not None and value not in get_args(choices):
                 raise UsageError(f"fedavg's {name} is one of {', '.join(get_args(choices))}, not {value!r}")
@@ -332,7 +343,7 @@ class Method:
             for other, why in one.refuses.items():
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
-        for key in ("weight", "reduce", "buffers", "server_lr"):
+        for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
 
     def _setting(self, key: str, otherwise: Any) -> Any:
@@ -385,12 +396,11 @@ class Method:
 def chain(
     *techniques: Technique,
     weight: Weight | None = None,
-    reduce: Reduce | None = None,
     buffers: Buffers | None = None,
     server_lr: float | None = None,
 ) -> Method:
     """Put techniques together into a Method; the keyword arguments are FedAvg's (see there)."""
-    return Method(techniques, FedAvg(weight=weight, reduce=reduce, buffers=buffers, server_lr=server_lr))
+    return Method(techniques, FedAvg(weight=weight, buffers=buffers, server_lr=server_lr))
 
 
 def parse(text: str, table: Mapping[str, Callable[..., Any]]) -> Method:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedstrata.client import Bench, load, task_loss
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples
-from fedstrata.tensors import Tensors
+from fedstrata.tensors import Tensors, generator
 
 
 @contextmanager
@@ -30,6 +30,15 @@ def _batch_statistics(model: nn.Module) -> Iterator[None]:
             norm.momentum = momentum
 
 
+def without_statistics(model: nn.Module) -> nn.Module:
+    """The model with norm layers that always use the batch at hand: what the policy `drop` trains and evaluates."""
+    for norm in model.modules():
+        if isinstance(norm, _NormBase):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    return model
+
+
 def evaluate(
     bench: Bench,
     params: Tensors,
@@ -40,15 +49,17 @@ def evaluate(
 ) -> tuple[float, float]:
     """(accuracy, mean loss) of a model with these parameters and running statistics.
 
-    Under the policy `drop` norm layers use the statistics of each evaluation batch, in the order of the examples.
+    Under the policy `drop` norm layers use the statistics of each evaluation batch; batches are drawn in a fixed random
+    order then, so that a test set sorted by class is judged like any other.
     """
     load(bench.params, params)
     load(bench.buffers, bench.initial if policy == "drop" else buffers)
     model = bench.model.eval()
     device = next(iter(bench.params.values())).device
     correct, total = 0, 0.0
-    parts = list(torch.split(torch.arange(len(examples)), batch_size))
     by_batch = policy == "drop" and len(examples) > 1  # a single example has no statistics of its own
+    order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
+    parts = list(torch.split(order, batch_size))
     if by_batch and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     with torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():

@@ -17,18 +17,18 @@ import torch
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.client import BUFFERS, Workshop, load, own_rng, running
+from fedstrata.client import BUFFERS, Workshop, load, own_rng, running, seed_global
 from fedstrata.config import Settings, checked, read_toml, to_toml
 from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluate import evaluate
-from fedstrata.fitting import check_fit
+from fedstrata.evaluate import evaluate, without_statistics
+from fedstrata.fitting import check_fit, fingerprint
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.optim import build_schedule
-from fedstrata.rundir import RunDirectory
+from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum, strata
@@ -110,7 +110,10 @@ class Federation:
         recipe: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        self.method = techniques.method(method).with_buffers(buffers)
+        chosen = techniques.method(method)
+        if buffers is not None and chosen.base.buffers not in (None, buffers):
+            raise UsageError(f"the method says buffers={chosen.base.buffers!r}, but buffers={buffers!r}: leave one out")
+        self.method = chosen.with_buffers(buffers)
         self.settings = checked(
             Settings,
             {
@@ -144,9 +147,7 @@ class Federation:
         self.test = None if test is None else as_examples(test)
         self.notes = tuple(notes)
         self._eligible = [c for c, examples in enumerate(self.clients) if len(examples)]
-        if not self._eligible:
-            raise UsageError("there is no client with any examples")
-        models = {"": copy.deepcopy(model), **copy.deepcopy(dict(archs or {}))}
+        models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, self.clients, self.test, batch_size)
@@ -160,6 +161,10 @@ class Federation:
             sample=sample,
         )
         self._shop = shop
+        self._schedule = build_schedule(schedule)
+        for technique in self.method.at("check"):
+            for name, module in models.items():
+                technique.check(module, architectures[name].strata, self._work(0))
         self._server = Server(
             self.method,
             architectures,
@@ -170,9 +175,8 @@ class Federation:
             model=lambda: copy.deepcopy(models[""]),
         )
         self._engine = build_engine(engine, workers, shop, self.clients)
-        self._schedule = build_schedule(schedule)
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
-        self._sample(0)  # refuses a participation that the clients cannot meet, before anything is written
+        _ = self.sampled  # refuses a participation that the clients cannot meet, before anything is written
         self.records: list[Record] = []
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
@@ -192,16 +196,33 @@ class Federation:
         store = directory.store()
         self._store = store
         if not resume:
-            directory.create(to_toml(config, header=[f"buffers: {self.method.buffers}", *self.notes]))
+            header = [f"buffers: {self.method.buffers}", *self.notes]
+            directory.create(to_toml(config, header), {"data": fingerprint(self.clients)})
             return
         _same_config(directory, config)
         states, rows, damaged = directory.recover()
+        self._same_world(directory, states)
         instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
         self.notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
         if states:
             self.state, self._saved_round = states[0], states[0].round
             self.records = [Record.read(row) for row in rows]
         store.sweep([state.remembers for state in states])
+
+    def _same_world(self, directory: RunDirectory, states: Sequence[ServerState]) -> None:
+        """Refuse to go on with another model or other data; note another version of torch or another machine."""
+        for state in states[:1]:
+            for name in {**self.state.params, **self.state.buffers, **state.params, **state.buffers}:
+                ours = {**self.state.params, **self.state.buffers}.get(name)
+                theirs = {**state.params, **state.buffers}.get(name)
+                if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                    raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
+        before, now = directory.versions(), {**versions(), "data": fingerprint(self.clients)}
+        if before.get("data", now["data"]) != now["data"]:
+            raise UsageError(f"{directory.path} was run with other data: the clients' sizes or labels differ")
+        for name in ("torch", "machine"):
+            if before.get(name, now[name]) != now[name]:
+                self.notes += (f"begun with {name} {before[name]}, now {now[name]}: the last bits may differ",)
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -222,8 +243,10 @@ class Federation:
         try:
             while not self.done:
                 yield self._round()
-        except BaseException:
+        except BaseException as error:
             self.save()
+            if isinstance(error, Diverged) and self._directory is not None:
+                self._directory.finish(self.model, self.summary())
             raise
         self._finish()
 
@@ -300,13 +323,17 @@ class Federation:
         lr = s.lr * self._schedule(number, s.rounds)
         return Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip)
 
-    def _sample(self, number: int) -> list[int]:
+    @property
+    def sampled(self) -> int:
+        """How many clients take part in a round."""
         wanted = self.settings.participation
-        eligible = self._eligible
-        count = wanted if isinstance(wanted, int) else max(1, round(wanted * len(eligible)))
-        if count > len(eligible):
-            raise UsageError(f"participation = {count}, but only {len(eligible)} clients have examples")
-        return random.Random(derive(self.settings.seed, "sample", number)).sample(eligible, count)
+        count = wanted if isinstance(wanted, int) else max(1, round(wanted * len(self._eligible)))
+        if count > len(self._eligible):
+            raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
+        return count
+
+    def _sample(self, number: int) -> list[int]:
+        return random.Random(derive(self.settings.seed, "sample", number)).sample(self._eligible, self.sampled)
 
     def _recall(self, client: int) -> Slots:
         return self._store.get(client, int(self.state.remembers[client]))
@@ -321,6 +348,7 @@ class Federation:
         if self.test is None or not due:
             return None, None, None
         bench, policy = self._shop.bench(""), self.method.buffers
+        seed_global(derive(self.settings.seed, "evaluate", number), self._shop.device)
         accuracy, loss = evaluate(bench, state.params, state.buffers, self.test, policy)
         if not self.settings.eval_clients:
             return accuracy, loss, None
@@ -355,6 +383,8 @@ class Federation:
         model = self._shop.build("")
         load(dict(model.named_parameters()), self.state.params)
         load(running(model), self.state.buffers)
+        if self.method.buffers == "drop":
+            without_statistics(model)
         return model.eval()
 
     def summary(self) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.client import running
 from fedstrata.data.examples import Examples, TensorExamples
-from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.wire import carries
 
 
@@ -37,7 +39,7 @@ def check_fit(
         _check_tensors(f"the architecture '{name}'" if name else "the model", model)
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for model in models.values() for m in model.modules()):
         raise UsageError("batch_size = 1 cannot train a model with batch norm: a single example has no statistics")
-    sample, _ = holders[0].batch(torch.arange(min(2, len(holders[0]))))
+    sample, _ = _first(holders[0], 2)
     tried: dict[tuple[object, ...], int] = {}
     checked: set[int] = set()
     for examples in [*holders, *([] if test is None else [test])]:
@@ -45,7 +47,7 @@ def check_fit(
             if id(examples.x) in checked:
                 continue
             checked.add(id(examples.x))
-        x, _ = examples.batch(torch.arange(1))
+        x, _ = _first(examples, 1)
         kind = (x.dtype, x.shape[1:])
         if kind not in tried:
             tried[kind] = min(_outputs(model, x) for model in models.values())
@@ -54,15 +56,37 @@ def check_fit(
     return sample
 
 
+def fingerprint(clients: Sequence[Examples]) -> str:
+    """Sixteen hex digits that tell whether a run goes on with the data that it began with.
+
+    Made of the clients' sizes and, where they are at hand without reading everything, their labels.
+    """
+    digest = hashlib.sha256(np.array([len(c) for c in clients]).tobytes())
+    for examples in clients:
+        if isinstance(examples, TensorExamples):
+            digest.update(examples.labels().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _first(examples: Examples, count: int) -> tuple[Tensor, Tensor]:
+    try:
+        return examples.batch(torch.arange(min(count, len(examples))))
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a user's own dataset raises
+        why = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UsageError(f"the data cannot be read as (input, label) rows of one shape: {why}") from error
+
+
 def _outputs(model: nn.Module, x: Tensor) -> int:
     """Number of classes that a model tells apart, found by trying it."""
     try:
         with torch.no_grad():
             logits = copy.deepcopy(model).eval()(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UsageError(f"the model does not take inputs of shape {list(x.shape[1:])}: {first}") from None
-    if not isinstance(logits, Tensor) or logits.dim() < 2 or len(logits) != len(x):
+    except Exception as error:  # whatever a user's own model raises
+        first = one_line(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+        raise UsageError(f"the model does not take inputs of shape {list(x.shape[1:])}: {first}") from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
         raise UsageError("the model must return one tensor of logits, with a row for each input")
     return logits.shape[1]
 

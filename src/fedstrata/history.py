@@ -52,6 +52,11 @@ class Record:
     memory: int
     client_accuracy: list[float | None] | None = None
 
+    def __str__(self) -> str:
+        accuracy = "–" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
+        sent = f"{self.bytes_up / 1e6:.1f} MB up, {self.bytes_down / 1e6:.1f} MB down"
+        return f"round {self.round}: accuracy {accuracy}, {sent}, {self.seconds:.2f} s"
+
     @staticmethod
     def read(row: Mapping[str, Any]) -> Record:
         """A line of metrics.jsonl; fields of a later version are passed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from fedstrata.config import RunConfig, Settings, checked, read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.partition import partition
+from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import UsageError
 from fedstrata.federation import Federation
 from fedstrata.models import build_model
@@ -49,7 +51,8 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Feder
         **settings,
         out=out,
         resume=resume,
-        recipe={name: getattr(config, name) for name in RECIPE} | {"data_dir": _absolute(config.data_dir)},
+        recipe={name: getattr(config, name) for name in RECIPE}
+        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
     )
 

@@ -73,8 +73,8 @@ class RunDirectory:
     def config(self) -> Path:
         return self.path / "run.toml"
 
-    def create(self, config: str) -> None:
-        """Make the directory of a new run.
+    def create(self, config: str, about: Mapping[str, str] | None = None) -> None:
+        """Make the directory of a new run; `about` is written beside the versions.
 
         Raises:
             UsageError: if a run, or anything else, is there already.
@@ -89,7 +89,7 @@ class RunDirectory:
         self._claim = claim(self.path)
         try:
             write_atomic(self.config, config)  # first: from here on the run can be resumed
-            self._complete()
+            self._complete(about or {})
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):
@@ -104,7 +104,15 @@ class RunDirectory:
         ours = {*leftovers(self.path), self.path / LOCK}
         return self.path.is_dir() and ours.issuperset(self.path.iterdir())
 
-    def _complete(self) -> None:
+    def versions(self) -> dict[str, str]:
+        """What versions.json says; nothing where it is missing or was edited."""
+        try:
+            read = json.loads((self.path / "versions.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
+
+    def _complete(self, more: Mapping[str, str]) -> None:
         """Make whatever is missing beside run.toml, and clear away what a kill left behind."""
         with disk_errors(self.path):
             self.checkpoints.mkdir(exist_ok=True)
@@ -115,7 +123,7 @@ class RunDirectory:
             write_atomic(self.metrics, "")
         about = self.path / "versions.json"
         if not about.exists():
-            write_atomic(about, json.dumps(versions(), indent=2) + "\n")
+            write_atomic(about, json.dumps({**versions(), **more}, indent=2) + "\n")
 
     @property
     def resume_command(self) -> str:
@@ -129,7 +137,7 @@ class RunDirectory:
     def recover(self) -> tuple[list[ServerState], list[dict[str, Any]], list[Path]]:
         """Whole checkpoints, newest first, the metrics up to the newest, and the damaged ones, which are removed."""
         self._claim = claim(self.path)
-        self._complete()
+        self._complete({})
         whole, damaged = checkpoint.load_all(self.checkpoints)
         rows = self.trim(whole[0].round if whole else 0)
         for path in damaged:

@@ -19,6 +19,7 @@ from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, add, all_finite, derive
 
 NOT_FINITE = "it holds NaN or infinite numbers"
+NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
 COUNT_LIMIT = 2**53
 """Largest number of examples or steps that is believed: every whole number up to it is a float."""
 METRIC_LIMIT = 1e38
@@ -130,9 +131,9 @@ class Server:
         architectures: Mapping[str, Architecture],
         population: int,
         seed: int,
-        arch_of: Callable[[int], str] = lambda client: "",
-        rounds: int = 1,
-        model: Callable[[], nn.Module] = nn.Identity,
+        arch_of: Callable[[int], str],
+        rounds: int,
+        model: Callable[[], nn.Module],
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
         self.rounds, self.model, self.arch_of = rounds, model, arch_of
@@ -187,6 +188,7 @@ class Server:
         return Assignment(
             round=state.round,
             rounds=self.rounds,
+            run_seed=self.seed,
             client=-1,
             arch=arch,
             params=state.params if whole else {n: state.params[n] for n in held.params},
@@ -234,12 +236,17 @@ class Server:
         weights: list[float] = []
         refused: list[tuple[int, str]] = []
         accepted: dict[int, bool] = {}  # client → it has something to remember
+        answered: set[int] = set()
         bytes_up = finite_failures = 0
+        flops = 0.0
         for update, memory in visits:
-            bytes_up += wire.size(update)
             why = self.fault(asked.get(update.client), update, state.buffers)
             if update.client in accepted:
                 why = "it was answered already"
+            if why != NOT_CARRIED:
+                bytes_up += wire.size(update)
+                flops += _cost(update)
+            answered.add(update.client)
             if why is not None:
                 refused.append((update.client, why))
                 finite_failures += why == NOT_FINITE
@@ -261,7 +268,8 @@ class Server:
                 gathered = technique.gather(gathered, weights)
             for update, weight in zip(gathered, weights, strict=True):
                 delta_mean.add(update.delta, weight)
-        after, diverged = state, bool(refused) and finite_failures == len(asked)
+        refused += [(client, "it did not come") for client in asked if client not in answered]
+        after, diverged = state, not kept and finite_failures > 0
         if kept:
             after = self._advance(state, delta_mean.result(), buffer_mean.result(), kept, weights, travelled)
             diverged = not all_finite(after.params.values())
@@ -275,7 +283,7 @@ class Server:
             bytes_down=sum(wire.size(a) for a in assignments),
             examples=examples,
             steps=sum(u.steps for u in kept),
-            flops=sum(u.metrics["flops"] for u in kept),
+            flops=flops,
             train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / examples if kept else None,
             diverged=diverged,
         )
@@ -357,6 +365,8 @@ class Server:
         wrong = wrong or _mismatch(values, buffers, update.buffers)
         if wrong:
             return wrong
+        if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
+            return NOT_CARRIED
         strangers = update.slots.keys() - {t.name for t in self.method.techniques}
         if strangers:
             return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
@@ -366,6 +376,12 @@ class Server:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self.method.at("fault"))
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+
+def _cost(update: Update) -> float:
+    """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
+    flops = update.metrics.get("flops", 0.0)
+    return flops if 0 <= flops <= METRIC_LIMIT else 0.0
 
 
 def _mismatch(expected: Sequence[str], like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:

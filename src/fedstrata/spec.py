@@ -103,9 +103,16 @@ def summary(target: Callable[..., Any]) -> str:
 def signature(target: Callable[..., Any]) -> str:
     """The arguments with their defaults, as shown by `fedstrata list`."""
     return ", ".join(
-        name if default is inspect.Parameter.empty else f"{name}={default!r}"
-        for name, (_, default) in parameters(target).items()
+        name if default is inspect.Parameter.empty else f"{name}={_default(kind, default)}"
+        for name, (kind, default) in parameters(target).items()
     )
+
+
+def _default(kind: Any, default: Any) -> str:
+    """A default, and for a choice among names all of them."""
+    parts = [kind, *typing.get_args(kind)]
+    choices = [repr(c) for part in parts if typing.get_origin(part) is typing.Literal for c in typing.get_args(part)]
+    return "|".join(sorted(choices, key=lambda c: c != repr(default))) or repr(default)
 
 
 def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:

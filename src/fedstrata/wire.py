@@ -142,6 +142,7 @@ class _AssignmentHead(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
     rounds: int
+    run_seed: int
     client: int
     arch: str
     trains: list[str] | None
@@ -174,6 +175,7 @@ def _assignment_parts(a: Assignment) -> tuple[dict[str, Any], Tensors]:
     head = {
         "round": a.round,
         "rounds": a.rounds,
+        "run_seed": a.run_seed,
         "client": a.client,
         "arch": a.arch,
         # A plan that lets everything train and travel is the usual case: null says so.
@@ -242,6 +244,7 @@ def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) 
     return Assignment(
         round=head.round,
         rounds=head.rounds,
+        run_seed=head.run_seed,
         client=head.client,
         arch=head.arch,
         params=params,

@@ -102,7 +102,7 @@ AUGMENTS: dict[str, Callable[..., Steps]] = {"none": none, "rrc": rrc, "cj": cj,
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Steps in a row on a batch of images; the result has the same shape and stays in [0, 1]."""
+    """Steps in a row on a batch of images; the result has the same shape."""
 
     steps: Steps
 
@@ -113,7 +113,7 @@ class Augmentation:
         out = images
         for step in self.steps:
             out = step(out)
-        return out.clamp(0, 1)
+        return out
 
 
 def build_augment(spec: str, input_shape: Sequence[int]) -> Augment | None:

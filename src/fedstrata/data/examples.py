@@ -76,7 +76,7 @@ class TensorExamples:
         if x.dtype == torch.uint8:
             x = x.float()
             if augment is not None:
-                x = augment(x.div_(255)).mul(255)
+                x = augment(x.div_(255)).clamp(0, 1).mul_(255)
             x = x.div_(255) if self._shift is None or self._scale is None else x.sub_(self._shift).mul_(self._scale)
         elif augment is not None:
             x = augment(x)
