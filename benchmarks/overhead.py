@@ -91,7 +91,7 @@ WORKLOADS = {
     "resnet8(width=16), 10 clients × 64": ("resnet8(width=16)", (3, 32, 32), 10, 64, 32, 1, None),
     "mlp 784-64-10, 50 clients × 32, batch 8": ("mlp(hidden=(64,))", (1, 28, 28), 50, 32, 8, 1, 1.3),
     "mlp 784-64-10, 50 clients × 32, batch 32, 5 epochs": ("mlp(hidden=(64,))", (1, 28, 28), 50, 32, 32, 5, 1.3),
-    "mlp 784-64-10, 50 clients × 32, one step": ("mlp(hidden=(64,))", (1, 28, 28), 50, 32, 32, 1, None),
+    "mlp 784-64-10, 50 clients × 32, one step": ("mlp(hidden=(64,))", (1, 28, 28), 50, 32, 32, 1, 1.3),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, derive, generator, subtract
+
+T = TypeVar("T")
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -283,26 +285,29 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     bench = shop.bench(a.arch)
     _prepare(bench, method, a, memory)
     hooks: dict[str, Hooks] = {}
-    local_flops = 0
+    before = after = 0
     if any(method.at("local")):
         seed_global(derive(a.seed, "local"), shop.device)
-        with _measured(shop, (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))) as counted:
-            hooks = _open_hooks(method, bench, data, a, memory)
-        local_flops = counted()
+        key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
+        hooks, before = _counted(shop, key, lambda: _open_hooks(method, bench, data, a, memory))
         _prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
     seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
     train_loss, steps, flops = _train(shop, bench, a, data, hooks)
 
     delta = subtract({n: bench.params[n].detach().cpu() for n in a.travels}, a.params, a.travels)
-    with _measured(shop, (a.arch, a.trains, *_present(hooks), len(data), "finish")) if hooks else nullcontext() as last:
-        slots, kept = _finish(hooks, delta, memory)
-        sent = _uploaded(hooks, delta)
+    slots: Slots = {}
+    kept, sent = dict(memory), delta
+    if hooks:
+        key = ("finish", a.arch, a.trains, *_present(hooks), len(data))
+        (slots, kept, sent), after = _counted(
+            shop, key, lambda: (*_finish(hooks, delta, memory), _uploaded(hooks, delta))
+        )
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-    metrics = {"train_loss": train_loss, "flops": float(local_flops + flops + (last() if last else 0))}
+    metrics = {"train_loss": train_loss, "flops": float(before + flops + after)}
     return Update(a.round, a.client, method.digest, len(data), steps, sent, buffers, slots, metrics), kept
 
 
@@ -338,22 +343,24 @@ def _train(
     optimizer = build_optimizer(a.work.optimizer)
     move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
     total, steps, flops = torch.zeros((), device=device), 0, 0
+
+    def step(x: Tensor, y: Tensor) -> None:
+        batch = objective.batch(x, y, steps, params)
+        task, loss = objective(batch, model)
+        total.add_(task.detach())
+        grads: Sequence[Tensor | None] = [None] * len(leaves)
+        if loss.requires_grad:
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        if corrections or a.work.clip is not None:
+            grads = _changed_gradients(corrections, a.work.clip, names, grads, batch)
+        move(grads)
+
     with _tapped(model, objective, features) if features else nullcontext():
         for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
             x, y = data.batch(index, shop.augment)
             if device.type != "cpu":
                 x, y = x.to(device), y.to(device)
-            with _measured(shop, (*key, x.shape)) as step_flops:
-                batch = objective.batch(x, y, steps, params)
-                task, loss = objective(batch, model)
-                total += task.detach()
-                grads: Sequence[Tensor | None] = [None] * len(leaves)
-                if loss.requires_grad:
-                    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-                if corrections or a.work.clip is not None:
-                    grads = _changed_gradients(corrections, a.work.clip, names, grads, batch)
-                move(grads)
-            flops += step_flops()
+            flops += _counted(shop, (*key, x.shape), partial(step, x, y))[1]
             steps += 1
     return total.item() / max(steps, 1), steps, flops
 
@@ -374,19 +381,19 @@ def _changed_gradients(
     return [used.get(n) for n in names]
 
 
-@contextmanager
-def _measured(shop: Workshop, key: Any) -> Iterator[Callable[[], int]]:
-    """FLOPs of the block, counted at its first, real execution with this key, and known from then on.
+def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int]:
+    """(result, FLOPs): counted at the first, real execution with this key, and known from then on.
 
     Counting every step would cost more than training; what the key names (sub-model, plan, hooks, inputs) settles the
     number of matrix products and convolutions.
     """
-    if key in shop.flops:
-        yield lambda: shop.flops[key]
-        return
+    known = shop.flops.get(key)
+    if known is not None:
+        return compute(), known
     with FlopCount() as counter:
-        yield lambda: shop.flops[key]
+        result = compute()
     shop.flops[key] = counter.total
+    return result, counter.total
 
 
 def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> dict[str, Hooks]:

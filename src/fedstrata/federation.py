@@ -336,7 +336,7 @@ class Federation:
         return random.Random(derive(self.settings.seed, "sample", number)).sample(self._eligible, self.sampled)
 
     def _recall(self, client: int) -> Slots:
-        return self._store.get(client, int(self.state.remembers[client]))
+        return self._store.get(client, int(self.state.remembers.numpy()[client]))
 
     def _keep(self, client: int, memory: Slots) -> None:
         self._store.put(client, self.state.round, memory, before=int(self.state.remembers[client]))
