@@ -1230,3 +1230,8 @@ def test_a_slot_of_a_type_that_messages_do_not_carry(spy: Spy):
     spy.spoil = lambda update: replace(update, slots={"x": {"a": torch.zeros(1, dtype=torch.complex64)}})
     record = next(Federation(mlp(), clients(5), rounds=1).rounds())
     assert "do not carry" in record.refused[0]["why"]
+
+
+def test_numbers_of_numpy_are_numbers():
+    settings = {"rounds": np.int64(2), "lr": np.float64(0.5), "participation": np.int64(1), "seed": np.int32(3)}
+    assert len(Federation(mlp(), clients(5, 6), **settings).fit().records) == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from typing import Any, TypeVar
 
@@ -281,7 +281,8 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
 
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller gives them back (`own_rng`).
     """
-    a, method = assignment, shop.method
+    a, method = _assignment_on(shop.device, assignment), shop.method
+    memory = _slots_on(shop.device, memory)
     bench = shop.bench(a.arch)
     _prepare(bench, method, a, memory)
     hooks: dict[str, Hooks] = {}
@@ -294,7 +295,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
     train_loss, steps, flops = _train(shop, bench, a, data, hooks)
 
-    delta = subtract({n: bench.params[n].detach().cpu() for n in a.travels}, a.params, a.travels)
+    delta = subtract({n: bench.params[n].detach() for n in a.travels}, a.params, a.travels)
     slots: Slots = {}
     kept, sent = dict(memory), delta
     if hooks:
@@ -308,7 +309,23 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         if method.buffers == "local":
             kept[BUFFERS] = buffers
     metrics = {"train_loss": train_loss, "flops": float(before + flops + after)}
+    home = torch.device("cpu")
+    sent, slots, kept = _slots_on(home, {"": sent})[""], _slots_on(home, slots), _slots_on(home, kept)
     return Update(a.round, a.client, method.digest, len(data), steps, sent, buffers, slots, metrics), kept
+
+
+def _slots_on(device: torch.device, slots: Slots) -> Slots:
+    """The tensors on a device, the very same ones where they are there already: a visit computes in one place."""
+    if all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
+        return slots
+    return {name: {n: t.to(device) for n, t in slot.items()} for name, slot in slots.items()}
+
+
+def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
+    if device.type == "cpu":
+        return assignment
+    params = _slots_on(device, {"": assignment.params})[""]
+    return replace(assignment, params=params, slots=_slots_on(device, assignment.slots))
 
 
 def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:

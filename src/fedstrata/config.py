@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedstrata.core import Buffers
@@ -105,13 +106,14 @@ def checked(model: type[Settings], values: Mapping[str, Any]) -> Settings:
     Raises:
         UsageError: one sentence that names the field, what is wrong and what would be right.
     """
+    values = {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
     for name, value in values.items():
         if name not in model.model_fields:
             raise UsageError(f"there is no setting '{name}'{did_you_mean(name, model.model_fields)}")
         if isinstance(value, str) and not _encodable(value):
             raise UsageError(f"{name} = {value!r} does not fit: it is not valid Unicode")
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")

@@ -150,7 +150,7 @@ class Federation:
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         with own_rng():  # a dataset's own transforms may draw random numbers
-            sample = check_fit(models, arch_of, self.clients, self.test, batch_size)
+            sample = check_fit(models, arch_of, self.clients, self.test, self.settings.batch_size)
         architectures = {name: _architecture(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
@@ -169,12 +169,12 @@ class Federation:
             self.method,
             architectures,
             len(self.clients),
-            seed,
+            self.settings.seed,
             arch_of,
-            rounds=rounds,
+            rounds=self.settings.rounds,
             model=lambda: copy.deepcopy(models[""]),
         )
-        self._engine = build_engine(engine, workers, shop, self.clients)
+        self._engine = build_engine(engine, self.settings.workers, shop, self.clients)
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
         _ = self.sampled  # refuses a participation that the clients cannot meet, before anything is written
         self.records: list[Record] = []

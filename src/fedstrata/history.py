@@ -22,7 +22,7 @@ class Record:
         loss: mean cross-entropy on the test set.
         bytes_up: sum of the lengths of all encoded updates.
         bytes_down: sum of the lengths of all encoded assignments.
-        flops: of local training, counted by torch on the real steps (matrix products, convolutions, attention).
+        flops: of local training, counted on real steps (matrix products, convolutions, attention, recurrent layers).
         seconds: wall time of the round, evaluation included.
         clients: numbers of the clients that took part.
         active: names of the strata that trained.
