@@ -158,7 +158,7 @@ def test_a_strange_escape_gives_no_warning() -> None:
 
 
 def test_help() -> None:
-    assert signature(things) == "width=3, rate=0.1, kind='a', sizes=(1, 2), flag=False, limit=None"
+    assert signature(things) == "width=3, rate=0.1, kind='a'|'b', sizes=(1, 2), flag=False, limit=None"
     assert signature(needs) == "width"
     assert signature(plain) == ""
     assert summary(things) == "Things of a kind."
