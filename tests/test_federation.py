@@ -1235,3 +1235,10 @@ def test_a_slot_of_a_type_that_messages_do_not_carry(spy: Spy):
 def test_numbers_of_numpy_are_numbers():
     settings = {"rounds": np.int64(2), "lr": np.float64(0.5), "participation": np.int64(1), "seed": np.int32(3)}
     assert len(Federation(mlp(), clients(5, 6), **settings).fit().records) == 2
+
+
+def test_a_sub_models_buffers_must_be_the_models_too():
+    counting = deep()
+    counting.a.register_buffer("seen", torch.zeros(1))
+    with pytest.raises(UsageError, match=r"'other' has 'a\.seen'"):
+        Federation(deep(), clients(5), archs={"other": counting})

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work, chain
-from fedstrata.errors import UsageError
 from fedstrata.server import Architecture, Mean, Outcome, Server, ServerState
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone
@@ -529,18 +528,6 @@ def test_sub_models_get_and_give_their_own_names_only():
     assert after.params["c.w"].item() == 4.0 + 8.0
     _, only = play(made, after, [0, 1])
     assert only.active == ("a",)
-
-
-def test_a_sub_model_must_be_a_part_of_the_model():
-    stranger = Architecture(("a.w", "z.w"), (), ())
-    with pytest.raises(UsageError, match=r"'big' has 'z\.w'"):
-        Server(chain(), {"": WHOLE, "big": stranger}, 2, 0, lambda c: "", 9, nn.Identity)
-
-
-def test_a_sub_models_buffers_must_be_the_models_too():
-    stranger = Architecture(("a.w",), ("z.mean",), ())
-    with pytest.raises(UsageError, match=r"z\.mean"):
-        Server(chain(), {"": WHOLE, "big": stranger}, 2, 0, lambda c: "", 9, nn.Identity)
 
 
 # Refusals ---------------------------------------------------------------------------------------------------

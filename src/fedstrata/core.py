@@ -8,7 +8,6 @@ unchanged in this process, in worker processes and across a network.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.errors import UsageError
-from fedstrata.spec import Call, bind, parse_expression, read_call, text_of
+from fedstrata.spec import bind, parse_sum, text_of
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors
 
@@ -407,18 +406,10 @@ def parse(text: str, table: Mapping[str, Callable[..., Any]]) -> Method:
     """Read a method as papers write it, `"feddyn(alpha=0.1) + fednlr"`, with the techniques of a table."""
     techniques: list[Technique] = []
     bases: list[FedAvg] = []
-    for call in _terms(parse_expression(text), text):
+    for call in parse_sum(text):
         target, kwargs = bind("method", table, call)
         part = target(**kwargs)
         (bases if isinstance(part, FedAvg) else techniques).append(part)
     if len(bases) > 1:
         raise UsageError(f"the method '{text}' names 'fedavg' twice")
     return Method(tuple(techniques), bases[0] if bases else FedAvg())
-
-
-def _terms(node: ast.expr, text: str) -> list[Call]:
-    terms: list[Call] = []
-    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        terms.append(read_call(node.right, text))
-        node = node.left
-    return [read_call(node, text), *reversed(terms)]

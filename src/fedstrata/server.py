@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work
-from fedstrata.errors import UsageError
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, add, all_finite, derive
 
@@ -140,10 +139,6 @@ class Server:
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
         self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
-        for name, arch in architectures.items():
-            missing = {*arch.params, *arch.buffers} - {*architectures[""].params, *architectures[""].buffers}
-            if missing:
-                raise UsageError(f"architecture '{name}' has '{min(missing)}', which the server's model lacks")
 
     def start(self, params: Tensors, buffers: Tensors) -> ServerState:
         """The state before the first round."""

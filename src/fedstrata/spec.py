@@ -84,6 +84,19 @@ def parse_call(text: str) -> Call:
     return Call(name, call.args, call.kwargs)
 
 
+def parse_sum(text: str) -> list[Call]:
+    """Read names with arguments joined by `+`, left to right: `feddyn(alpha=0.1) + fednlr`."""
+    calls: list[Call] = []
+    waiting = [parse_expression(text)]
+    while waiting:  # without recursion, since a user's text may be long
+        term = waiting.pop()
+        if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add):
+            waiting += [term.right, term.left]
+        else:
+            calls.append(read_call(term, text))
+    return calls
+
+
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a user may give: keyword-only parameters (or dataclass fields) → (type, default)."""

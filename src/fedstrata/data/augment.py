@@ -7,9 +7,8 @@ kornia does the work, one draw an image; the draws come from torch's global CPU 
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedstrata.data.examples import Augment
 from fedstrata.errors import UsageError
-from fedstrata.spec import bind, parse_expression, read_call
+from fedstrata.spec import bind, parse_sum
 
 Shape = tuple[int, int, int]
 Steps = tuple[Augment, ...]
@@ -127,7 +126,7 @@ def build_augment(spec: str, input_shape: Sequence[int]) -> Augment | None:
         UsageError: for an unknown name, an impossible value, inputs that are no images, or where kornia is
             missing.
     """
-    calls = [bind("augmentation", AUGMENTS, read_call(node, spec)) for node in _terms(parse_expression(spec))]
+    calls = [bind("augmentation", AUGMENTS, call) for call in parse_sum(spec)]
     if all(function is none for function, _ in calls):
         return None
     if len(input_shape) != 3 or min(input_shape) < 1:
@@ -137,17 +136,6 @@ def build_augment(spec: str, input_shape: Sequence[int]) -> Augment | None:
     channels, height, width = input_shape
     steps = [step for function, given in calls for step in function((channels, height, width), **given)]
     return Augmentation(tuple(steps))
-
-
-def _terms(node: ast.expr) -> Iterable[ast.expr]:
-    """The terms of a sum, left to right; without recursion, since a user's text may be long."""
-    waiting = [node]
-    while waiting:
-        term = waiting.pop()
-        if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add):
-            waiting += [term.right, term.left]
-        else:
-            yield term
 
 
 def _kornia() -> Any:
