@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -103,3 +105,15 @@ def test_a_resumed_run_of_such_a_model_has_the_same_bits(name: str, tmp_path: Pa
     resumed.fit()
     assert all(torch.equal(p, resumed.state.params[n]) for n, p in whole.state.params.items())
     assert [r.flops for r in whole.records] == [r.flops for r in resumed.records]
+
+
+def test_counting_does_not_load_torchs_compiler() -> None:
+    """It would take longer than a small run's first round."""
+    code = """
+import sys, torch, fedstrata as fs
+data = (torch.randn(8, 4), torch.randint(0, 3, (8,)))
+fs.Federation(torch.nn.Linear(4, 3), [data], data, rounds=1).fit()
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

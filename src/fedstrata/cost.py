@@ -38,6 +38,11 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = 0
         self._extra = _extra()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing compiled is counted here; torch would import its compiler, which takes longer than a small round.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
