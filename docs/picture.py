@@ -24,10 +24,10 @@ def main() -> None:
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         federation = open_run(config, Path("runs/demo"))
-        history = federation.fit()
         screen.print(Text("$ fedstrata demo", style="bold green"))
         shown = console.header(federation, {"data": f"{config.dataset}, {config.partition}", "model": config.model})
         screen.print(shown)
+        history = federation.fit()
         screen.print(console.summary(history, Path("runs/demo")))
     svg = screen.export_svg(title="fedstrata demo")
     svg = re.sub(r"@font-face\s*{.*?}", "", svg, flags=re.S).replace("Fira Code", "ui-monospace, Menlo, Consolas")
