@@ -315,7 +315,8 @@ def fetch_(
     if not where:
         raise UsageError("say where to put the files: --data-dir DIR, or FEDSTRATA_DATA in the environment")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars = Progress(*columns, console=_screen(stderr=True), disable=not sys.stderr.isatty())
+    shown = sys.stderr.isatty()
+    bars = Progress(*columns, console=_screen(stderr=True), disable=not shown)
     tasks: dict[str, Any] = {}
 
     def progress(done: int, total: int | None, file: str) -> None:
@@ -327,7 +328,8 @@ def fetch_(
     try:
         paths = fetch(name, where, mirror=mirror, optional=optional, progress=progress)
     finally:
-        bars.stop()
+        if shown:  # older versions of rich print an empty line for a bar that was never shown
+            bars.stop()
     for path in paths:
         print(path)
 
