@@ -20,7 +20,6 @@ from fedstrata.run import open_run
 def main() -> None:
     screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
     config = checked(RunConfig, DEMO)
-    assert isinstance(config, RunConfig)
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         federation = open_run(config, Path("runs/demo"))

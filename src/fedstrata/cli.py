@@ -145,9 +145,7 @@ def _config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None)
     values |= given
     if "participation" in given:
         values["participation"] = _number(given["participation"])
-    config = checked(RunConfig, assign(values, sets or []))
-    assert isinstance(config, RunConfig)
-    return config
+    return checked(RunConfig, assign(values, sets or []))
 
 
 def _default_out(config: RunConfig) -> Path:
@@ -188,7 +186,6 @@ def resume(
     federation = resume_run(directory, data_dir, workers)
     recipe = read_toml(directory / "run.toml")
     config = checked(RunConfig, recipe)
-    assert isinstance(config, RunConfig)
     _follow(federation, config, quiet, as_json, tensorboard)
 
 
@@ -200,7 +197,6 @@ def demo(
 ) -> None:
     """Train a small federation on real digits, embedded: ten clients, Dirichlet(0.1), under a minute."""
     config = checked(RunConfig, DEMO)
-    assert isinstance(config, RunConfig)
     federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
     _follow(federation, config, quiet, as_json, False)
 
@@ -281,7 +277,6 @@ def show(
         RunConfig,
         {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
     )
-    assert isinstance(config, RunConfig)
     loaded, parts = deal(config)
     found = describe(parts, loaded.train.labels(), loaded.classes)
     if plot_to is not None:

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -90,6 +90,8 @@ class RunConfig(Settings):
         return self
 
 
+S = TypeVar("S", bound=Settings)
+
 SPECS: Mapping[str, Table] = {
     "dataset": DATASETS,
     "model": MODELS,
@@ -100,7 +102,7 @@ SPECS: Mapping[str, Table] = {
 """Fields that are a name with arguments, and may also be given as a table: `[model] name = "resnet8", width = 16`."""
 
 
-def checked(model: type[Settings], values: Mapping[str, Any]) -> Settings:
+def checked(model: type[S], values: Mapping[str, Any]) -> S:
     """Values as a checked configuration.
 
     Raises:

@@ -212,10 +212,11 @@ class Federation:
     def _same_world(self, directory: RunDirectory, states: Sequence[ServerState]) -> None:
         """Refuse to go on with another model or other data; note another version of torch or another machine."""
         for state in states[:1]:
-            for name in {**self.state.params, **self.state.buffers, **state.params, **state.buffers}:
-                ours = {**self.state.params, **self.state.buffers}.get(name)
-                theirs = {**state.params, **state.buffers}.get(name)
-                if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            ours, theirs = (
+                {n: (t.shape, t.dtype) for n, t in {**s.params, **s.buffers}.items()} for s in (self.state, state)
+            )
+            for name in ours | theirs:
+                if ours.get(name) != theirs.get(name):
                     raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
         before, now = directory.versions(), {**versions(), "data": fingerprint(self.clients)}
         if before.get("data", now["data"]) != now["data"]:

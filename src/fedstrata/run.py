@@ -80,5 +80,4 @@ def resume_run(directory: Path, data_dir: str | None = None, workers: int | None
     if workers is not None:
         values["workers"] = workers
     config = checked(RunConfig, values)
-    assert isinstance(config, RunConfig)
     return open_run(config, directory, resume=True)
