@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.client import BUFFERS, Workshop, batches, own_rng, running, train_client
+from fedstrata.client import train_client
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Technique, Update, Work, chain
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.tensors import Tensors, clone
+from fedstrata.workshop import BUFFERS, Workshop, batches, own_rng, running
 
 # Helpers ----------------------------------------------------------------------------------------------------
 
@@ -497,7 +498,7 @@ def test_training_only_an_unused_layer_changes_nothing():
 
 def test_a_visit_without_training():
     """A plan may ask for a visit without training (to collect statistics): no step, no cost, but hooks are heard."""
-    technique = hooks("count", finish=lambda delta: ({"n": torch.ones(1)}, {"m": torch.ones(1)}))
+    technique = hooks("count", finish=lambda delta, tally: ({"n": torch.ones(1)}, {"m": torch.ones(1)}))
     update, memory = visit(mlp(5, 3), toy(8), technique, trains=[], optimizer="adam")
     assert update.delta == {}
     assert update.steps == 0
@@ -770,7 +771,7 @@ def test_uploads_do_not_see_each_other():
 
 def test_uploads_do_not_reach_into_memories():
     """`finish` keeps the delta that was trained, −0.1·g; the upload of 1 is for the wire alone."""
-    keep = hooks("keep", finish=lambda delta: (delta, delta))
+    keep = hooks("keep", finish=lambda delta, tally: (delta, delta))
     one = hooks("one", upload=lambda delta: {"weight": torch.ones(2, 2)})
     update, memory = visit(flat(), point(), keep, one, lr=0.1)
     np.testing.assert_allclose(update.delta["weight"].numpy(), -0.1 * GRADIENT + 1, rtol=1e-6)
@@ -783,11 +784,11 @@ def test_finish_says_what_travels_and_what_stays():
 
     def counting(view: ClientView) -> Hooks:
         count = view.memory.get("count", torch.zeros(()))
-        return Hooks(finish=lambda delta: ({"twice": 2 * delta["weight"]}, {"count": count + 1}))
+        return Hooks(finish=lambda delta, tally: ({"twice": 2 * delta["weight"]}, {"count": count + 1}))
 
     left = technique("left", counting)
-    right = hooks("right", finish=lambda delta: ({}, None))
-    new = hooks("new", finish=lambda delta: ({}, {}))
+    right = hooks("right", finish=lambda delta, tally: ({}, None))
+    new = hooks("new", finish=lambda delta, tally: ({}, {}))
     memory = {"right": {"kept": torch.tensor(7.0)}, "new": {"old": torch.tensor(1.0)}}
     update, first = visit(flat(), point(), left, right, new, lr=0.1, memory=memory)
     assert list(update.slots) == ["left"]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client import Bench, Workshop, running
 from fedstrata.core import Buffers, Method
 from fedstrata.data.examples import TensorExamples
 from fedstrata.evaluate import evaluate
 from fedstrata.tensors import Tensors, clone
+from fedstrata.workshop import Bench, Workshop, running
 
 
 def bench_of(model: nn.Module) -> Bench:

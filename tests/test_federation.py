@@ -18,13 +18,13 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from fedstrata import Diverged, Federation, UsageError, chain
-from fedstrata.client import BUFFERS
 from fedstrata.core import Assignment, ClientView, Hooks, Slots, Technique, Update
 from fedstrata.engines import serial
 from fedstrata.evaluate import evaluate as plain
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone
 from fedstrata.wire import encode
+from fedstrata.workshop import BUFFERS
 
 Pair = tuple[Tensor, Tensor]
 
@@ -123,7 +123,7 @@ class Counts(Technique):
 
     def local(self, view: ClientView) -> Hooks:
         visits = view.memory.get("visits", torch.zeros((), dtype=torch.int64))
-        return Hooks(finish=lambda delta: ({"seen": visits.float()}, {"visits": visits + 1}))
+        return Hooks(finish=lambda delta, tally: ({"seen": visits.float()}, {"visits": visits + 1}))
 
 
 # Rounds -----------------------------------------------------------------------------------------------------

@@ -6,134 +6,25 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update, Work
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update
 from fedstrata.cost import FlopCount
-from fedstrata.data.examples import Augment, Examples, TensorExamples
+from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
-from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone, derive, generator, subtract
+from fedstrata.tensors import Tensors, derive, generator, norms, scale, subtract
+from fedstrata.workshop import BUFFERS, Bench, Workshop, batches, load, seed_global, task_loss
 
 T = TypeVar("T")
-
-BUFFERS = "(buffers)"
-"""Where a client's memory keeps its own running statistics under the policy `local`."""
-
-Build = Callable[[str], nn.Module]
-"""Makes the model of an architecture; "" is the server's own."""
-
-
-@dataclass(frozen=True, eq=False)
-class Bench:
-    """A scratch model with its tensors by name."""
-
-    model: nn.Module
-    params: Tensors
-    buffers: Tensors
-    initial: Tensors
-    constants: tuple[Tensors, Tensors]
-    strata: tuple[Stratum, ...]
-    batch_norm: bool
-
-
-@dataclass(eq=False)
-class Workshop:
-    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
-
-    Args:
-        build: makes the model of an architecture.
-        method: the method that this federation runs.
-        augment: changes training inputs, batch by batch.
-        device: where training runs.
-        sample: one batch of inputs, to find the strata's order of execution.
-    """
-
-    build: Build
-    method: Method
-    augment: Augment | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    sample: Tensor | None = None
-    benches: dict[str, Bench] = field(default_factory=dict)
-    flops: dict[Any, int] = field(default_factory=dict)
-
-    def bench(self, arch: str) -> Bench:
-        """The scratch model of an architecture, made at its first use."""
-        if arch not in self.benches:
-            model = self.build(arch).to(self.device).train()
-            self.benches[arch] = Bench(
-                model=model,
-                params=dict(model.named_parameters()),
-                buffers=running(model),
-                initial=clone(running(model)),
-                constants=_constants(model),
-                strata=strata(model, self.sample if self.sample is None else self.sample.to(self.device)),
-                batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
-            )
-        return self.benches[arch]
-
-
-def running(model: nn.Module) -> Tensors:
-    """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
-    kept = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
-
-
-def _constants(model: nn.Module) -> tuple[Tensors, Tensors]:
-    """(the buffers that state_dict leaves out, their first values): every visit begins with these."""
-    kept = model.state_dict().keys()
-    live = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
-    return live, clone(live)
-
-
-def load(into: Tensors, values: Tensors) -> None:
-    """Copy named values into a model's own tensors."""
-    if values:
-        with torch.no_grad():
-            torch._foreach_copy_([into[n] for n in values], list(values.values()))
-
-
-def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
-    """Index tensors, one a step: a fresh permutation every epoch, the last batch of an epoch possibly smaller.
-
-    `drop_single` leaves out a last batch of one example, which normalisation over the batch cannot use.
-    """
-    left = work.steps
-    if examples == 0 or (drop_single and min(examples, work.batch_size) == 1):
-        return
-    for _ in range(work.epochs if left is None else left):
-        for index in torch.split(torch.randperm(examples, generator=rng), work.batch_size):
-            if drop_single and len(index) == 1:
-                continue
-            if left is not None:
-                if left == 0:
-                    return
-                left -= 1
-            yield index
-
-
-def seed_global(seed: int, device: torch.device, everything: bool = True) -> None:
-    """Seed what dropout and augmentation draw from and, with `everything`, what a user's dataset may draw from."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-    if everything:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
 
 
 def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
@@ -143,26 +34,86 @@ def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memo
     return assignment.buffers or bench.initial
 
 
-@contextmanager
-def _tapped(
-    model: nn.Module, objective: _Objective, features: Sequence[Mapping[str, Callable[[Batch, Tensor], Tensor]]]
-) -> Iterator[None]:
-    """The techniques' `features` hooks, attached to the modules that they name."""
-    handles = []
-    for functions in features:
-        for name, function in functions.items():
-            hook = partial(_replace_output, function, objective)
-            handles.append(_module(model, name).register_forward_hook(hook))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The hooks of a visit, sorted by what they do."""
+
+    hooks: Mapping[str, Hooks]
+
+    def all(self, kind: str) -> list[Any]:
+        """Every technique's hook of a kind, left to right, where there is one."""
+        return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
+
+    @contextmanager
+    def tapped(self, objective: Objective) -> Iterator[None]:
+        """The `features` hooks, attached to the modules that they name."""
+        handles = []
+        for functions in self.all("features"):
+            for name, function in functions.items():
+                hook = partial(_replace_output, function, objective)
+                handles.append(_module(objective.model, name).register_forward_hook(hook))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
+        """What the techniques sum up, one step later."""
+        hooks = ((name, h.tally) for name, h in self.hooks.items())
+        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in hooks if tally is not None}
+
+    def corrected(self, grads: Tensors, batch: Batch) -> Tensors:
+        """The gradients with every technique's correction, each computed from the raw gradients, added."""
+        out = dict(grads)
+        for correct in self.all("correct"):
+            for name, term in correct(grads, batch).items():
+                if name in out:
+                    out[name] = out[name] + term
+        return out
+
+    def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
+        """The product of the techniques' scales for the trained names, or None where nobody scales."""
+        scales = self.all("scale")
+        if not scales:
+            return None
+        one = torch.ones((), device=device)
+        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
+
+    def uploaded(self, delta: Tensors) -> Tensors:
+        """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
+        sent = dict(delta)
+        for upload in self.all("upload"):
+            for name, term in upload(delta).items():
+                if name in sent:
+                    sent[name] = sent[name] + term
+        return sent
+
+    def finished(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
+        """(slots that travel, the client's whole new memory)."""
+        slots: Slots = {}
+        kept = dict(memory)
+        for name, hook in self.hooks.items():
+            if hook.finish is not None:
+                slot, remembered = hook.finish(delta, tallies.get(name, {}))
+                if slot:
+                    slots[name] = slot
+                if remembered is not None:
+                    kept[name] = remembered
+        return slots, kept
+
+    @property
+    def present(self) -> tuple[Any, ...]:
+        """What settles how much the hooks compute: which of them there are, and the variant that they name."""
+        return tuple(
+            (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
+            for name, hook in self.hooks.items()
+        )
 
 
 def _replace_output(
     function: Callable[[Batch, Tensor], Tensor],
-    objective: _Objective,
+    objective: Objective,
     module: nn.Module,
     args: Any,
     output: Tensor,
@@ -178,23 +129,40 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         raise UsageError(f"the model has no module '{name}'{did_you_mean(name, known)}") from None
 
 
-def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy, with one sentence for a label that the model has no output for."""
-    try:
-        return F.cross_entropy(logits, labels, reduction=reduction)
-    except IndexError:
-        low, high = int(labels.min()), int(labels.max())
-        wrong = high if high >= logits.shape[1] else low
-        raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
+Differentiate = Callable[[Callable[[Tensors], Tensor], Tensors], Tensors]
+"""(loss as a function of named tensors, where) → its gradient there."""
+
+
+def by_autograd(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
+    """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
+    leaves = {n: p.detach().requires_grad_() for n, p in at.items()}
+    with torch.enable_grad():
+        value = loss(leaves)
+    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
 
 
 @dataclass(eq=False)
-class _Objective:
-    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms."""
+class Objective:
+    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
 
-    bench: Bench
+    Args:
+        model: called with parameters of its own, or with others for a hook that asks for them.
+        params: the parameters at the current step.
+        buffers: the running statistics; a hook's own passes leave them as they are.
+        outputs: the techniques' `output` hooks.
+        losses: their `loss` hooks.
+        task: (logits, labels) → the task's loss.
+        differentiate: how a hook's wish for a gradient elsewhere is met.
+    """
+
+    model: nn.Module
+    params: Tensors
+    buffers: Tensors
     outputs: Sequence[Callable[[Batch], Tensor]]
     losses: Sequence[Callable[[Batch], Tensor]]
+    task: Callable[[Tensor, Tensor], Tensor] = task_loss
+    differentiate: Differentiate = by_autograd
     current: list[Batch] = field(default_factory=list)
     nested: bool = False
     silent: bool = False
@@ -209,19 +177,19 @@ class _Objective:
         batch.logits = forward(batch.x)
         for output in self.outputs:
             batch.logits = output(batch)
-        task = loss = task_loss(batch.logits, batch.y)
+        task = loss = self.task(batch.logits, batch.y)
         for term in self.losses:
             loss = loss + term(batch)
         return task, loss
 
     def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
         """What the model or one of its modules puts out at other parameters, without hooks."""
-        buffers = {n: b.clone() for n, b in self.bench.buffers.items()}
+        buffers = {n: b.clone() for n, b in self.buffers.items()}
         seen: list[Tensor] = []
-        handle = _module(self.bench.model, module).register_forward_hook(lambda m, args, output: seen.append(output))
+        handle = _module(self.model, module).register_forward_hook(lambda m, args, output: seen.append(output))
         self.silent = True
         try:
-            functional_call(self.bench.model, {**self.bench.params, **given, **buffers}, (x,))
+            functional_call(self.model, {**self.params, **given, **buffers}, (x,))
         finally:
             self.silent = False
             handle.remove()
@@ -229,51 +197,21 @@ class _Objective:
 
     def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
         """Gradient of the whole loss at other parameters; running statistics stay untouched."""
-        moved = {n: p.detach().requires_grad_() for n, p in given.items()}
-        params = {**self.bench.params, **moved}
-        buffers = {n: b.clone() for n, b in self.bench.buffers.items()}
         if self.nested:
             raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
         before, self.nested = list(self.current), True
+        buffers = {n: b.clone() for n, b in self.buffers.items()}
+
+        def loss(moved: Tensors) -> Tensor:
+            params = {**self.params, **moved}
+            batch = self.batch(x, y, step, params)
+            batch.again = True
+            return self(batch, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))[1]
+
         try:
-            with torch.enable_grad():
-                batch = self.batch(x, y, step, params)
-                batch.again = True
-                _, loss = self(batch, lambda x: functional_call(self.bench.model, {**params, **buffers}, (x,)))
-                grads = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
+            return self.differentiate(loss, given)
         finally:
             self.current[:], self.nested = before, False
-        return dict(zip(moved, grads, strict=True))
-
-
-def _corrected(corrections: Sequence[Callable[[Tensors, Batch], Tensors]], grads: Tensors, batch: Batch) -> Tensors:
-    """The gradients with every technique's correction, each computed from the raw gradients, added."""
-    out = dict(grads)
-    for correct in corrections:
-        for name, term in correct(grads, batch).items():
-            if name in out:
-                out[name] = out[name] + term
-    return out
-
-
-def _product(scales: Sequence[Tensors], names: Sequence[str], device: torch.device) -> list[Tensor] | None:
-    """The product of the techniques' scales for the trained names, or None where nobody scales."""
-    if not scales:
-        return None
-    one = torch.ones((), device=device)
-    return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
-
-
-@contextmanager
-def own_rng() -> Iterator[None]:
-    """Give the global generators of torch, Python and NumPy back as they were."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
 
 
 def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
@@ -284,34 +222,34 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     a, method = _assignment_on(shop.device, assignment), shop.method
     memory = _slots_on(shop.device, memory)
     bench = shop.bench(a.arch)
-    _prepare(bench, method, a, memory)
-    hooks: dict[str, Hooks] = {}
+    prepare(bench, method, a, memory)
+    crew = Crew({})
     before = after = 0
     if any(method.at("local")):
         seed_global(derive(a.seed, "local"), shop.device)
         key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
-        hooks, before = _counted(shop, key, lambda: _open_hooks(method, bench, data, a, memory))
-        _prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
+        crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
+        prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
     seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
-    train_loss, steps, flops = _train(shop, bench, a, data, hooks)
+    trained = _train(shop, bench, a, data, crew)
 
-    delta = subtract({n: bench.params[n].detach() for n in a.travels}, a.params, a.travels)
+    delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels)
     slots: Slots = {}
     kept, sent = dict(memory), delta
-    if hooks:
-        key = ("finish", a.arch, a.trains, *_present(hooks), len(data))
+    if crew.hooks:
+        key = ("finish", a.arch, a.trains, *crew.present, len(data))
         (slots, kept, sent), after = _counted(
-            shop, key, lambda: (*_finish(hooks, delta, memory), _uploaded(hooks, delta))
+            shop, key, lambda: (*crew.finished(delta, trained.tallies, memory), crew.uploaded(delta))
         )
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-    metrics = {"train_loss": train_loss, "flops": float(before + flops + after)}
+    metrics = {"train_loss": trained.loss, "flops": float(before + trained.flops + after)}
     home = torch.device("cpu")
     sent, slots, kept = _slots_on(home, {"": sent})[""], _slots_on(home, slots), _slots_on(home, kept)
-    return Update(a.round, a.client, method.digest, len(data), steps, sent, buffers, slots, metrics), kept
+    return Update(a.round, a.client, method.digest, len(data), trained.steps, sent, buffers, slots, metrics), kept
 
 
 def _slots_on(device: torch.device, slots: Slots) -> Slots:
@@ -328,7 +266,7 @@ def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
     return replace(assignment, params=params, slots=_slots_on(device, assignment.slots))
 
 
-def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
+def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
     """Load the scratch model, and freeze what does not train: autograd then skips the frozen prefix by itself."""
     load(bench.params, assignment.params)
     load(bench.buffers, _starting_buffers(method, bench, assignment, memory))
@@ -341,61 +279,65 @@ def _prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots
         bench.model.train()
 
 
-def _train(
-    shop: Workshop, bench: Bench, a: Assignment, data: Examples, hooks: Mapping[str, Hooks]
-) -> tuple[float, int, int]:
-    """The local steps of a visit: (mean loss, steps, FLOPs). The scratch model ends up trained."""
-    outputs = [h.output for h in hooks.values() if h.output is not None]
-    losses = [h.loss for h in hooks.values() if h.loss is not None]
-    corrections = [h.correct for h in hooks.values() if h.correct is not None]
-    features = [h.features for h in hooks.values() if h.features is not None]
-    scales = [h.scale for h in hooks.values() if h.scale is not None]
-    key = (a.arch, a.trains, *_present(hooks))
-    model, params, device = bench.model, bench.params, shop.device
+@dataclass(eq=False)
+class _Trained:
+    """What the local steps of a visit came to; the scratch model ends up trained."""
+
+    loss: float = 0.0
+    steps: int = 0
+    flops: int = 0
+    tallies: Slots = field(default_factory=dict)
+
+
+def _train(shop: Workshop, bench: Bench, a: Assignment, data: Examples, crew: Crew) -> _Trained:
+    """The local steps of a visit."""
+    done = _Trained()
+    params, device = bench.params, shop.device
     names = [n for n in params if params[n].requires_grad]
     leaves = [params[n] for n in names]
     if not names:
-        return 0.0, 0, 0
-    objective = _Objective(bench, outputs, losses)
-    optimizer = build_optimizer(a.work.optimizer)
-    move = optimizer.start([p.detach() for p in leaves], a.work.lr, _product(scales, names, device))
-    total, steps, flops = torch.zeros((), device=device), 0, 0
+        return done
+    features = crew.all("features")
+    forward = bench.model if features else bench.forward
+    objective = Objective(bench.model, params, bench.buffers, crew.all("output"), crew.all("loss"))
+    move = build_optimizer(a.work.optimizer).start([p.detach() for p in leaves], a.work.lr, crew.scale(names, device))
+    total = torch.zeros((), device=device)
+    tallies, corrects = bool(crew.all("tally")), bool(crew.all("correct"))
 
     def step(x: Tensor, y: Tensor) -> None:
-        batch = objective.batch(x, y, steps, params)
-        task, loss = objective(batch, model)
+        batch = objective.batch(x, y, done.steps, params)
+        task, loss = objective(batch, forward)
         total.add_(task.detach())
         grads: Sequence[Tensor | None] = [None] * len(leaves)
         if loss.requires_grad:
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-        if corrections or a.work.clip is not None:
-            grads = _changed_gradients(corrections, a.work.clip, names, grads, batch)
+        if tallies or corrects or a.work.clip is not None:
+            # A layer that this step did not use has no gradient and gets none.
+            used = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+            done.tallies = crew.tallied(done.tallies, used, batch)
+            used = clipped(crew.corrected(used, batch), a.work.clip)
+            grads = [used.get(n) for n in names]
         move(grads)
 
-    with _tapped(model, objective, features) if features else nullcontext():
+    key = (a.arch, a.trains, *crew.present)
+    with crew.tapped(objective) if features else nullcontext():
         for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
             x, y = data.batch(index, shop.augment)
             if device.type != "cpu":
                 x, y = x.to(device), y.to(device)
-            flops += _counted(shop, (*key, x.shape), partial(step, x, y))[1]
-            steps += 1
-    return total.item() / max(steps, 1), steps, flops
+            done.flops += _counted(shop, (*key, x.shape), partial(step, bench.inputs(x), y))[1]
+            done.steps += 1
+    done.loss = total.item() / max(done.steps, 1)
+    return done
 
 
-def _changed_gradients(
-    corrections: Sequence[Callable[[Tensors, Batch], Tensors]],
-    clip: float | None,
-    names: Sequence[str],
-    grads: Sequence[Tensor | None],
-    batch: Batch,
-) -> list[Tensor | None]:
-    """The gradients corrected and clipped; a layer that this step did not use has none and gets none."""
-    used = _corrected(corrections, {n: g for n, g in zip(names, grads, strict=True) if g is not None}, batch)
-    if clip is not None and used:
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(used.values()))))
-        factor = torch.clamp(clip / (norm + 1e-6), max=1.0)
-        used = dict(zip(used, torch._foreach_mul(list(used.values()), factor), strict=True))
-    return [used.get(n) for n in names]
+def clipped(grads: Tensors, limit: float | None) -> Tensors:
+    """The gradients, scaled down where the norm of all of them together is above the limit."""
+    if limit is None or not grads:
+        return grads
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms(grads.values())))
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    return scale(grads, factor)
 
 
 def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int]:
@@ -413,49 +355,27 @@ def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int
     return result, counter.total
 
 
-def _open_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> dict[str, Hooks]:
-    return {
-        t.name: t.local(
-            ClientView(
-                model=bench.model,
-                data=data,
-                assignment=a,
-                strata=bench.strata,
-                slot=a.slots.get(t.name, {}),
-                memory=memory.get(t.name, {}),
-                rng=generator(a.seed, t.name),
+def _crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
+    """Every technique's hooks for this visit."""
+    return Crew(
+        {
+            t.name: t.local(
+                ClientView(
+                    model=bench.model,
+                    data=data,
+                    assignment=a,
+                    strata=bench.strata,
+                    slot=a.slots.get(t.name, {}),
+                    memory=memory.get(t.name, {}),
+                    rng=generator(a.seed, t.name),
+                    counts=lambda: class_counts(data, bench),
+                )
             )
-        )
-        for t in method.at("local")
-    }
+            for t in method.at("local")
+        }
+    )
 
 
-def _present(hooks: Mapping[str, Hooks]) -> Iterator[tuple[Any, ...]]:
-    """What settles how much the hooks compute: which of them there are, and the variant that they name."""
-    for name, hook in hooks.items():
-        yield (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
-
-
-def _uploaded(hooks: Mapping[str, Hooks], delta: Tensors) -> Tensors:
-    """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
-    sent = dict(delta)
-    for hook in hooks.values():
-        if hook.upload is not None:
-            for name, term in hook.upload(delta).items():
-                if name in sent:
-                    sent[name] = sent[name] + term
-    return sent
-
-
-def _finish(hooks: dict[str, Hooks], delta: Tensors, memory: Slots) -> tuple[Slots, Slots]:
-    """(slots that travel, the client's whole new memory)."""
-    slots: Slots = {}
-    kept = dict(memory)
-    for name, hook in hooks.items():
-        if hook.finish is not None:
-            slot, remembered = hook.finish(delta)
-            if slot:
-                slots[name] = slot
-            if remembered is not None:
-                kept[name] = remembered
-    return slots, kept
+def class_counts(data: Examples, bench: Bench) -> Tensor:
+    """How many examples of each class there are."""
+    return torch.bincount(data.labels(), minlength=bench.classes).float()

@@ -130,8 +130,7 @@ class Batch:
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
             parameters, without the techniques' hooks; running statistics stay as they are.
-        again: True if this is a second look at the batch, asked for through `gradient`: hooks that count or average
-            over the steps must leave it out.
+        again: True if this is a second look at the batch, asked for through `gradient`.
     """
 
     x: Tensor
@@ -148,6 +147,9 @@ class Batch:
 class Hooks:
     """What a technique does during a visit: closures that die with it. What is None costs nothing.
 
+    What a technique sums up over the steps goes through `tally`, not through variables that the closures share: an
+    engine may train many clients at once, some of them for fewer steps than the others.
+
     Args:
         features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output,
             whose result takes the output's place.
@@ -156,7 +158,8 @@ class Hooks:
         correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names.
         scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
         upload: delta → what is ADDED to the delta that travels, for any of the names.
-        finish: delta → (slot that travels, new memory; None keeps the old one).
+        tally: (what was summed up so far, {} at the first step; raw gradients; Batch) → the same, one step later.
+        finish: (delta, tally) → (slot that travels, new memory; None keeps the old one).
         variant: anything that the amount of computation in these hooks depends on besides the batch, such as whether
             there is something to sample from yet; costs are counted once for each.
     """
@@ -167,7 +170,8 @@ class Hooks:
     correct: Callable[[Tensors, Batch], Tensors] | None = None
     scale: Tensors | None = None
     upload: Callable[[Tensors], Tensors] | None = None
-    finish: Callable[[Tensors], tuple[Tensors, Tensors | None]] | None = None
+    tally: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
+    finish: Callable[[Tensors, Tensors], tuple[Tensors, Tensors | None]] | None = None
     variant: Hashable = None
 
 
@@ -183,6 +187,7 @@ class ClientView:
         slot: what this technique's `send` sent.
         memory: what this technique remembered on this client; empty at first.
         rng: a random stream of this technique's own.
+        counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
     """
 
     model: nn.Module
@@ -192,6 +197,7 @@ class ClientView:
     slot: Tensors
     memory: Tensors
     rng: torch.Generator
+    counts: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +209,9 @@ class RoundView:
         rounds: number of rounds of the run.
         params: global parameters before this round's change.
         strata: the server model's strata, in order.
-        updates: the accepted updates in client order; their deltas are kept only where a technique `needs_deltas`.
+        updates: the accepted updates in client order; their deltas are kept only where a technique `needs_deltas`, and
+            their slots only where the technique does not `fold` them.
+        totals: what each technique's `fold` made of this round's slots.
         weights: each accepted update's weight, in the same order.
         population: number of clients in the federation.
         owners: parameter name → how many of the population's sub-models hold it.
@@ -217,6 +225,7 @@ class RoundView:
     params: Tensors
     strata: tuple[Stratum, ...]
     updates: tuple[Update, ...]
+    totals: Slots
     weights: tuple[float, ...]
     population: int
     owners: Callable[[str], int]
@@ -235,12 +244,17 @@ class Technique:
             win over them.
         refuses: technique name → why the two have no meaning together.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
+        vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
+            they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
+            `view.counts()` instead of reading `view.data`, do not average over a batch's rows, and sum up over the
+            steps in `tally` alone. One that does nothing on clients needs no promise.
     """
 
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
     refuses: ClassVar[Mapping[str, str]] = {}
     needs_deltas: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = False
 
     def init(self, params: Tensors) -> Tensors:
         """Server, once: the state to begin with."""
@@ -271,6 +285,13 @@ class Technique:
     def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
         """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
         return None
+
+    def fold(self, total: Tensors, slot: Tensors, weight: float) -> Tensors:
+        """Server, for every accepted update in client order: add its slot to the total, {} at first.
+
+        The slot is let go at once, so that a round never holds the slots of all its clients; `apply` finds the total.
+        """
+        return total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """Server, after the mean: (delta to apply, new state)."""

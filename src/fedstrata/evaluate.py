@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedstrata.client import Bench, load, task_loss
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples
 from fedstrata.tensors import Tensors, generator
+from fedstrata.workshop import Bench, load, task_loss
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def evaluate(
     with torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():
         for index in parts:
             x, y = examples.batch(index)
-            logits, y = model(x.to(device)), y.to(device)
+            logits, y = model(bench.inputs(x.to(device))), y.to(device)
             total += task_loss(logits, y, "sum").item()
             correct += int((logits.argmax(1) == y).sum())
     return correct / len(examples), total / len(examples)

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.client import BUFFERS, Workshop, load, own_rng, running, seed_global
 from fedstrata.config import Settings, checked, read_toml, to_toml
 from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
 from fedstrata.data.augment import build_augment
@@ -33,6 +32,7 @@ from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import clone, derive
+from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running, seed_global
 
 
 class Federation:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.client import running
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.wire import carries
+from fedstrata.workshop import running
 
 
 def check_fit(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedstrata.errors import UsageError
 from fedstrata.spec import Table, bind
+from fedstrata.tensors import each
 
 Step = Callable[[Sequence[Tensor | None]], None]
 """Takes the gradients and moves the parameters in place; a parameter without a gradient stays as it is."""
@@ -64,16 +65,14 @@ class Sgd:
             if not direction:
                 return
             if self.weight_decay:
-                direction = list(torch._foreach_add(direction, weights, alpha=self.weight_decay))
+                direction = each("add", direction, weights, alpha=self.weight_decay)
             if self.momentum:
-                torch._foreach_mul_(velocity, self.momentum)
-                torch._foreach_add_(velocity, direction)
-                direction = (
-                    list(torch._foreach_add(direction, velocity, alpha=self.momentum)) if self.nesterov else velocity
-                )
+                each("mul_", velocity, self.momentum)
+                each("add_", velocity, direction)
+                direction = each("add", direction, velocity, alpha=self.momentum) if self.nesterov else velocity
             if factors:
-                direction = list(torch._foreach_mul(direction, factors))
-            torch._foreach_add_(weights, direction, alpha=-lr)
+                direction = each("mul", direction, factors)
+            each("add_", weights, direction, alpha=-lr)
 
         return step
 
@@ -107,20 +106,20 @@ class Adam:
                     counts[i] += 1
                     taken.append(counts[i])
             if self.weight_decay and not self.decoupled:
-                raw = list(torch._foreach_add(raw, weights, alpha=self.weight_decay))
-            torch._foreach_lerp_(first, raw, 1 - self.beta1)
-            torch._foreach_mul_(second, self.beta2)
-            torch._foreach_addcmul_(second, raw, raw, 1 - self.beta2)
-            root = torch._foreach_sqrt(second)
-            torch._foreach_div_(root, [math.sqrt(1 - self.beta2**n) for n in taken])
-            torch._foreach_add_(root, self.eps)
-            direction = list(torch._foreach_div(first, root))
-            torch._foreach_div_(direction, [1 - self.beta1**n for n in taken])
+                raw = each("add", raw, weights, alpha=self.weight_decay)
+            each("lerp_", first, raw, 1 - self.beta1)
+            each("mul_", second, self.beta2)
+            each("addcmul_", second, raw, raw, 1 - self.beta2)
+            root = each("sqrt", second)
+            each("div_", root, [math.sqrt(1 - self.beta2**n) for n in taken])
+            each("add_", root, self.eps)
+            direction = each("div", first, root)
+            each("div_", direction, [1 - self.beta1**n for n in taken])
             if self.weight_decay and self.decoupled:
-                torch._foreach_add_(direction, weights, alpha=self.weight_decay)
+                each("add_", direction, weights, alpha=self.weight_decay)
             if factors:
-                torch._foreach_mul_(direction, factors)
-            torch._foreach_add_(weights, direction, alpha=-lr)
+                each("mul_", direction, factors)
+            each("add_", weights, direction, alpha=-lr)
 
         return step
 

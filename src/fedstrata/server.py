@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedstrata import wire
 from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work
 from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, add, all_finite, derive
+from fedstrata.tensors import Tensors, add, all_finite, clone, derive
 
 NOT_FINITE = "it holds NaN or infinite numbers"
 NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
@@ -138,6 +138,7 @@ class Server:
         self.rounds, self.model, self.arch_of = rounds, model, arch_of
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
+        self._folds = tuple(method.at("fold"))
         self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
 
     def start(self, params: Tensors, buffers: Tensors) -> ServerState:
@@ -223,11 +224,13 @@ class Server:
 
         A bad update is refused and reported; the round goes on without it, and its client remembers nothing of it. What
         an accepted client remembers is handed to `keep` at once, so that a round never holds more than one memory; it
-        counts only when the next state, which names it, is taken up.
+        counts only when the next state, which names it, is taken up. A visit's tensors are read before the next visit
+        is asked for, and never after.
         """
         asked = {a.client: a for a in assignments}
         delta_mean, buffer_mean = Mean(), Mean()
         kept: list[Update] = []
+        totals: Slots = {t.name: {} for t in self._folds}
         weights: list[float] = []
         refused: list[tuple[int, str]] = []
         accepted: dict[int, bool] = {}  # client → it has something to remember
@@ -250,8 +253,7 @@ class Server:
             buffer_mean.add(update.buffers, weight)
             if not self._keeps:
                 delta_mean.add(update.delta, weight)
-                update = replace(update, delta={}, buffers={})
-            kept.append(update)
+            kept.append(self._let_go(update, totals, weight))
             weights.append(weight)
             accepted[update.client] = bool(memory)
             if memory:
@@ -266,7 +268,8 @@ class Server:
         refused += [(client, "it did not come") for client in asked if client not in answered]
         after, diverged = state, not kept and finite_failures > 0
         if kept:
-            after = self._advance(state, delta_mean.result(), buffer_mean.result(), kept, weights, travelled)
+            means = delta_mean.result(), buffer_mean.result()
+            after = self._advance(state, *means, kept, totals, weights, travelled)
             diverged = not all_finite(after.params.values())
         after = self._remember(after, state.round, accepted)
         examples = sum(u.examples for u in kept)
@@ -284,6 +287,19 @@ class Server:
         )
         return after, outcome
 
+    def _let_go(self, update: Update, totals: Slots, weight: float) -> Update:
+        """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
+        for technique in self._folds:
+            slot = update.slots.get(technique.name)
+            if slot is not None:
+                totals[technique.name] = technique.fold(totals[technique.name], slot, weight)
+        return replace(
+            update,
+            delta=clone(update.delta) if self._keeps else {},
+            buffers={},
+            slots={name: clone(slot) for name, slot in update.slots.items() if name not in totals},
+        )
+
     def _active(self, assignments: Sequence[Assignment]) -> tuple[str, ...]:
         trained = {n for trains in {a.trains for a in assignments} for n in trains}
         return tuple(s.name for s in self.architectures[""].strata if not trained.isdisjoint(s.params))
@@ -294,6 +310,7 @@ class Server:
         delta: Tensors,
         buffers: Tensors,
         kept: Sequence[Update],
+        totals: Slots,
         weights: Sequence[float],
         travelled: frozenset[str],
     ) -> ServerState:
@@ -303,6 +320,7 @@ class Server:
             params=state.params,
             strata=self.architectures[""].strata,
             updates=tuple(kept),
+            totals=totals,
             weights=tuple(weights),
             population=self.population,
             owners=self.owners,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstrata.core import Slots
 from fedstrata.files import Damaged, disk_errors, read_sealed, write_sealed
+from fedstrata.tensors import clone
 from fedstrata.wire import pack, unpack
 
 
@@ -26,7 +27,7 @@ class Store(Protocol):
         ...
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
-        """Keep a client's memory of round `version`, which takes the place of version `before`."""
+        """Keep a copy of a client's memory of round `version`, which takes the place of version `before`."""
         ...
 
     def forget(self, until: int) -> None:
@@ -45,7 +46,7 @@ class DictStore:
         return self._memories[client, version] if version >= 0 else {}
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
-        self._memories[client, version] = memory
+        self._memories[client, version] = {name: clone(slot) for name, slot in memory.items()}
         if before >= 0:
             self._replaced.append((version, (client, before)))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +29,51 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive(*parts))
 
 
+_alone = False
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Inside, `each` works tensor by tensor: `torch.func.vmap` knows no foreach kernels."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+def each(operation: str, tensors: Sequence[Tensor], *others: Any, alpha: float | None = None) -> list[Tensor]:
+    """An operation on every tensor of a list (`add`, or `add_` in place), with a foreach kernel where there is one.
+
+    The others are lists beside it, or one thing for all; `alpha` multiplies what is added.
+    """
+    if not _alone:
+        kernel = getattr(torch, f"_foreach_{operation}")
+        out = kernel(tensors, *others) if alpha is None else kernel(tensors, *others, alpha=alpha)
+        return list(tensors) if out is None else list(out)
+    results = []
+    for i, tensor in enumerate(tensors):
+        beside = [other[i] if isinstance(other, list | tuple) else other for other in others]
+        if alpha is not None:  # not as an argument: compiled, `add(x, a @ b, alpha=s)` forgets it
+            beside = [beside[0] * alpha]
+        if operation == "addcmul_":
+            results.append(tensor.add_(beside[0] * beside[1] * beside[2]))
+        else:
+            results.append(getattr(tensor, operation)(*beside))
+    return results
+
+
+def norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor."""
+    return each("norm", list(tensors))
+
+
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
     """left − right, for the given names."""
     if not names:
         return {}
-    return dict(zip(names, torch._foreach_sub([left[n] for n in names], [right[n] for n in names]), strict=True))
+    return dict(zip(names, each("sub", [left[n] for n in names], [right[n] for n in names]), strict=True))
 
 
 def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], alpha: float = 1.0) -> Tensors:
@@ -39,16 +81,16 @@ def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], alpha: float = 
     names = [n for n in left if n in right]
     out = dict(left)
     if names:
-        sums = torch._foreach_add([left[n] for n in names], [right[n] for n in names], alpha=alpha)
+        sums = each("add", [left[n] for n in names], [right[n] for n in names], alpha=alpha)
         out.update(zip(names, sums, strict=True))
     return out
 
 
-def scale(tensors: Mapping[str, Tensor], factor: float) -> Tensors:
+def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     """factor · tensors."""
     if not tensors:
         return {}
-    return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
+    return dict(zip(tensors, each("mul", list(tensors.values()), factor), strict=True))
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -35,7 +35,7 @@ class Pull(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Steer(Technique):
-    """Doors `send`, `correct`, slot, memory and `apply` with state: control variates (as SCAFFOLD)."""
+    """Doors `send`, `correct`, `tally`, slot, memory, `fold` and `apply` with state: control variates (as SCAFFOLD)."""
 
     name: ClassVar[str] = "steer"
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
@@ -53,26 +53,23 @@ class Steer(Technique):
         names = view.assignment.trains
         mine = {n: view.memory.get(n, torch.zeros_like(view.slot[n])) for n in names}
         shift = scale(subtract(view.slot, mine, names), self.strength)
-        total = zeros_like(mine)
-        steps = 0
 
-        def correct(grads: Tensors, batch: Batch) -> Tensors:
-            nonlocal total, steps
-            total, steps = add(total, grads), steps + 1
-            return {n: shift[n] for n in grads}
+        def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
+            total = total or {**zeros_like(mine), "(steps)": torch.zeros(())}
+            return {**add(total, grads), "(steps)": total["(steps)"] + 1}
 
-        def finish(delta: Tensors) -> tuple[Tensors, Tensors | None]:
-            mean = scale(total, 1 / max(steps, 1))
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            mean = {n: tally[n] / tally["(steps)"] for n in names} if tally else mine
             return subtract(mean, mine, names), {**view.memory, **mean}
 
-        return Hooks(correct=correct, finish=finish)
+        return Hooks(correct=lambda grads, batch: {n: shift[n] for n in grads}, tally=tally, finish=finish)
+
+    def fold(self, total: Tensors, slot: Tensors, weight: float) -> Tensors:
+        return {**total, **add(slot, total)}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        if self.strength:
-            for update in round.updates:
-                for n, change in update.slots.get("steer", {}).items():
-                    state = {**state, n: state[n] + change / round.owners(n)}
-        return delta, state
+        moved = {n: state[n] + change / round.owners(n) for n, change in round.totals["steer"].items()}
+        return delta, {**state, **moved}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +218,7 @@ class Keep(Technique):
     limit: float = 1.0
 
     def local(self, view: ClientView) -> Hooks:
-        return Hooks(finish=lambda delta: ({}, {n: d.clone() for n, d in delta.items()}))
+        return Hooks(finish=lambda delta, tally: ({}, {n: d.clone() for n, d in delta.items()}))
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         largest = max((d.abs().max().item() for u in round.updates for d in u.delta.values()), default=0.0)
@@ -255,7 +252,7 @@ class Lean(Technique):
             logits = torch.stack([similar(now[0], near), similar(now[0], far)], dim=1)
             return self.mu * torch.nn.functional.cross_entropy(logits, torch.zeros(len(batch.y), dtype=torch.long))
 
-        def finish(delta: Tensors) -> tuple[Tensors, Tensors | None]:
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             return {}, {**previous, **add({n: anchor[n] for n in names}, delta)}
 
         return Hooks(features={self.stage: tap}, loss=loss, finish=finish)
@@ -275,8 +272,8 @@ class Census(Technique):
     def local(self, view: ClientView) -> Hooks:
         if view.assignment.trains:
             return Hooks()
-        count = torch.bincount(view.data.labels(), minlength=4).float()
-        return Hooks(finish=lambda delta: ({"count": count}, None))
+        count = view.counts()
+        return Hooks(finish=lambda delta, tally: ({"count": count}, None))
 
     def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
         return "its census is missing" if not assignment.trains and "count" not in slot else None

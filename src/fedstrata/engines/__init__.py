@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from fedstrata.client import Workshop
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
 from fedstrata.engines.serial import Recall, Serial, Wire
 from fedstrata.errors import UsageError
 from fedstrata.spec import Table, lookup
+from fedstrata.workshop import Workshop
 
 ENGINES: Table = {"serial": Serial, "wire": Wire}
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedstrata import wire
-from fedstrata.client import Workshop, train_client
+from fedstrata.client import train_client
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
 from fedstrata.tensors import Tensors
+from fedstrata.workshop import Workshop
 
 Recall = Callable[[int], Slots]
 """Client → its memory."""

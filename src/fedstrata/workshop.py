@@ -1,0 +1,193 @@
+"""What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
+
+Also what every visit and every evaluation shares: loading a model, the order of batches, seeds, the task's loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedstrata.core import Method, Work
+from fedstrata.data.examples import Augment
+from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.strata import Stratum, strata
+from fedstrata.tensors import Tensors, clone
+
+BUFFERS = "(buffers)"
+"""Where a client's memory keeps its own running statistics under the policy `local`."""
+
+Build = Callable[[str], nn.Module]
+"""Makes the model of an architecture; "" is the server's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A scratch model with its tensors by name.
+
+    Args:
+        model: the module itself.
+        forward: the module, compiled if that was asked for.
+        params: its parameters.
+        buffers: its running statistics.
+        initial: the first values of these.
+        constants: the buffers that state_dict leaves out, and their first values.
+        strata: its strata, in order.
+        batch_norm: True if a batch of one example cannot be normalised.
+        channels_last: True if its convolutions want their inputs in that layout.
+        sample: one batch of inputs.
+    """
+
+    model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    params: Tensors
+    buffers: Tensors
+    initial: Tensors
+    constants: tuple[Tensors, Tensors]
+    strata: tuple[Stratum, ...]
+    batch_norm: bool
+    channels_last: bool
+    sample: Tensor | None
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the layout that the model's convolutions are fastest with."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    @cached_property
+    def classes(self) -> int:
+        """How many classes the model tells apart."""
+        if self.sample is None:
+            raise FedstrataError("a workshop without a sample of inputs cannot tell the number of classes")
+        with torch.no_grad():
+            outputs: Tensor = copy.deepcopy(self.model).eval()(self.inputs(self.sample))
+        return outputs.shape[1]
+
+
+@dataclass(eq=False)
+class Workshop:
+    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
+
+    Args:
+        build: makes the model of an architecture.
+        method: the method that this federation runs.
+        augment: changes training inputs, batch by batch.
+        device: where training runs.
+        sample: one batch of inputs, to find the strata's order of execution.
+        channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
+        compile: compile the forward and backward pass, which takes a while at first and rounds differently.
+    """
+
+    build: Build
+    method: Method
+    augment: Augment | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sample: Tensor | None = None
+    channels_last: bool = False
+    compile: bool = False
+    benches: dict[str, Bench] = field(default_factory=dict)
+    flops: dict[Any, int] = field(default_factory=dict)
+
+    def bench(self, arch: str) -> Bench:
+        """The scratch model of an architecture, made at its first use."""
+        if arch not in self.benches:
+            model = self.build(arch).to(self.device).train()
+            turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
+            if turned:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            sample = self.sample if self.sample is None else self.sample.to(self.device)
+            self.benches[arch] = Bench(
+                model=model,
+                forward=torch.compile(model, dynamic=False) if self.compile else model,
+                params=dict(model.named_parameters()),
+                buffers=running(model),
+                initial=clone(running(model)),
+                constants=_constants(model),
+                strata=strata(model, sample),
+                batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
+                channels_last=turned,
+                sample=sample,
+            )
+        return self.benches[arch]
+
+
+def running(model: nn.Module) -> Tensors:
+    """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def _constants(model: nn.Module) -> tuple[Tensors, Tensors]:
+    """(the buffers that state_dict leaves out, their first values): every visit begins with these."""
+    kept = model.state_dict().keys()
+    live = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+    return live, clone(live)
+
+
+def load(into: Tensors, values: Tensors) -> None:
+    """Copy named values into a model's own tensors."""
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([into[n] for n in values], list(values.values()))
+
+
+def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
+    """Index tensors, one a step: a fresh permutation every epoch, the last batch of an epoch possibly smaller.
+
+    `drop_single` leaves out a last batch of one example, which normalisation over the batch cannot use.
+    """
+    left = work.steps
+    if examples == 0 or (drop_single and min(examples, work.batch_size) == 1):
+        return
+    for _ in range(work.epochs if left is None else left):
+        for index in torch.split(torch.randperm(examples, generator=rng), work.batch_size):
+            if drop_single and len(index) == 1:
+                continue
+            if left is not None:
+                if left == 0:
+                    return
+                left -= 1
+            yield index
+
+
+def seed_global(seed: int, device: torch.device, everything: bool = True) -> None:
+    """Seed what dropout and augmentation draw from and, with `everything`, what a user's dataset may draw from."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+    if everything:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+
+def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy, with one sentence for a label that the model has no output for."""
+    try:
+        return F.cross_entropy(logits, labels, reduction=reduction)
+    except IndexError:
+        low, high = int(labels.min()), int(labels.max())
+        wrong = high if high >= logits.shape[1] else low
+        raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
+
+
+@contextmanager
+def own_rng() -> Iterator[None]:
+    """Give the global generators of torch, Python and NumPy back as they were."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
