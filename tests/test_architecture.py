@@ -12,7 +12,7 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version"],
     ["spec"],
-    ["strata", "tensors", "files"],
+    ["strata", "tensors", "files", "machine"],
     ["data", "cost"],
     ["zoo"],
     ["core"],
@@ -20,7 +20,7 @@ LAYERS = [
     ["wire"],
     ["workshop", "history"],
     ["client"],
-    ["server", "evaluate", "store"],
+    ["cohort", "server", "evaluate", "store"],
     ["checkpoint", "engines", "fitting"],
     ["rundir", "config"],
     ["federation"],

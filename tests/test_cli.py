@@ -222,8 +222,8 @@ def test_data_dir_and_workers_of_resume(whole: Path, tmp_path: Path, capsys: Cap
     shutil.copytree(whole, tmp_path / "run")
     assert fedstrata("resume", "run", "--data-dir", "elsewhere", "--workers", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 4
-    assert fedstrata("resume", "run", "--workers", 3) == 2
-    assert "workers must be 1, not 3" in one_sentence(capsys)
+    assert fedstrata("resume", "run", "--workers", "many") == 2
+    assert "workers = 'many' does not fit: give a number of processes, 1 or more, or auto" in one_sentence(capsys)
 
 
 # --- lists and data --------------------------------------------------------------------------------------------------
@@ -328,7 +328,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--clients", "0"], "at least 1 client, not 0"),
     (["--clients", "99999"], "99999 clients"),
     (["--clients", "900"], "min_size"),
-    (["--workers", "3"], "workers must be 1, not 3"),
+    (["--workers", "0"], "workers = 0 does not fit: give a number of processes, 1 or more, or auto"),
+    (["--workers", "3", "--engine", "serial"], "workers must be 1, not 3"),
     (["--workers", "3", "--engine", "wire"], "workers must be 1, not 3"),
     (["--engine", "sreial"], "there is no engine 'sreial' (did you mean 'serial'?)"),
     (["--model", "resnet9"], "(did you mean 'resnet"),

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from fedstrata import Diverged, Federation, UsageError, chain
+from fedstrata import Diverged, Federation, UsageError, chain, engines
 from fedstrata.core import Assignment, ClientView, Hooks, Slots, Technique, Update
-from fedstrata.engines import serial
+from fedstrata.engines import training
 from fedstrata.evaluate import evaluate as plain
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone
@@ -88,7 +88,7 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    watched, train = Spy(), serial.train_client
+    watched, train = Spy(), training.train_client
 
     def train_client(shop: Any, assignment: Assignment, data: Any, memory: Slots) -> tuple[Update, Slots]:
         update, kept = train(shop, assignment, data, memory)
@@ -98,7 +98,8 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         watched.memories.append((memory, kept))
         return update, kept
 
-    monkeypatch.setattr(serial, "train_client", train_client)
+    monkeypatch.setattr(training, "train_client", train_client)
+    monkeypatch.setattr(engines, "_vectorised_is_faster", lambda shop: False)
     return watched
 
 
@@ -369,7 +370,7 @@ def test_eval_every_and_always_at_the_end(every: int, evaluated: list[int]):
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that answer 0.2, 0.6, 0.5, 0.9, 0.9, …"""
     answers = iter([0.2, 0.6, 0.5, 0.9] + [0.9] * 9)
-    monkeypatch.setattr("fedstrata.federation.evaluate", lambda *args: (next(answers), 1.0))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args, **seed: (next(answers), 1.0))
 
 
 @pytest.mark.usefixtures("scripted")
@@ -419,7 +420,7 @@ def test_eval_clients_uses_their_own_statistics_under_local():
     expected = []
     for client, (inputs, labels) in enumerate(data):
         model = history.model
-        own = federation._recall(client)[BUFFERS]
+        own = federation._recall(federation.state, client)[BUFFERS]
         model.load_state_dict({**model.state_dict(), **own})
         with torch.no_grad():
             expected.append((model(inputs).argmax(1) == labels).double().mean().item())
@@ -903,7 +904,7 @@ def test_divergence():
 
 def test_divergence_of_the_test_loss(monkeypatch: pytest.MonkeyPatch):
     losses: list[float] = [1.0, math.nan]
-    monkeypatch.setattr("fedstrata.federation.evaluate", lambda *args: (0.5, losses.pop(0)))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args, **seed: (0.5, losses.pop(0)))
     federation = Federation(mlp(), clients(5), toy(9), rounds=5)
     with pytest.raises(Diverged, match=r"round 2.*test loss is nan"):
         federation.fit()
@@ -1112,16 +1113,19 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     )
     used: list[Tensors] = []
 
-    def evaluate(bench: Any, params: Tensors, buffers: Tensors, examples: Any, policy: Any) -> tuple[float, float]:
-        answer = plain(bench, params, buffers, examples, policy)
+    def evaluate(bench: Any, *args: Any, **seed: int) -> tuple[float, float]:
+        answer = plain(bench, *args, **seed)
         used.append({n: b.clone() for n, b in bench.buffers.items() if n.endswith("mean")})
         return answer
 
     monkeypatch.setattr("fedstrata.federation.evaluate", evaluate)
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", evaluate)
     federation.fit()
     everywhere, _, one, two = used
-    own = federation._recall(2)[BUFFERS]
-    assert torch.equal(one["b_norm.running_mean"], federation._recall(1)[BUFFERS]["b_norm.running_mean"])
+    own = federation._recall(federation.state, 2)[BUFFERS]
+    assert torch.equal(
+        one["b_norm.running_mean"], federation._recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
+    )
     assert torch.equal(two["a_norm.running_mean"], own["a_norm.running_mean"])
     assert not torch.equal(one["b_norm.running_mean"], everywhere["b_norm.running_mean"])
     assert torch.equal(two["b_norm.running_mean"], everywhere["b_norm.running_mean"])

@@ -48,6 +48,7 @@ def golden_run() -> dict[str, Any]:
         optimizer="sgd(momentum=0.9, weight_decay=0.0005)",
         schedule="cosine",
         seed=5,
+        channels_last=False,
     )
     history = federation.fit()
     digest = hashlib.sha256()

@@ -96,9 +96,8 @@ def test_fashion_mnist() -> None:
     parts = fs.partition(data.train.labels(), "dirichlet(alpha=0.1)", clients=20, seed=1)
     model = small_cnn()
     settings = {"rounds": 20, "epochs": 1, "lr": 0.1, "seed": 3}
-    federation = fs.Federation(
-        model, [data.train.select(p) for p in parts], data.test, participation=0.5, batch_size=64, **settings
-    )
+    how = {"participation": 0.5, "batch_size": 64, "workers": "auto", "channels_last": False}
+    federation = fs.Federation(model, [data.train.select(p) for p in parts], data.test, **how, **settings)
     history = federation.fit()
 
     clients = [data.train.batch(p) for p in parts]  # whole clients, normalised once: the same numbers as batch by batch
@@ -117,9 +116,8 @@ def test_digits() -> None:
     parts = fs.partition(data.train.labels(), "shards(classes=3)", clients=6, seed=0)
     model = fs.build_model("mlp(hidden=(20,))", data.input_shape, data.classes, seed=0)
     settings = {"rounds": 5, "epochs": 3, "lr": 0.1, "seed": 11}
-    federation = fs.Federation(
-        model, [data.train.select(p) for p in parts], data.test, participation=0.5, batch_size=16, **settings
-    )
+    how = {"participation": 0.5, "batch_size": 16, "engine": "serial"}
+    federation = fs.Federation(model, [data.train.select(p) for p in parts], data.test, **how, **settings)
     federation.fit()
     independent = fedavg(model, [data.train.batch(p) for p in parts], share=0.5, batch=16, **settings)
     for name, p in independent.named_parameters():

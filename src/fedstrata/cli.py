@@ -143,8 +143,9 @@ def _config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None)
     """File, then options, then --set."""
     values = {} if path is None else read_toml(path)
     values |= given
-    if "participation" in given:
-        values["participation"] = _number(given["participation"])
+    for name in ("participation", "workers"):
+        if name in given:
+            values[name] = _number(given[name])
     return checked(RunConfig, assign(values, sets or []))
 
 
@@ -176,14 +177,14 @@ def run(
 @app.command()
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
-    workers: Annotated[int | None, typer.Option(help="clients trained at the same time")] = None,
+    workers: Annotated[str | None, typer.Option(help="clients trained at the same time, or auto")] = None,
     data_dir: Annotated[str | None, typer.Option(help="where the data's files are now")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: TensorBoard = False,
 ) -> None:
     """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
-    federation = resume_run(directory, data_dir, workers)
+    federation = resume_run(directory, data_dir, None if workers is None else _number(workers))
     recipe = read_toml(directory / "run.toml")
     config = checked(RunConfig, recipe)
     _follow(federation, config, quiet, as_json, tensorboard)

@@ -6,7 +6,7 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
@@ -22,9 +22,11 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, derive, generator, norms, scale, subtract
-from fedstrata.workshop import BUFFERS, Bench, Workshop, batches, load, seed_global, task_loss
+from fedstrata.workshop import BUFFERS, Bench, Workshop, batches, load, own_rng, seed_global, task_loss
 
 T = TypeVar("T")
+
+Forward = Callable[[Tensor], Tensor]
 
 
 def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
@@ -231,7 +233,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
         prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
     seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
-    trained = _train(shop, bench, a, data, crew)
+    trained, flops = _train(shop, bench, a, data, memory, crew)
 
     delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels)
     slots: Slots = {}
@@ -246,10 +248,10 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-    metrics = {"train_loss": trained.loss, "flops": float(before + trained.flops + after)}
+    metrics = {"train_loss": trained.loss, "flops": float(before + flops + after)}
     home = torch.device("cpu")
     sent, slots, kept = _slots_on(home, {"": sent})[""], _slots_on(home, slots), _slots_on(home, kept)
-    return Update(a.round, a.client, method.digest, len(data), trained.steps, sent, buffers, slots, metrics), kept
+    return Update(a.round, a.client, method.digest, len(data), trained.taken, sent, buffers, slots, metrics), kept
 
 
 def _slots_on(device: torch.device, slots: Slots) -> Slots:
@@ -279,55 +281,120 @@ def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots)
         bench.model.train()
 
 
-@dataclass(eq=False)
-class _Trained:
-    """What the local steps of a visit came to; the scratch model ends up trained."""
+class _Steps:
+    """The local steps of a visit; they train the scratch model in place."""
 
-    loss: float = 0.0
-    steps: int = 0
-    flops: int = 0
-    tallies: Slots = field(default_factory=dict)
+    def __init__(self, shop: Workshop, bench: Bench, a: Assignment, crew: Crew, forward: Forward) -> None:
+        self.crew, self.forward, self.clip = crew, forward, a.work.clip
+        self.names = [n for n, p in bench.params.items() if p.requires_grad]
+        self.leaves = [bench.params[n] for n in self.names]
+        self.objective = Objective(bench.model, bench.params, bench.buffers, crew.all("output"), crew.all("loss"))
+        self.move = build_optimizer(a.work.optimizer).start(
+            [p.detach() for p in self.leaves], a.work.lr, crew.scale(self.names, shop.device)
+        )
+        self.changes = bool(crew.all("tally") or crew.all("correct") or a.work.clip is not None)
+        self.total = torch.zeros((), device=shop.device)
+        self.taken = 0
+        self.tallies: Slots = {}
+        self.grads: Sequence[Tensor | None] = ()
 
-
-def _train(shop: Workshop, bench: Bench, a: Assignment, data: Examples, crew: Crew) -> _Trained:
-    """The local steps of a visit."""
-    done = _Trained()
-    params, device = bench.params, shop.device
-    names = [n for n in params if params[n].requires_grad]
-    leaves = [params[n] for n in names]
-    if not names:
-        return done
-    features = crew.all("features")
-    forward = bench.model if features else bench.forward
-    objective = Objective(bench.model, params, bench.buffers, crew.all("output"), crew.all("loss"))
-    move = build_optimizer(a.work.optimizer).start([p.detach() for p in leaves], a.work.lr, crew.scale(names, device))
-    total = torch.zeros((), device=device)
-    tallies, corrects = bool(crew.all("tally")), bool(crew.all("correct"))
-
-    def step(x: Tensor, y: Tensor) -> None:
-        batch = objective.batch(x, y, done.steps, params)
-        task, loss = objective(batch, forward)
-        total.add_(task.detach())
-        grads: Sequence[Tensor | None] = [None] * len(leaves)
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step of the optimiser."""
+        batch = self.objective.batch(x, y, self.taken, self.objective.params)
+        task, loss = self.objective(batch, self.forward)
+        self.total.add_(task.detach())
+        self.taken += 1
+        self.grads = [None] * len(self.leaves)
         if loss.requires_grad:
-            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-        if tallies or corrects or a.work.clip is not None:
+            self.grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+        if self.changes:
             # A layer that this step did not use has no gradient and gets none.
-            used = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
-            done.tallies = crew.tallied(done.tallies, used, batch)
-            used = clipped(crew.corrected(used, batch), a.work.clip)
-            grads = [used.get(n) for n in names]
-        move(grads)
+            used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
+            self.tallies = self.crew.tallied(self.tallies, used, batch)
+            used = clipped(self.crew.corrected(used, batch), self.clip)
+            self.grads = [used.get(n) for n in self.names]
+        self.move(self.grads)
 
+    @property
+    def loss(self) -> float:
+        """The mean of the task's loss over the steps."""
+        return self.total.item() / max(self.taken, 1)
+
+
+def _train(
+    shop: Workshop, bench: Bench, a: Assignment, data: Examples, memory: Slots, crew: Crew
+) -> tuple[_Steps, int]:
+    """Take the steps of a visit: (what they came to, their FLOPs)."""
+    features = crew.all("features")
+    steps = _Steps(shop, bench, a, crew, bench.model if features else bench.forward)
+    flops = 0
+    if not steps.names:
+        return steps, flops
     key = (a.arch, a.trains, *crew.present)
-    with crew.tapped(objective) if features else nullcontext():
-        for index in batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm):
+    order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
+    if steps.forward is not bench.model:  # a compiled step cannot be counted while it runs
+        cost = rehearsed(shop, a, data, memory, map(len, order), key)
+        prepare(bench, shop.method, a, memory)
+    with crew.tapped(steps.objective) if features else nullcontext():
+        for index in order:
             x, y = data.batch(index, shop.augment)
-            if device.type != "cpu":
-                x, y = x.to(device), y.to(device)
-            done.flops += _counted(shop, (*key, x.shape), partial(step, bench.inputs(x), y))[1]
-            done.steps += 1
-    done.loss = total.item() / max(done.steps, 1)
+            if shop.device.type != "cpu":
+                x, y = x.to(shop.device), y.to(shop.device)
+            if steps.forward is not bench.model:
+                steps.step(bench.inputs(x), y)
+                flops += cost.steps[len(index)]
+            else:
+                flops += _counted(shop, (*key, x.shape), partial(steps.step, bench.inputs(x), y))[1]
+    return steps, flops
+
+
+@dataclass(eq=False)
+class Rehearsal:
+    """What visits of one kind cost, and the parameters that they leave without a gradient.
+
+    Args:
+        around: FLOPs before and after the steps.
+        steps: number of examples → FLOPs of a step with so many.
+        idle: parameters that the steps do not use.
+    """
+
+    around: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
+    idle: frozenset[str] = frozenset()
+
+
+def rehearsed(
+    shop: Workshop, a: Assignment, data: Examples, memory: Slots, sizes: Iterable[int], kind: Hashable
+) -> Rehearsal:
+    """What a visit of this kind costs, counted on the side: for ways of training that cannot be counted themselves.
+
+    Nothing changes but the scratch model, which the caller prepares again.
+    """
+    known: Rehearsal | None = shop.kept.get(kind)
+    done = shop.kept[kind] = known or Rehearsal()
+    missing = sorted(set(sizes) - done.steps.keys())
+    if known is not None and not missing:
+        return done
+    bench = shop.bench(a.arch)
+    with own_rng():
+        prepare(bench, shop.method, a, memory)
+        with FlopCount() as before:
+            crew = _crew(shop.method, bench, data, a, memory)
+        prepare(bench, shop.method, a, memory)
+        steps = _Steps(shop, bench, a, crew, bench.model)
+        with crew.tapped(steps.objective):
+            for size in missing if steps.names else ():
+                x, y = data.batch(torch.arange(size), shop.augment)
+                with FlopCount() as counter:
+                    steps.step(bench.inputs(x.to(shop.device)), y.to(shop.device))
+                done.steps[size] = counter.total
+        if known is None:
+            delta = {n: torch.zeros_like(bench.params[n], memory_format=torch.contiguous_format) for n in a.travels}
+            with FlopCount() as after:
+                crew.finished(delta, steps.tallies, memory)
+                crew.uploaded(delta)
+            done.around = before.total + after.total
+            done.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)
     return done
 
 

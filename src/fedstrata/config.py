@@ -42,9 +42,11 @@ class Settings(BaseModel):
     augment: str = Field("none", description="change of training images: rrc, cj, flip, both or a sum of them")
     buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
     seed: int = Field(0, ge=0, description="of every random stream")
-    engine: str = Field("serial", description="how clients are run: serial, or wire (encodes every message)")
-    workers: int = Field(1, ge=1, description="clients trained at the same time")
+    engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
+    workers: int | str = Field(1, description="clients trained at the same time, or auto for one a core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
+    channels_last: bool = Field(True, description="faster layout for convolutions; changes the last bits")
+    compile: bool = Field(False, description="compile the training step; takes a while at first, changes the last bits")
     device: str = Field("cpu", description="where training runs: cpu, cuda, cuda:1, mps")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     eval_clients: bool = Field(False, description="also evaluate the global model on every client's own data")
@@ -60,6 +62,14 @@ class Settings(BaseModel):
             raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
         return value
 
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not whole and value != "auto":
+            raise ValueError("give a number of processes, 1 or more, or auto")
+        return value
+
     @model_validator(mode="after")
     def _names(self) -> Settings:
         build_optimizer(self.optimizer)
@@ -73,6 +83,7 @@ class Settings(BaseModel):
 class RunConfig(Settings):
     """A whole run: Settings, and where its model and data come from."""
 
+    workers: int | str = Field("auto", description="clients trained at the same time; auto is one a core")
     dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
     data_dir: str | None = Field(None, description="where the data's files are; else FEDSTRATA_DATA")
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")

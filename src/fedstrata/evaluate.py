@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.core import Buffers
-from fedstrata.data.examples import Examples
-from fedstrata.tensors import Tensors, generator
-from fedstrata.workshop import Bench, load, task_loss
+from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.tensors import Tensors, derive, generator
+from fedstrata.workshop import Bench, load, own_rng, seed_global, task_loss
+
+
+@dataclass(frozen=True, eq=False)
+class Exam:
+    """What is to be judged: parameters and running statistics, the policy for the latter, and a seed."""
+
+    params: Tensors
+    buffers: Tensors
+    policy: Buffers
+    seed: int = 0
+
+
+Mark = tuple[int, float]
+"""(examples that were right, sum of the losses) of one batch."""
 
 
 @contextmanager
@@ -39,6 +54,49 @@ def without_statistics(model: nn.Module) -> nn.Module:
     return model
 
 
+def _by_batch(examples: Examples, policy: Buffers) -> bool:
+    return policy == "drop" and len(examples) > 1  # a single example has no statistics of its own
+
+
+def sheets(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
+    """The examples' indices, batch by batch.
+
+    Under the policy `drop` norm layers use the statistics of each batch; batches are drawn in a fixed random order
+    then, so that a test set sorted by class is judged like any other.
+    """
+    by_batch = _by_batch(examples, policy)
+    order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
+    parts = list(torch.split(order, batch_size))
+    if by_batch and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def mark(bench: Bench, exam: Exam, examples: Examples, parts: Sequence[Tensor], which: Iterable[int]) -> list[Mark]:
+    """Judge some of the batches; each draws its random numbers, if any, from a seed of its own."""
+    load(bench.params, exam.params)
+    load(bench.buffers, bench.initial if exam.policy == "drop" else exam.buffers)
+    model = bench.model.eval()
+    device = next(iter(bench.params.values())).device
+    marks = []
+    by_batch = _by_batch(examples, exam.policy)
+    with own_rng(), torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():
+        for part in which:
+            seed_global(derive(exam.seed, part), device, everything=not isinstance(examples, TensorExamples))
+            x, y = examples.batch(parts[part])
+            logits, y = model(bench.inputs(x.to(device))), y.to(device)
+            marks.append((int((logits.argmax(1) == y).sum()), task_loss(logits, y, "sum").item()))
+    return marks
+
+
+def total(marks: Iterable[Mark], examples: int) -> tuple[float, float]:
+    """(accuracy, mean loss) from the marks of all batches, in order."""
+    right, loss = 0, 0.0
+    for correct, part in marks:
+        right, loss = right + correct, loss + part
+    return right / examples, loss / examples
+
+
 def evaluate(
     bench: Bench,
     params: Tensors,
@@ -46,26 +104,9 @@ def evaluate(
     examples: Examples,
     policy: Buffers,
     batch_size: int = 512,
+    seed: int = 0,
 ) -> tuple[float, float]:
-    """(accuracy, mean loss) of a model with these parameters and running statistics.
-
-    Under the policy `drop` norm layers use the statistics of each evaluation batch; batches are drawn in a fixed random
-    order then, so that a test set sorted by class is judged like any other.
-    """
-    load(bench.params, params)
-    load(bench.buffers, bench.initial if policy == "drop" else buffers)
-    model = bench.model.eval()
-    device = next(iter(bench.params.values())).device
-    correct, total = 0, 0.0
-    by_batch = policy == "drop" and len(examples) > 1  # a single example has no statistics of its own
-    order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
-    parts = list(torch.split(order, batch_size))
-    if by_batch and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    with torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():
-        for index in parts:
-            x, y = examples.batch(index)
-            logits, y = model(bench.inputs(x.to(device))), y.to(device)
-            total += task_loss(logits, y, "sum").item()
-            correct += int((logits.argmax(1) == y).sum())
-    return correct / len(examples), total / len(examples)
+    """(accuracy, mean loss) of a model with these parameters and running statistics."""
+    parts = sheets(examples, policy, batch_size)
+    exam = Exam(params, buffers, policy, seed)
+    return total(mark(bench, exam, examples, parts, range(len(parts))), len(examples))

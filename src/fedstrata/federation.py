@@ -8,8 +8,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,28 @@ from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluate import evaluate, without_statistics
+from fedstrata.evaluate import Exam, evaluate, without_statistics
 from fedstrata.fitting import check_fit, fingerprint
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
+from fedstrata.machine import computing, keep_memory
 from fedstrata.optim import build_schedule
 from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import clone, derive
-from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running, seed_global
+from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A round that is closed but not yet evaluated."""
+
+    after: ServerState
+    outcome: Outcome
+    assignments: Sequence[Assignment]
+    work: Work
+    exam: Callable[[], tuple[float, float]] | None
 
 
 class Federation:
@@ -55,9 +67,11 @@ class Federation:
         augment: change of training images, such as `"rrc + flip"` (extra `augment`).
         buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
         seed: of every random stream; the same seed gives the same bits.
-        engine: how clients are run.
-        workers: clients trained at the same time.
+        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"wire"`, or `"auto"` for the fastest.
+        workers: clients trained at the same time, each in a process of its own, or `"auto"` for one a core.
         threads: threads of one worker.
+        channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
+        compile: compile the training step: slow at first, fast in long runs; changes the last bits.
         device: where training runs.
         eval_every: rounds between evaluations.
         eval_clients: also evaluate the global model on every client's own data.
@@ -94,9 +108,11 @@ class Federation:
         augment: str = "none",
         buffers: Buffers | None = None,
         seed: int = 0,
-        engine: str = "serial",
-        workers: int = 1,
+        engine: str = "auto",
+        workers: int | str = 1,
         threads: int = 1,
+        channels_last: bool = True,
+        compile: bool = False,
         device: str = "cpu",
         eval_every: int = 1,
         eval_clients: bool = False,
@@ -133,6 +149,8 @@ class Federation:
                 "engine": engine,
                 "workers": workers,
                 "threads": threads,
+                "channels_last": channels_last,
+                "compile": compile,
                 "device": device,
                 "eval_every": eval_every,
                 "eval_clients": eval_clients,
@@ -154,11 +172,14 @@ class Federation:
         architectures = {name: _architecture(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
-            build=lambda arch: copy.deepcopy(models[arch]),
+            build=partial(_copy_of, models),
             method=self.method,
             augment=build_augment(augment, tuple(sample.shape[1:])),
             device=_device(device),
             sample=sample,
+            channels_last=channels_last,
+            compile=compile,
+            archs=tuple(models),
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)
@@ -174,13 +195,15 @@ class Federation:
             rounds=self.settings.rounds,
             model=lambda: copy.deepcopy(models[""]),
         )
-        self._engine = build_engine(engine, self.settings.workers, shop, self.clients)
+        self.engine, self._engine = build_engine(
+            engine, self.settings.workers, self.settings.threads, shop, self.clients, self.test
+        )
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
         _ = self.sampled  # refuses a participation that the clients cannot meet, before anything is written
         self.records: list[Record] = []
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
-        self._saved_at, self._saved_round = time.monotonic(), -1
+        self._saved_at, self._saved_round, self._since = time.monotonic(), -1, time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
         if self._directory is not None:
             self._open_directory(self._directory, resume, {**self.settings.model_dump(), **(recipe or {})})
@@ -241,15 +264,36 @@ class Federation:
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         if self._directory is not None:
             self._directory.trim(self.state.round)
+        keep_memory()
+        self._since = time.perf_counter()
         try:
-            while not self.done:
-                yield self._round()
+            yield from self._rounds()
         except BaseException as error:
+            self._engine.close()
             self.save()
             if isinstance(error, Diverged) and self._directory is not None:
                 self._directory.finish(self.model, self.summary())
             raise
         self._finish()
+
+    def _rounds(self) -> Iterator[Record]:
+        """Train and settle in turns; where the engine can, the next round trains while one is being evaluated."""
+        trained: _Trained | Diverged | None = None
+        while trained is not None or not self.done:
+            if isinstance(trained, Diverged):
+                raise trained
+            now = trained or self._train(self.state)
+            trained = self._train_ahead(now) if self._engine.overlaps else None
+            yield self._settle(now)
+
+    def _train_ahead(self, now: _Trained) -> _Trained | Diverged | None:
+        """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
+        if now.exam is None or self.settings.stop_at_target or now.after.round >= self.settings.rounds:
+            return None
+        try:
+            return self._train(now.after)
+        except Diverged as error:
+            return error
 
     @property
     def done(self) -> bool:
@@ -261,21 +305,34 @@ class Federation:
     def _reached(self) -> int | None:
         return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
 
-    def _round(self) -> Record:
-        begin = time.perf_counter()
-        number = self.state.round
-        with own_rng(), _threads(self.settings.threads):
+    def _train(self, state: ServerState) -> _Trained:
+        """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
+        number = state.round
+        with own_rng(), computing(self.settings.threads):
             work = self._work(number)
-            assignments = self._server.open(self.state, self._sample(number), work)
-            visits = self._engine.run(assignments, self._recall)
+            assignments = self._server.open(state, self._sample(number), work)
+            visits = self._engine.run(assignments, partial(self._recall, state))
             counted = self._counted(visits, len(assignments))
-            after, outcome = self._server.close(self.state, assignments, counted, self._keep)
-            if outcome.diverged:
-                raise self._diverged(number, "its updates are not finite numbers")
-            accuracy, loss, client_accuracy = self._evaluate(after, number)
+            after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
+        if outcome.diverged:
+            raise self._diverged(number, "its updates are not finite numbers")
+        due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
+        exam = None
+        if self.test is not None and due:
+            seed = derive(self.settings.seed, "evaluate", number)
+            exam = self._engine.evaluate(Exam(after.params, after.buffers, self.method.buffers, seed))
+        return _Trained(after, outcome, assignments, work, exam)
+
+    def _settle(self, trained: _Trained) -> Record:
+        """Wait for a round's evaluation, write its record, and take its state up."""
+        after, accuracy, loss, client_accuracy = trained.after, None, None, None
+        with own_rng(), computing(self.settings.threads):
+            if trained.exam is not None:
+                accuracy, loss = trained.exam()
+                client_accuracy = self._evaluate_clients(after) if self.settings.eval_clients else None
         if loss is not None and not math.isfinite(loss):
-            raise self._diverged(number, f"the test loss is {loss}")
-        record = self._record(outcome, assignments, work, (accuracy, loss, client_accuracy), begin)
+            raise self._diverged(after.round - 1, f"the test loss is {loss}")
+        record = self._record(trained, (accuracy, loss, client_accuracy))
         if self._directory is not None:
             self._directory.append(asdict(record))
         self.records.append(record)
@@ -293,13 +350,10 @@ class Federation:
                 self.on_visit(done, total)
 
     def _record(
-        self,
-        outcome: Outcome,
-        assignments: Sequence[Assignment],
-        work: Work,
-        quality: tuple[float | None, float | None, list[float | None] | None],
-        begin: float,
+        self, trained: _Trained, quality: tuple[float | None, float | None, list[float | None] | None]
     ) -> Record:
+        outcome, before = trained.outcome, self._since
+        self._since = time.perf_counter()
         return Record(
             round=self.state.round + 1,
             accuracy=quality[0],
@@ -307,14 +361,14 @@ class Federation:
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             flops=round(outcome.flops),
-            seconds=time.perf_counter() - begin,
-            clients=[a.client for a in assignments],
+            seconds=self._since - before,
+            clients=[a.client for a in trained.assignments],
             active=list(outcome.active),
             refused=[{"client": client, "why": why} for client, why in outcome.refused],
             train_loss=outcome.train_loss,
             examples=outcome.examples,
             steps=outcome.steps,
-            lr=work.lr,
+            lr=trained.work.lr,
             memory=_peak_memory(),
             client_accuracy=quality[2],
         )
@@ -336,31 +390,25 @@ class Federation:
     def _sample(self, number: int) -> list[int]:
         return random.Random(derive(self.settings.seed, "sample", number)).sample(self._eligible, self.sampled)
 
-    def _recall(self, client: int) -> Slots:
-        return self._store.get(client, int(self.state.remembers.numpy()[client]))
+    def _recall(self, state: ServerState, client: int) -> Slots:
+        return self._store.get(client, int(state.remembers.numpy()[client]))
 
-    def _keep(self, client: int, memory: Slots) -> None:
-        self._store.put(client, self.state.round, memory, before=int(self.state.remembers[client]))
+    def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
+        self._store.put(client, state.round, memory, before=int(state.remembers[client]))
 
-    def _evaluate(
-        self, state: ServerState, number: int
-    ) -> tuple[float | None, float | None, list[float | None] | None]:
-        due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
-        if self.test is None or not due:
-            return None, None, None
+    def _evaluate_clients(self, state: ServerState) -> list[float | None]:
+        """The global model on every client's own data."""
         bench, policy = self._shop.bench(""), self.method.buffers
-        seed_global(derive(self.settings.seed, "evaluate", number), self._shop.device)
-        accuracy, loss = evaluate(bench, state.params, state.buffers, self.test, policy)
-        if not self.settings.eval_clients:
-            return accuracy, loss, None
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
             buffers = state.buffers
             if policy == "local":
-                own = self._store.get(client, int(state.remembers[client])).get(BUFFERS, {})
+                own = self._recall(state, client).get(BUFFERS, {})
                 buffers = {**buffers, **own}  # a sub-model has only some of its own
-            per_client.append(evaluate(bench, state.params, buffers, examples, policy)[0] if len(examples) else None)
-        return accuracy, loss, per_client
+            seed = derive(self.settings.seed, "evaluate", state.round - 1, client)
+            accuracy = evaluate(bench, state.params, buffers, examples, policy, seed=seed)[0] if len(examples) else None
+            per_client.append(accuracy)
+        return per_client
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""
@@ -397,18 +445,8 @@ class Federation:
         return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """torch with this many threads, and as before afterwards."""
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
+    return copy.deepcopy(models[arch])
 
 
 def _architecture(module: nn.Module, sample: torch.Tensor) -> Architecture:

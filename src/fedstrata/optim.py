@@ -26,7 +26,7 @@ Step = Callable[[Sequence[Tensor | None]], None]
 class Optimizer(Protocol):
     """Settings of an optimiser; `start` makes the step function of one visit."""
 
-    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step: ...
+    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step: ...
 
 
 def _pick(lists: Sequence[list[Tensor]], grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[list[Tensor]]]:
@@ -57,7 +57,7 @@ class Sgd:
         if self.nesterov and not self.momentum:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 
-    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
+    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
         state = [params, [torch.zeros_like(p) for p in params] if self.momentum else [], scale or []]
 
         def step(grads: Sequence[Tensor | None]) -> None:
@@ -92,7 +92,7 @@ class Adam:
         if max(self.beta1, self.beta2) >= 1:
             raise UsageError("adam's beta1 and beta2 must be below 1")
 
-    def start(self, params: list[Tensor], lr: float, scale: list[Tensor] | None) -> Step:
+    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
         state = [params, [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params], scale or []]
         counts = [0] * len(params)
 

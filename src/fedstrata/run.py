@@ -62,7 +62,7 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def resume_run(directory: Path, data_dir: str | None = None, workers: int | None = None) -> Federation:
+def resume_run(directory: Path, data_dir: str | None = None, workers: int | str | None = None) -> Federation:
     """The federation of a run directory, ready to go on where its last checkpoint is."""
     path = directory / "run.toml"
     if not path.exists():

@@ -43,7 +43,7 @@ def one_by_one() -> Iterator[None]:
         _alone = before
 
 
-def each(operation: str, tensors: Sequence[Tensor], *others: Any, alpha: float | None = None) -> list[Tensor]:
+def each(operation: str, tensors: Sequence[Tensor], *others: Any, alpha: float | Tensor | None = None) -> list[Tensor]:
     """An operation on every tensor of a list (`add`, or `add_` in place), with a foreach kernel where there is one.
 
     The others are lists beside it, or one thing for all; `alpha` multiplies what is added.
@@ -59,6 +59,8 @@ def each(operation: str, tensors: Sequence[Tensor], *others: Any, alpha: float |
             beside = [beside[0] * alpha]
         if operation == "addcmul_":
             results.append(tensor.add_(beside[0] * beside[1] * beside[2]))
+        elif operation == "lerp_":
+            results.append(tensor.add_((beside[0] - tensor) * beside[1]))
         else:
             results.append(getattr(tensor, operation)(*beside))
     return results

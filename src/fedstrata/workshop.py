@@ -86,6 +86,10 @@ class Workshop:
         sample: one batch of inputs, to find the strata's order of execution.
         channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
+        archs: the names of all architectures.
+        benches: the scratch models, by architecture.
+        flops: what was counted, by what was computed.
+        kept: whatever else a way of training keeps between visits.
     """
 
     build: Build
@@ -95,8 +99,10 @@ class Workshop:
     sample: Tensor | None = None
     channels_last: bool = False
     compile: bool = False
+    archs: tuple[str, ...] = ("",)
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""

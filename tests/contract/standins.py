@@ -19,6 +19,7 @@ class Pull(Technique):
     """Door `loss`: + mu/2·‖w_k − w‖² over what trains (as FedProx)."""
 
     name: ClassVar[str] = "pull"
+    vectorises: ClassVar[bool] = True
     mu: float = 0.1
 
     def local(self, view: ClientView) -> Hooks:
@@ -38,6 +39,7 @@ class Steer(Technique):
     """Doors `send`, `correct`, `tally`, slot, memory, `fold` and `apply` with state: control variates (as SCAFFOLD)."""
 
     name: ClassVar[str] = "steer"
+    vectorises: ClassVar[bool] = True
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     strength: float = 1.0
 
@@ -91,6 +93,7 @@ class Pace(Technique):
     """Door `scale`: weights at another pace than the rest (as FedNLR)."""
 
     name: ClassVar[str] = "pace"
+    vectorises: ClassVar[bool] = True
     factor: float = 0.5
 
     def local(self, view: ClientView) -> Hooks:
@@ -104,6 +107,7 @@ class Cool(Technique):
     """Door `output`: logits divided by a temperature (as FedRS, FedLC)."""
 
     name: ClassVar[str] = "cool"
+    vectorises: ClassVar[bool] = True
     temperature: float = 2.0
 
     def local(self, view: ClientView) -> Hooks:
@@ -196,6 +200,7 @@ class Look(Technique):
     """Door `gradient`: half the raw gradient, half the one at perturbed parameters (as FedSpeed)."""
 
     name: ClassVar[str] = "look"
+    vectorises: ClassVar[bool] = True
     radius: float = 0.1
 
     def local(self, view: ClientView) -> Hooks:
@@ -214,6 +219,7 @@ class Keep(Technique):
     """Doors memory and `needs_deltas`: a client remembers its last delta; the server limits the largest (as Krum)."""
 
     name: ClassVar[str] = "keep"
+    vectorises: ClassVar[bool] = True
     needs_deltas: ClassVar[bool] = True
     limit: float = 1.0
 

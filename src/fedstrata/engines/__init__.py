@@ -2,31 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from torch import nn
+
+from fedstrata.cohort import CannotVectorise, check_vectorises
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
+from fedstrata.engines.processes import Processes
 from fedstrata.engines.serial import Recall, Serial, Wire
+from fedstrata.engines.training import Cohorts, OneByOne, Trainer
 from fedstrata.errors import UsageError
+from fedstrata.evaluate import Exam
+from fedstrata.machine import cores
 from fedstrata.spec import Table, lookup
 from fedstrata.workshop import Workshop
 
-ENGINES: Table = {"serial": Serial, "wire": Wire}
+
+def _auto() -> None:
+    """What is fastest for the model and the number of workers: one of those below."""
+
+
+def _serial() -> None:
+    """One client after the other, in this process."""
+
+
+def _processes() -> None:
+    """Clients at the same time in worker processes; the same bits as `serial`, for any number of workers."""
+
+
+def _vmap() -> None:
+    """Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding."""
+
+
+def _wire() -> None:
+    """One after the other, with every message encoded and decoded as across a network; slow, for tests."""
+
+
+ENGINES: Table = {"auto": _auto, "serial": _serial, "processes": _processes, "vmap": _vmap, "wire": _wire}
 
 
 class Engine(Protocol):
     """Runs one round's assignments."""
 
+    @property
+    def overlaps(self) -> bool:
+        """True if an evaluation goes on while the next round trains."""
+        ...
+
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]: ...
+
+    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]: ...
 
     def close(self) -> None: ...
 
 
-def build_engine(name: str, workers: int, shop: Workshop, clients: Sequence[Examples]) -> Engine:
-    """The engine of a name; `workers` is how many clients train at once."""
-    target = lookup("engine", ENGINES, name)
-    if workers != 1:
-        raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {workers}")
-    engine: Engine = target(shop, clients)
-    return engine
+def build_engine(
+    name: str,
+    workers: int | str,
+    threads: int,
+    shop: Workshop,
+    clients: Sequence[Examples],
+    test: Examples | None,
+) -> tuple[str, Engine]:
+    """(the name of the engine, the engine); `workers` is how many clients train at once."""
+    lookup("engine", ENGINES, name)
+    count = workers if isinstance(workers, int) else _fitting(name, shop)
+    if name == "auto":
+        name = "vmap" if _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"
+    if name in ("serial", "wire"):
+        if count != 1:
+            raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {count}")
+        return name, (Serial if name == "serial" else Wire)(shop, clients, test)
+    trainer: Trainer = OneByOne()
+    if name == "vmap":
+        for arch in shop.archs:
+            check_vectorises(shop.method, shop.build(arch), shop.sample)
+        trainer = Cohorts()
+        if count == 1:
+            return name, Serial(shop, clients, test, trainer)
+    return name, Processes(shop, clients, test, count, threads, trainer)
+
+
+SMALL = 300_000
+"""Parameters of the largest dense model that `auto` vectorises; beyond, copies of it no longer fit the caches."""
+
+
+def _vectorised_is_faster(shop: Workshop) -> bool:
+    """True for small dense models, where the costs of a step outweigh its arithmetic; the same for every round."""
+    if shop.device.type != "cpu" or shop.sample is None:
+        return False
+    for arch in shop.archs:
+        model = shop.build(arch)
+        holders = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+        if not all(isinstance(m, nn.Linear) for m in holders) or sum(p.numel() for p in model.parameters()) > SMALL:
+            return False
+        try:
+            check_vectorises(shop.method, model, shop.sample)
+        except CannotVectorise:
+            return False
+    return True
+
+
+def _fitting(name: str, shop: Workshop) -> int:
+    """How many workers `auto` means here."""
+    return 1 if name in ("serial", "wire") or shop.device.type != "cpu" else cores()

@@ -1,14 +1,17 @@
-"""One client after the other, in this process; and the same with every message encoded and decoded."""
+"""Clients trained in this process; and the same with every message encoded and decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from fedstrata import wire
 from fedstrata.client import train_client
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
+from fedstrata.engines.training import OneByOne, Trainer
+from fedstrata.evaluate import Exam, evaluate
 from fedstrata.tensors import Tensors
 from fedstrata.workshop import Workshop
 
@@ -18,29 +21,45 @@ Recall = Callable[[int], Slots]
 
 @dataclass(eq=False)
 class Serial:
-    """Trains clients one after the other."""
+    """Trains clients in this process, one group after the other."""
 
     shop: Workshop
     clients: Sequence[Examples]
+    test: Examples | None = None
+    trainer: Trainer = field(default_factory=OneByOne)
+    overlaps: ClassVar[bool] = False
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
         """Updates in client order, each with what its client will remember."""
-        for assignment in assignments:
-            yield train_client(self.shop, assignment, self.clients[assignment.client], recall(assignment.client))
+        arrived: dict[int, tuple[Update, Slots]] = {}
+        position = 0
+        for group in self.trainer.groups(assignments, self.clients):
+            asked = [assignments[i] for i in group]
+            memories = [recall(a.client) for a in asked]
+            data = [self.clients[a.client] for a in asked]
+            for place, visit in zip(group, self.trainer.train(self.shop, asked, data, memories), strict=True):
+                arrived[place] = visit
+                while position in arrived:
+                    yield arrived.pop(position)
+                    position += 1
+
+    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
+        """What judges on the test set when it is called."""
+        assert self.test is not None
+        test = self.test
+        return lambda: evaluate(self.shop.bench(""), exam.params, exam.buffers, test, exam.policy, seed=exam.seed)
 
     def close(self) -> None:
         """Nothing to release."""
 
 
 @dataclass(eq=False)
-class Wire:
+class Wire(Serial):
     """Trains clients one after the other, but every message goes through its bytes, as it would across a network.
 
     Each client keeps the parameters of its last visit, and is sent only what changed since; slow, for tests.
     """
 
-    shop: Workshop
-    clients: Sequence[Examples]
     held: dict[int, Tensors] = field(default_factory=dict)
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
@@ -52,6 +71,3 @@ class Wire:
             self.held[sent.client] = assignment.params
             update, memory = train_client(self.shop, assignment, self.clients[sent.client], recall(sent.client))
             yield wire.decode_update(wire.encode(update)), memory
-
-    def close(self) -> None:
-        """Nothing to release."""

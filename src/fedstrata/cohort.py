@@ -1,0 +1,393 @@
+"""Many clients trained at once: their models stacked, their batches padded, one vectorised step for all of them.
+
+Python's and torch's costs of a step are paid once instead of once a client, which is most of the time of a small dense
+model. The results equal those of one client after the other up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedstrata.client import Crew, Objective, class_counts, clipped, prepare, rehearsed, train_client
+from fedstrata.core import Assignment, ClientView, Method, Slots, Update, overrides
+from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.errors import UsageError, one_line
+from fedstrata.optim import build_optimizer
+from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
+from fedstrata.workshop import Bench, Workshop, batches, seed_global
+
+
+class CannotVectorise(UsageError):
+    """A technique or a layer that only works on one client at a time."""
+
+
+def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) -> None:
+    """Raise CannotVectorise, with the reason, if this method cannot train many of these models at once."""
+    for technique in method.techniques:
+        if overrides(technique, "local") and not technique.vectorises:
+            raise CannotVectorise(
+                f"the engine 'vmap' cannot run '{technique.name}': its hooks work on one client at a time"
+            )
+    for name, module in model.named_modules():
+        what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"
+        if isinstance(module, _NormBase):
+            raise CannotVectorise(f"{what}: it normalises over the batch, and batches are padded; use group norm")
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            raise CannotVectorise(f"{what}: it draws random numbers")
+        if isinstance(module, nn.RNNBase):
+            raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
+    if sample is None:
+        return
+    params = {n: p.detach() for n, p in model.named_parameters()}
+    stacked = {n: torch.stack([p, p]) for n, p in params.items()}
+    inputs = torch.stack([sample, sample])
+
+    def loss(params: Tensors, x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, params, (x,))
+        return logits.sum()
+
+    try:
+        vmap(grad(loss))(stacked, inputs)
+    except Exception as error:  # whatever torch.func says of a layer that it does not know
+        why = one_line(str(error).strip().partition("\n")[0], 200)
+        raise CannotVectorise(f"the engine 'vmap' cannot train this model: {why}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class _NoExamples:
+    """What stands for a client's data where many are trained at once."""
+
+    def __len__(self) -> int:
+        raise UsageError(_REFUSAL)
+
+    def batch(self, index: Tensor, augment: Any = None) -> tuple[Tensor, Tensor]:
+        raise UsageError(_REFUSAL)
+
+    def labels(self) -> Tensor:
+        raise UsageError(_REFUSAL)
+
+
+_REFUSAL = "a technique that vectorises takes class counts from view.counts(), and reads no examples"
+
+
+@dataclass(eq=False)
+class _Sheaf:
+    """The batches of many clients: inputs [clients, steps, rows, …], and which rows and steps are real."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor | None
+    steps: list[int]
+
+
+def _draw(
+    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], orders: Sequence[Sequence[Tensor]]
+) -> _Sheaf:
+    """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape."""
+    steps = [len(order) for order in orders]
+    width = max(len(index) for order in orders for index in order)
+    full = all(len(index) == width for order in orders for index in order) and len(set(steps)) == 1
+    shape = (len(orders), max(steps), width)
+    rows = None if full else torch.zeros(shape)
+    pool = _common(data) if shop.augment is None else None
+    if pool is not None:  # one tensor holds everybody's examples: gather all batches from it in one go
+        index = torch.zeros(shape, dtype=torch.int64)
+        for c, (order, examples) in enumerate(zip(orders, data, strict=True)):
+            assert isinstance(examples, TensorExamples)
+            flat = torch.cat(list(order))
+            flat = flat if examples.index is None else examples.index[flat]
+            if rows is None:
+                index[c] = flat.view(shape[1:])
+                continue
+            for s, part in enumerate(torch.split(flat, [len(i) for i in order])):
+                index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
+        x, y = pool.batch(index.view(-1))
+        return _Sheaf(x.view(*shape, *x.shape[1:]), y.view(shape), rows, steps)
+    inputs: Tensor | None = None
+    labels = torch.zeros(shape, dtype=torch.int64)
+    for c, (a, examples, order) in enumerate(zip(assignments, data, orders, strict=True)):
+        seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
+        for s, part in enumerate(order):
+            x, y = examples.batch(part, shop.augment)
+            if inputs is None:
+                inputs = x.new_zeros(*shape, *x.shape[1:])
+            inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
+            if rows is not None:
+                rows[c, s, : len(y)] = 1.0
+    assert inputs is not None
+    return _Sheaf(inputs, labels, rows, steps)
+
+
+def _common(data: Sequence[Examples]) -> TensorExamples | None:
+    """The tensors that all clients' examples are parts of, or None."""
+    first = data[0]
+    if not isinstance(first, TensorExamples):
+        return None
+    same = all(isinstance(d, TensorExamples) and d.x is first.x and d.y is first.y for d in data)
+    return replace(first, index=None) if same else None
+
+
+def _task(rows: Tensor | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the real rows; of a padded step, which has none, zero."""
+    if rows is None:
+        return F.cross_entropy(logits, labels)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return (each * rows).sum() / rows.sum().clamp(min=1.0)
+
+
+def _by_func(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
+    grads: Tensors = grad(loss)(at)
+    return grads
+
+
+@dataclass(frozen=True, eq=False)
+class _Lesson:
+    """What all clients of a cohort share: everything but their batches, slots, memories and counts."""
+
+    method: Method
+    bench: Bench
+    assignment: Assignment
+    steps: int
+    ends: tuple[int, ...]
+    idle: frozenset[str]
+
+    def visit(
+        self,
+        params: Tensors,
+        lr: Tensor,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor | None,
+        last: Tensor,
+        slots: Slots,
+        memory: Slots,
+        counts: Tensor | None,
+    ) -> tuple[Tensors, Slots, Slots, Tensor]:
+        """One client's local training, as a function of tensors alone: (delta, slots, memory, mean loss).
+
+        A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
+        """
+        a, bench = self.assignment, self.bench
+        start = {n: params[n] for n in a.trains}
+        crew = self._crew(params, slots, memory, counts)
+        trained = {n: p + _nothing(last) for n, p in start.items()}
+        moving = [n for n in a.trains if n not in self.idle]
+        move = build_optimizer(a.work.optimizer).start([trained[n] for n in moving], lr, crew.scale(moving, x.device))
+        total = _nothing(last)
+        tallies: Slots = {}
+        final: tuple[Tensors, Slots, Tensor] | None = None
+        for step in range(self.steps):
+            here = None if rows is None else rows[step]
+            at = trained if step else start  # all begin at the same place: the first pass is one product for all
+            objective = Objective(
+                bench.model,
+                {**params, **at},
+                bench.buffers,
+                crew.all("output"),
+                crew.all("loss"),
+                partial(_task, here),
+                _by_func,
+            )
+
+            with crew.tapped(objective):
+                loss = partial(self._loss, objective, x[step], y[step], step)
+                grads, (_, task) = grad_and_value(loss, has_aux=True)({n: at[n] for n in moving})
+                batch = objective.batch(x[step], y[step], step, objective.params)
+                tallies = crew.tallied(tallies, grads, batch)
+                grads = clipped(crew.corrected(grads, batch), a.work.clip)
+            total = total + task
+            move([grads[n] for n in moving])
+            if step + 1 in self.ends:
+                now = (clone(trained), tallies, total / (step + 1))
+                final = now if final is None else _where(last == step + 1, now, final)
+        assert final is not None
+        trained, tallies, mean = final
+        delta = {n: trained[n] - start[n] for n in a.travels}
+        slots, kept = crew.finished(delta, tallies, memory)
+        return crew.uploaded(delta), slots, kept, mean
+
+    def _loss(self, objective: Objective, x: Tensor, y: Tensor, step: int, given: Tensors) -> tuple[Tensor, Tensor]:
+        """(whole loss, the task's) of a step, as a function of what moves."""
+        params = {**objective.params, **given}
+        batch = objective.batch(x, y, step, params)
+        task, whole = objective(batch, lambda x: functional_call(self.bench.model, params, (x,)))
+        return whole, task
+
+    def _crew(self, params: Tensors, slots: Slots, memory: Slots, counts: Tensor | None) -> Crew:
+        def counted() -> Tensor:
+            assert counts is not None
+            return counts
+
+        assignment = replace(self.assignment, params=params, slots=slots)
+        return Crew(
+            {
+                t.name: t.local(
+                    ClientView(
+                        model=self.bench.model,
+                        data=_NoExamples(),
+                        assignment=assignment,
+                        strata=self.bench.strata,
+                        slot=slots.get(t.name, {}),
+                        memory=memory.get(t.name, {}),
+                        rng=generator(self.assignment.seed, t.name),
+                        counts=counted,
+                    )
+                )
+                for t in self.method.at("local")
+            }
+        )
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """A zero that is vectorised like a client's own tensors, so that what it is added to may be changed in place."""
+    return (like * 0).float()
+
+
+def _where(condition: Tensor, new: Any, old: Any) -> Any:
+    """The new tensors where the condition holds and the old ones elsewhere, through tuples and dicts."""
+    if isinstance(new, Tensor):
+        return torch.where(condition, new, old)
+    if isinstance(new, tuple):
+        return tuple(_where(condition, a, b) for a, b in zip(new, old, strict=True))
+    return {name: _where(condition, new[name], old[name]) for name in new}
+
+
+def _structure(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
+
+
+def alike(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
+    """What two clients must have in common to be trained at once."""
+    a = assignment
+    return a.arch, a.trains, a.travels, a.work, _structure(a.slots), _structure(memory)
+
+
+def train_cohort(
+    shop: Workshop,
+    assignments: Sequence[Assignment],
+    data: Sequence[Examples],
+    memories: Sequence[Slots],
+) -> list[tuple[Update, Slots]]:
+    """Train clients at once, as far as they are alike: each one's update and what it will remember, in order."""
+    together: dict[tuple[Any, ...], list[int]] = {}
+    for place, (a, memory) in enumerate(zip(assignments, memories, strict=True)):
+        together.setdefault(alike(a, memory), []).append(place)
+    out: dict[int, tuple[Update, Slots]] = {}
+    for places in together.values():
+        asked, theirs, held = [assignments[i] for i in places], [data[i] for i in places], [memories[i] for i in places]
+        if not asked[0].trains:
+            done = [train_client(shop, *visit) for visit in zip(asked, theirs, held, strict=True)]
+        else:
+            done = _train_alike(shop, asked, theirs, held)
+        out.update(zip(places, done, strict=True))
+    return [out[place] for place in range(len(assignments))]
+
+
+def _train_alike(
+    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
+) -> list[tuple[Update, Slots]]:
+    a = assignments[0]
+    bench = shop.bench(a.arch)
+    orders = [
+        list(batches(len(d), o.work, generator(o.seed, "order"), False)) for o, d in zip(assignments, data, strict=True)
+    ]
+    kind = (a.arch, a.trains, a.travels, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
+    flops, idle = _costs(shop, assignments, data, memories, orders, kind)
+    prepare(bench, shop.method, a, {})
+    sheaf = _draw(shop, assignments, data, orders)
+    lesson = _Lesson(
+        shop.method,
+        bench,
+        replace(a, client=-1, seed=0, params={}, slots={}),
+        max(sheaf.steps),
+        tuple(sorted(set(sheaf.steps))),
+        idle,
+    )
+    counts = torch.stack([class_counts(d, bench) for d in data]) if any(shop.method.at("local")) else None
+    slots, slot_dims = _stacked([a.slots for a in assignments])
+    memory, memory_dims = _stacked(memories)
+    arguments = (
+        a.params,
+        torch.tensor(a.work.lr),
+        sheaf.x,
+        sheaf.y,
+        sheaf.rows,
+        torch.tensor(sheaf.steps),
+        slots,
+        memory,
+        counts,
+    )
+    dims = (
+        None,
+        None,
+        0,
+        0,
+        None if sheaf.rows is None else 0,
+        0,
+        slot_dims,
+        memory_dims,
+        None if counts is None else 0,
+    )
+    with one_by_one():
+        delta, sent, kept, loss = vmap(lesson.visit, in_dims=dims)(*arguments)
+    losses = loss.tolist()
+    out = []
+    for c, a in enumerate(assignments):
+        update = Update(
+            round=a.round,
+            client=a.client,
+            method=shop.method.digest,
+            examples=len(data[c]),
+            steps=sheaf.steps[c],
+            delta={n: d[c] for n, d in delta.items()},
+            slots=_one(sent, c),
+            metrics={"train_loss": losses[c], "flops": flops[c]},
+        )
+        out.append((update, _one(kept, c)))
+    return out
+
+
+def _one(stacked: Slots, client: int) -> Slots:
+    return {name: {n: t[client] for n, t in slot.items()} for name, slot in stacked.items()}
+
+
+def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
+    """(tensors of all clients stacked, or the one that all share; which of them are stacked, as vmap wants to know)."""
+    slots: Slots = {}
+    dims: dict[str, dict[str, int | None]] = {}
+    for name, slot in many[0].items():
+        slots[name], dims[name] = {}, {}
+        for n, tensor in slot.items():
+            shared = all(one[name][n] is tensor for one in many)
+            slots[name][n] = tensor if shared else torch.stack([one[name][n] for one in many])
+            dims[name][n] = None if shared else 0
+    return slots, dims
+
+
+def _costs(
+    shop: Workshop,
+    assignments: Sequence[Assignment],
+    data: Sequence[Examples],
+    memories: Sequence[Slots],
+    orders: Sequence[Sequence[Tensor]],
+    kind: tuple[Any, ...],
+) -> tuple[list[float], frozenset[str]]:
+    """(each client's FLOPs, the parameters that get no gradient), known from rehearsals of every size of batch."""
+    flops = []
+    idle: frozenset[str] = frozenset()
+    for a, examples, memory, order in zip(assignments, data, memories, orders, strict=True):
+        sizes = [len(index) for index in order]
+        cost = rehearsed(shop, a, examples, memory, sizes, ("cohort", *kind))
+        flops.append(float(cost.around + sum(cost.steps[size] for size in sizes)))
+        idle = cost.idle
+    return flops, idle

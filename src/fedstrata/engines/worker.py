@@ -1,0 +1,177 @@
+"""A worker process: takes tasks from its pipe, reads tensors where they lie in shared memory, and leaves results there.
+
+Pipes carry small Python objects between processes of one program; nothing of this crosses a trust boundary.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedstrata.core import Assignment, Slots, Update
+from fedstrata.data.examples import Examples
+from fedstrata.engines.shared import Layout, SharedMemory
+from fedstrata.engines.training import Trainer
+from fedstrata.evaluate import Exam, Mark, mark, sheets
+from fedstrata.machine import computing, keep_memory
+from fedstrata.tensors import Tensors
+from fedstrata.workshop import Workshop
+
+SHELF = 0
+"""The section that holds the server's tensors; every other one belongs to a task at a time."""
+
+Layouts = dict[str, Layout]
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """One client's visit: the assignment without its tensors, and where they lie.
+
+    `params`, `buffers` and `slots` are on the shelf; `memory` is at the beginning of the task's own section.
+    """
+
+    assignment: Assignment
+    params: Layout
+    buffers: Layout
+    slots: Layouts
+    memory: Layouts
+
+
+@dataclass(frozen=True, eq=False)
+class Train:
+    """A task: visits to train, the results to be left in `section` from `begin` on."""
+
+    number: int
+    section: int
+    begin: int
+    visits: Sequence[Visit]
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """A task: some batches of the test set to evaluate."""
+
+    number: int
+    exam: Exam
+    params: Layout
+    buffers: Layout
+    parts: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What comes back of one visit: the update without its tensors, and where they and the memory lie."""
+
+    update: Update
+    delta: Layout
+    buffers: Layout
+    slots: Layouts
+    memory: Layouts
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """An exception that a task ended with, and its traceback as text."""
+
+    error: BaseException
+    trace: str
+
+
+Answer = tuple[int, Sequence[Report] | Sequence[Mark] | Failure]
+"""(the task's number, its result)."""
+
+
+def write_slots(memory: SharedMemory, section: int, slots: Slots, begin: int) -> tuple[Layouts, int]:
+    """Copy slots into a section: (where they lie, where they end)."""
+    layouts: Layouts = {}
+    for name, tensors in slots.items():
+        layouts[name], begin = memory.write(section, tensors, begin)
+    return layouts, begin
+
+
+def read_slots(memory: SharedMemory, section: int, layouts: Mapping[str, Layout]) -> Slots:
+    """Slots that lie in a section, in place."""
+    return {name: memory.read(section, layout) for name, layout in layouts.items()}
+
+
+@dataclass(eq=False)
+class Desk:
+    """What a worker has: its scratch models, everybody's data (read in place), the shared memory."""
+
+    shop: Workshop
+    clients: Sequence[Examples]
+    test: Examples | None
+    memory: SharedMemory
+    trainer: Trainer
+
+    def train(self, task: Train) -> list[Report]:
+        """Train the visits of a task and leave what comes of them in its section."""
+        params: dict[Layout, Tensors] = {}
+        assignments, memories = [], []
+        for visit in task.visits:
+            if visit.params not in params:
+                params[visit.params] = self.memory.read(SHELF, visit.params)
+            assignments.append(
+                replace(
+                    visit.assignment,
+                    params=params[visit.params],
+                    buffers=self.memory.read(SHELF, visit.buffers),
+                    slots=read_slots(self.memory, SHELF, visit.slots),
+                )
+            )
+            memories.append(read_slots(self.memory, task.section, visit.memory))
+        data = [self.clients[a.client] for a in assignments]
+        end = task.begin
+        reports = []
+        for update, kept in self.trainer.train(self.shop, assignments, data, memories):
+            delta, end = self.memory.write(task.section, update.delta, end)
+            buffers, end = self.memory.write(task.section, update.buffers, end)
+            slots, end = write_slots(self.memory, task.section, update.slots, end)
+            memory, end = write_slots(self.memory, task.section, kept, end)
+            bare = replace(update, delta={}, buffers={}, slots={})
+            reports.append(Report(bare, delta, buffers, slots, memory))
+        return reports
+
+    def judge(self, task: Judge) -> list[Mark]:
+        """Evaluate some batches of the test set."""
+        assert self.test is not None
+        exam = replace(
+            task.exam,
+            params=self.memory.read(SHELF, task.params),
+            buffers=self.memory.read(SHELF, task.buffers),
+        )
+        parts = sheets(self.test, exam.policy)
+        return mark(self.shop.bench(""), exam, self.test, parts, task.parts)
+
+
+def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: int) -> None:
+    """A worker's life: until the pipe is closed, which also happens when the main process dies."""
+    for other in others:  # a forked process inherits the main ends of all pipes: they would never seem closed
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's affair
+    keep_memory()
+    torch.set_num_threads(threads)
+    with computing(threads):
+        while True:
+            try:
+                task = pipe.recv()
+            except (EOFError, OSError):
+                return
+            result: Any
+            try:
+                result = desk.train(task) if isinstance(task, Train) else desk.judge(task)
+            except Exception as error:
+                result = Failure(error, traceback.format_exc())
+            try:
+                pipe.send((task.number, result))
+            except (BrokenPipeError, ConnectionError):
+                return
+            except Exception:  # the exception itself cannot be sent: its text can
+                failure = Failure(RuntimeError(f"{type(result.error).__name__}: {result.error}"), result.trace)
+                pipe.send((task.number, failure))

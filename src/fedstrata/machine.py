@@ -1,0 +1,62 @@
+"""What this machine has, and how a process that trains should use it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def keep_memory() -> bool:
+    """Let this process keep the memory that training frees, instead of giving it back and faulting it in every step.
+
+    Only glibc has the switches; elsewhere, and on a second call, nothing happens. Returns True where they were set.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    # All three: any one of them switches off glibc's own, growing thresholds.
+    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 1 << 30, _TOP_PAD: 16 << 20}
+    done = [bool(mallopt(switch, value)) for switch, value in settings.items()]
+    return all(done)
+
+
+@contextmanager
+def computing(threads: int) -> Iterator[None]:
+    """torch with this many threads and without denormal numbers, and as before afterwards."""
+    before, flushed = torch.get_num_threads(), _flushes()
+    if before != threads:
+        torch.set_num_threads(threads)
+    if not flushed:
+        torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if not flushed:
+            torch.set_flush_denormal(False)
+        if before != threads:
+            torch.set_num_threads(before)
+
+
+_TINY = torch.tensor(1e-40)
+
+
+def _flushes() -> bool:
+    """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
+    return not (_TINY * 1.0).item()
