@@ -12,7 +12,7 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version"],
     ["spec"],
-    ["strata", "tensors", "files", "machine"],
+    ["strata", "tensors", "files", "machine", "compiling"],
     ["data", "cost"],
     ["zoo"],
     ["core"],

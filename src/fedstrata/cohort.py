@@ -19,12 +19,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client import Crew, Objective, class_counts, clipped, prepare, rehearsed, train_client
-from fedstrata.core import Assignment, ClientView, Method, Slots, Update, overrides
+from fedstrata.compiling import compile_function
+from fedstrata.core import Assignment, ClientView, Method, Slots, Update, altered, overrides
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
 from fedstrata.workshop import Bench, Workshop, batches, seed_global
+
+COMPILED_STEPS = 16
+"""Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
 
 
 class CannotVectorise(UsageError):
@@ -46,19 +50,21 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
             raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
-    if sample is None:
-        return
-    params = {n: p.detach() for n, p in model.named_parameters()}
-    stacked = {n: torch.stack([p, p]) for n, p in params.items()}
-    inputs = torch.stack([sample, sample])
+    if sample is not None and not all(type(m).__module__.startswith("torch.nn.modules.") for m in model.modules()):
+        _try(model, sample)
+
+
+def _try(model: nn.Module, sample: Tensor) -> None:
+    """Train two copies of a model at once, to see whether its own code can be vectorised."""
+    params = {n: torch.stack([p.detach()] * 2) for n, p in model.named_parameters()}
 
     def loss(params: Tensors, x: Tensor) -> Tensor:
         logits: Tensor = functional_call(model, params, (x,))
         return logits.sum()
 
     try:
-        vmap(grad(loss))(stacked, inputs)
-    except Exception as error:  # whatever torch.func says of a layer that it does not know
+        vmap(grad(loss))(params, torch.stack([sample] * 2))
+    except Exception as error:  # whatever torch.func says of what it does not know
         why = one_line(str(error).strip().partition("\n")[0], 200)
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: {why}") from error
 
@@ -150,6 +156,17 @@ def _by_func(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
     return grads
 
 
+class _Watched(Assignment):
+    """An assignment of which only what all visits of a kind have in common may be read: a compiled visit serves many."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("round", "client", "seed"):
+            raise UsageError(
+                f"a technique reads the {name} of its assignment, so it cannot be compiled: leave compile out"
+            )
+        return super().__getattribute__(name)
+
+
 @dataclass(frozen=True, eq=False)
 class _Lesson:
     """What all clients of a cohort share: everything but their batches, slots, memories and counts."""
@@ -228,7 +245,7 @@ class _Lesson:
             assert counts is not None
             return counts
 
-        assignment = replace(self.assignment, params=params, slots=slots)
+        assignment = altered(self.assignment, params=params, slots=slots)
         return Crew(
             {
                 t.name: t.local(
@@ -239,7 +256,7 @@ class _Lesson:
                         strata=self.bench.strata,
                         slot=slots.get(t.name, {}),
                         memory=memory.get(t.name, {}),
-                        rng=generator(self.assignment.seed, t.name),
+                        rng=torch.Generator(),
                         counts=counted,
                     )
                 )
@@ -308,7 +325,7 @@ def _train_alike(
     lesson = _Lesson(
         shop.method,
         bench,
-        replace(a, client=-1, seed=0, params={}, slots={}),
+        _Watched(**{**vars(a), "params": {}, "slots": {}}) if shop.compile else a,
         max(sheaf.steps),
         tuple(sorted(set(sheaf.steps))),
         idle,
@@ -338,8 +355,15 @@ def _train_alike(
         memory_dims,
         None if counts is None else 0,
     )
+    run = vmap(lesson.visit, in_dims=dims)
     with one_by_one():
-        delta, sent, kept, loss = vmap(lesson.visit, in_dims=dims)(*arguments)
+        if shop.compile and lesson.steps <= COMPILED_STEPS:
+            shapes = tuple(t.shape for t in (sheaf.x, sheaf.y)), sheaf.rows is None, lesson.ends, str(slot_dims)
+            key = ("compiled", *kind, *shapes)
+            if key not in shop.kept:
+                shop.kept[key] = compile_function(run, arguments)
+            run = shop.kept[key]
+        delta, sent, kept, loss = run(*arguments)
     losses = loss.tolist()
     out = []
     for c, a in enumerate(assignments):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work
+from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work, altered
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, add, all_finite, clone, derive
 
@@ -87,6 +87,8 @@ class Mean:
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Fold one client's tensors in."""
+        if not tensors:
+            return
         new = [n for n in tensors if n not in self._sums]
         for name in new:
             tensor = tensors[name]
@@ -94,9 +96,8 @@ class Mean:
             self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
             self._sums[name] = torch.zeros_like(tensor, dtype=wide)
         sums = [self._sums[n] for n in tensors]
-        if sums:
-            values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
-            torch._foreach_add_(sums, values, alpha=weight)
+        values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
+        torch._foreach_add_(sums, values, alpha=weight)
         for name in tensors:
             self._weights[name] += weight
 
@@ -163,7 +164,7 @@ class Server:
             template = templates.get(arch)
             if template is None:
                 template = templates[arch] = self._template(state, arch, work)
-            assignment = replace(
+            assignment = altered(
                 template,
                 client=client,
                 seed=derive(self.seed, "visit", state.round, client),
@@ -173,7 +174,7 @@ class Server:
                 assignment = self._planned(technique, assignment)
             if sends:
                 slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
-                assignment = replace(assignment, slots={name: slot for name, slot in slots.items() if slot})
+                assignment = altered(assignment, slots={name: slot for name, slot in slots.items() if slot})
             assignments.append(assignment)
         return assignments
 
@@ -293,7 +294,7 @@ class Server:
             slot = update.slots.get(technique.name)
             if slot is not None:
                 totals[technique.name] = technique.fold(totals[technique.name], slot, weight)
-        return replace(
+        return altered(
             update,
             delta=clone(update.delta) if self._keeps else {},
             buffers={},

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedstrata.compiling import CompiledForward
 from fedstrata.core import Method, Work
 from fedstrata.data.examples import Augment
 from fedstrata.errors import FedstrataError, UsageError
@@ -114,7 +115,7 @@ class Workshop:
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.benches[arch] = Bench(
                 model=model,
-                forward=torch.compile(model, dynamic=False) if self.compile else model,
+                forward=CompiledForward(model) if self.compile else model,
                 params=dict(model.named_parameters()),
                 buffers=running(model),
                 initial=clone(running(model)),

@@ -12,7 +12,7 @@ import signal
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.data.examples import Examples
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.shared import Layout, SharedMemory, Shelf
+from fedstrata.engines.shared import SharedMemory, Shelf
 from fedstrata.engines.training import Trainer
 from fedstrata.engines.worker import SHELF, Desk, Failure, Judge, Report, Train, Visit, read_slots, serve, write_slots
 from fedstrata.errors import FedstrataError, UsageError, one_line
@@ -256,7 +256,7 @@ class Processes:
                 assert section is not None
                 self._dispatch()
                 yield (
-                    replace(
+                    altered(
                         report.update,
                         delta=memory.read(section, report.delta),
                         buffers=memory.read(section, report.buffers),
@@ -289,9 +289,9 @@ class Processes:
                 memory, begin = write_slots(self._memory, task.section, recall(a.client), begin)
                 visits.append(
                     Visit(
-                        assignment=replace(a, params={}, buffers={}, slots={}),
-                        params=self._put(a.params),
-                        buffers=self._put(a.buffers),
+                        assignment=altered(a, params={}, buffers={}, slots={}),
+                        params=self._shelf.put(a.params),
+                        buffers=self._shelf.put(a.buffers),
                         slots={name: self._shelf.put(slot) for name, slot in a.slots.items()},
                         memory=memory,
                     )
@@ -302,9 +302,6 @@ class Processes:
         task = _Task(make, lambda reports: arrived.update(zip(group, reports, strict=True)))
         task.what = f"client{'s' if len(assignments) > 1 else ''} {clients}"
         return task
-
-    def _put(self, tensors: Mapping[str, Any]) -> Layout:
-        return self._shelf.put(tensors)
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
         """Begin to judge on the test set; what is returned waits for the result. Training goes on beside it."""
@@ -320,7 +317,7 @@ class Processes:
     def _judge(self, exam: Exam, which: Sequence[int], result: _Exam) -> _Task:
         bare = replace(exam, params={}, buffers={})
         task = _Task(
-            lambda number: Judge(number, bare, self._put(exam.params), self._put(exam.buffers), which),
+            lambda number: Judge(number, bare, self._shelf.put(exam.params), self._shelf.put(exam.buffers), which),
             lambda marks: result.take(which, marks),
         )
         task.what = "the evaluation"

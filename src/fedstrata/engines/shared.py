@@ -9,7 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from multiprocessing import reduction
 from typing import Any
 
@@ -22,19 +23,20 @@ SPACING = 1 << 36
 """Room of one section, in bytes; only what is written takes memory."""
 ALIGNMENT = 64
 
-Place = tuple[str, torch.dtype, tuple[int, ...], int, int]
-"""(name, type, shape, number of elements, offset in the section) of a tensor."""
-Layout = tuple[Place, ...]
+Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""Tensors of one type that lie one after the other: (type, offset, names, shapes, numbers of elements)."""
+Layout = tuple[Block, ...]
 
 
-def place(name: str, tensor: Tensor, offset: int) -> Place:
-    """The place of a tensor at an offset."""
-    return name, tensor.dtype, tuple(tensor.shape), tensor.numel(), offset
-
-
-def aligned(size: int) -> int:
-    """The next multiple of a cache line."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
+    """Where tensors will lie from `begin` on, and where they will end."""
+    blocks: list[Block] = []
+    for dtype, items in groupby(tensors.items(), key=lambda item: item[1].dtype):
+        rows = [(name, tuple(t.shape), t.numel()) for name, t in items]
+        names, shapes, sizes = zip(*rows, strict=True)
+        blocks.append((dtype, begin, names, shapes, sizes))
+        begin += -(-sum(sizes) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return tuple(blocks), begin
 
 
 class SharedMemory:
@@ -66,28 +68,36 @@ class SharedMemory:
             mapped = self._maps[section] = mmap.mmap(self._file, length, offset=begin)
         return mapped
 
-    def plan(self, tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
-        """Where tensors will lie from `begin` on, and where they will end."""
-        layout = []
-        for name, tensor in tensors.items():
-            layout.append(place(name, tensor, begin))
-            begin += aligned(tensor.numel() * tensor.element_size())
-        return tuple(layout), begin
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        memory = self._map(section, offset + count * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
     def read(self, section: int, layout: Layout) -> Tensors:
         """Tensors that lie in a section, in place."""
-        if not layout:
-            return {}
-        end = max(offset + count * dtype.itemsize for _, dtype, _, count, offset in layout)
-        memory = self._map(section, max(end, 1))
-        return {name: _view(memory, dtype, shape, count, offset) for name, dtype, shape, count, offset in layout}
+        tensors: Tensors = {}
+        for dtype, offset, names, shapes, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            parts: Sequence[Tensor] = region.split_with_sizes(sizes)
+            for name, shape, part in zip(names, shapes, parts, strict=True):
+                tensors[name] = part if len(shape) == 1 else part.view(shape)
+        return tensors
+
+    def fill(self, section: int, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors to where a layout wants them."""
+        for dtype, offset, names, _, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            if len(names) == 1:
+                region.copy_(tensors[names[0]].reshape(-1))
+            else:
+                torch.cat([tensors[name].reshape(-1) for name in names], out=region)
 
     def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
         """Copy tensors into a section: (where they lie, where they end)."""
-        layout, end = self.plan(tensors, begin)
-        if layout:
-            self._map(section, max(end, 1))
-            torch._foreach_copy_(list(self.read(section, layout).values()), list(tensors.values()))
+        layout, end = plan(tensors, begin)
+        with torch.no_grad():
+            self.fill(section, layout, tensors)
         return layout, end
 
     def close(self) -> None:
@@ -96,44 +106,40 @@ class SharedMemory:
         os.close(self._file)
 
 
-def _view(memory: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], count: int, offset: int) -> Tensor:
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
-
-
 class Shelf:
-    """Tensors of the server, put into a section once each, and read there by all workers.
+    """Tensors of the server, put into a section once, and read there by all workers.
 
     What was not used in a round is taken off the shelf at the next, and its place is given to tensors of the same size:
-    a model's tensors have the same sizes in every round.
+    what the server sends has the same sizes in every round.
     """
 
     def __init__(self, memory: SharedMemory, section: int) -> None:
         self._memory, self._section = memory, section
-        self._placed: dict[int, tuple[Tensor, int]] = {}
-        self._used: set[int] = set()
+        self._placed: dict[tuple[int, ...], tuple[list[Tensor], Layout, int, int]] = {}
+        self._used: set[tuple[int, ...]] = set()
         self._free: dict[int, list[int]] = {}
         self._end = 0
 
     def sweep(self) -> None:
         """Take off what nobody asked for since the last sweep."""
         for key in self._placed.keys() - self._used:
-            tensor, offset = self._placed.pop(key)
-            self._free.setdefault(aligned(tensor.numel() * tensor.element_size()), []).append(offset)
+            _, _, offset, size = self._placed.pop(key)
+            self._free.setdefault(size, []).append(offset)
         self._used.clear()
 
     def put(self, tensors: Mapping[str, Tensor]) -> Layout:
         """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
-        new = [t for t in tensors.values() if id(t) not in self._placed]
-        for tensor in new:
-            size = aligned(tensor.numel() * tensor.element_size())
-            free = self._free.get(size)
-            offset = free.pop() if free else self._end
-            self._end = max(self._end, offset + size)
-            self._placed[id(tensor)] = (tensor, offset)
-        self._used.update(map(id, tensors.values()))
-        if new:
-            fresh = tuple(place(str(i), t, self._placed[id(t)][1]) for i, t in enumerate(new))
-            torch._foreach_copy_(list(self._memory.read(self._section, fresh).values()), new)
-        return tuple(place(n, t, self._placed[id(t)][1]) for n, t in tensors.items())
+        if not tensors:
+            return ()
+        key = tuple(map(id, tensors.values()))
+        self._used.add(key)
+        placed = self._placed.get(key)
+        if placed is not None:
+            return placed[1]
+        size = plan(tensors, 0)[1]
+        free = self._free.get(size)
+        offset = free.pop() if free else self._end
+        self._end = max(self._end, offset + size)
+        layout, _ = self._memory.write(self._section, tensors, offset)
+        self._placed[key] = (list(tensors.values()), layout, offset, size)  # holding them keeps their ids theirs
+        return layout

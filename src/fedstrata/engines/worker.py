@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.data.examples import Examples
 from fedstrata.engines.shared import Layout, SharedMemory
 from fedstrata.engines.training import Trainer
@@ -112,15 +112,15 @@ class Desk:
 
     def train(self, task: Train) -> list[Report]:
         """Train the visits of a task and leave what comes of them in its section."""
-        params: dict[Layout, Tensors] = {}
+        params: dict[int, Tensors] = {}  # one message names the same layout many times
         assignments, memories = [], []
         for visit in task.visits:
-            if visit.params not in params:
-                params[visit.params] = self.memory.read(SHELF, visit.params)
+            if id(visit.params) not in params:
+                params[id(visit.params)] = self.memory.read(SHELF, visit.params)
             assignments.append(
-                replace(
+                altered(
                     visit.assignment,
-                    params=params[visit.params],
+                    params=params[id(visit.params)],
                     buffers=self.memory.read(SHELF, visit.buffers),
                     slots=read_slots(self.memory, SHELF, visit.slots),
                 )
@@ -134,7 +134,7 @@ class Desk:
             buffers, end = self.memory.write(task.section, update.buffers, end)
             slots, end = write_slots(self.memory, task.section, update.slots, end)
             memory, end = write_slots(self.memory, task.section, kept, end)
-            bare = replace(update, delta={}, buffers={}, slots={})
+            bare = altered(update, delta={}, buffers={}, slots={})
             reports.append(Report(bare, delta, buffers, slots, memory))
         return reports
 

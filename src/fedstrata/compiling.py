@@ -1,0 +1,65 @@
+"""torch.compile, for those who asked for it: compiled once for each shape, with one sentence where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fedstrata.errors import UsageError, one_line
+
+
+class CompiledForward:
+    """A module whose forward and backward pass are compiled at the first call."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self._works = model, False
+        self._compiled: Any = torch.compile(model, dynamic=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._works:
+            return self._compiled(x)  # type: ignore[no-any-return]
+        result: Tensor = _first(lambda: self._compiled(x))
+        self._works = True
+        return result
+
+
+def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """A function of nested tensors, compiled for arguments of this form.
+
+    It is traced by running it, so whatever Python it contains is run once and for all; its random numbers, and every
+    number that is not a tensor, become constants.
+    """
+    tensors, form = pytree.tree_flatten(arguments)
+    present = [t is not None for t in tensors]
+    forms: list[Any] = []
+
+    def flat(*given: Tensor) -> list[Tensor]:
+        left = iter(given)
+        whole = [next(left) if there else None for there in present]
+        results, shape = pytree.tree_flatten(function(*pytree.tree_unflatten(whole, form)))
+        forms[:] = [shape]
+        return results
+
+    def given(values: tuple[Any, ...]) -> list[Tensor]:
+        return [t for t in pytree.tree_leaves(values) if t is not None]
+
+    graph = _first(lambda: make_fx(flat)(*given(arguments)))
+    compiled = torch.compile(graph, dynamic=False)
+    _first(lambda: compiled(*given(arguments)))
+    return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
+
+
+def _first(call: Callable[[], Any]) -> Any:
+    """The first call, in which everything that can go wrong with a compiler does."""
+    try:
+        return call()
+    except UsageError:
+        raise
+    except Exception as error:  # torch's compiler has a dozen kinds, and the machine may have no C++ compiler
+        why = one_line(str(error).strip().partition("\n")[0], 200)
+        raise UsageError(f"the training step cannot be compiled here: {why}; leave compile out") from error
