@@ -6,7 +6,7 @@ model. The results equal those of one client after the other up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
-from fedstrata.workshop import Bench, Workshop, batches, seed_global
+from fedstrata.workshop import Bench, Workshop, batch_sizes, batches, seed_global
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -88,7 +88,7 @@ _REFUSAL = "a technique that vectorises takes class counts from view.counts(), a
 
 @dataclass(eq=False)
 class _Sheaf:
-    """The batches of many clients: inputs [clients, steps, rows, …], and which rows and steps are real."""
+    """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps."""
 
     x: Tensor
     y: Tensor
@@ -97,31 +97,33 @@ class _Sheaf:
 
 
 def _draw(
-    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], orders: Sequence[Sequence[Tensor]]
+    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], sizes: Sequence[Sequence[int]]
 ) -> _Sheaf:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape."""
-    steps = [len(order) for order in orders]
-    width = max(len(index) for order in orders for index in order)
-    full = all(len(index) == width for order in orders for index in order) and len(set(steps)) == 1
-    shape = (len(orders), max(steps), width)
+    steps, width = [len(row) for row in sizes], max(max(row) for row in sizes)
+    full = all(min(row) == width for row in sizes) and len(set(steps)) == 1
+    shape = (len(sizes), max(steps), width)
     rows = None if full else torch.zeros(shape)
     pool = _common(data) if shop.augment is None else None
     if pool is not None:  # one tensor holds everybody's examples: gather all batches from it in one go
         index = torch.zeros(shape, dtype=torch.int64)
-        for c, (order, examples) in enumerate(zip(orders, data, strict=True)):
-            assert isinstance(examples, TensorExamples)
-            flat = torch.cat(list(order))
-            flat = flat if examples.index is None else examples.index[flat]
+        rng = torch.Generator()
+        for c, (a, examples) in enumerate(zip(assignments, data, strict=True)):
+            order = list(batches(len(examples), a.work, rng.manual_seed(derive(a.seed, "order")), False))
+            mine = examples.index if isinstance(examples, TensorExamples) else None
+            flat = order[0] if len(order) == 1 else torch.cat(order)
+            flat = flat if mine is None else mine[flat]
             if rows is None:
                 index[c] = flat.view(shape[1:])
                 continue
-            for s, part in enumerate(torch.split(flat, [len(i) for i in order])):
+            for s, part in enumerate(torch.split(flat, list(sizes[c]))):
                 index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
         x, y = pool.batch(index.view(-1))
         return _Sheaf(x.view(*shape, *x.shape[1:]), y.view(shape), rows, steps)
     inputs: Tensor | None = None
     labels = torch.zeros(shape, dtype=torch.int64)
-    for c, (a, examples, order) in enumerate(zip(assignments, data, orders, strict=True)):
+    for c, (a, examples) in enumerate(zip(assignments, data, strict=True)):
+        order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
         seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
             x, y = examples.batch(part, shop.augment)
@@ -157,7 +159,7 @@ def _by_func(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
 
 
 class _Watched(Assignment):
-    """An assignment of which only what all visits of a kind have in common may be read: a compiled visit serves many."""
+    """An assignment of which only what all visits of a kind have in common may be read: they share what is compiled."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("round", "client", "seed"):
@@ -289,43 +291,98 @@ def alike(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
     return a.arch, a.trains, a.travels, a.work, _structure(a.slots), _structure(memory)
 
 
+@dataclass(frozen=True, eq=False)
+class Harvest:
+    """What came of visits: updates without their tensors, and the tensors, of all clients stacked or of the only one.
+
+    Args:
+        places: which of the assignments these are.
+        updates: one for each, without tensors.
+        delta, buffers, slots, memory: the tensors of the updates, and what the clients will remember.
+        stacked: True if each tensor holds a row for every client.
+    """
+
+    places: tuple[int, ...]
+    updates: tuple[Update, ...]
+    delta: Tensors
+    buffers: Tensors
+    slots: Slots
+    memory: Slots
+    stacked: bool
+
+    @staticmethod
+    def of(place: int, update: Update, memory: Slots) -> Harvest:
+        """What came of one visit."""
+        bare = altered(update, delta={}, buffers={}, slots={})
+        return Harvest((place,), (bare,), update.delta, update.buffers, update.slots, memory, False)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that travel."""
+        yield from self.delta.values()
+        yield from self.buffers.values()
+        for slot in self.slots.values():
+            yield from slot.values()
+
+    def visits(self) -> Iterator[tuple[int, Update, Slots]]:
+        """(place, whole update, what its client will remember), one by one."""
+        if not self.stacked:
+            whole = altered(self.updates[0], delta=self.delta, buffers=self.buffers, slots=self.slots)
+            yield self.places[0], whole, self.memory
+            return
+        deltas, buffers = _rows(self.delta, len(self.places)), _rows(self.buffers, len(self.places))
+        slots = {name: _rows(slot, len(self.places)) for name, slot in self.slots.items()}
+        memory = {name: _rows(slot, len(self.places)) for name, slot in self.memory.items()}
+        for c, (place, update) in enumerate(zip(self.places, self.updates, strict=True)):
+            mine = {name: rows[c] for name, rows in slots.items()}
+            whole = altered(update, delta=deltas[c], buffers=buffers[c], slots=mine)
+            yield place, whole, {name: rows[c] for name, rows in memory.items()}
+
+
+def _rows(stacked: Tensors, count: int) -> list[Tensors]:
+    """A dict of tensors for every client, from a dict of stacked ones."""
+    if not stacked:
+        return [{} for _ in range(count)]
+    return [dict(zip(stacked, row, strict=True)) for row in zip(*(t.unbind() for t in stacked.values()), strict=True)]
+
+
 def train_cohort(
     shop: Workshop,
     assignments: Sequence[Assignment],
     data: Sequence[Examples],
     memories: Sequence[Slots],
-) -> list[tuple[Update, Slots]]:
-    """Train clients at once, as far as they are alike: each one's update and what it will remember, in order."""
+) -> Iterator[Harvest]:
+    """Train clients at once, as far as they are alike."""
     together: dict[tuple[Any, ...], list[int]] = {}
     for place, (a, memory) in enumerate(zip(assignments, memories, strict=True)):
         together.setdefault(alike(a, memory), []).append(place)
-    out: dict[int, tuple[Update, Slots]] = {}
     for places in together.values():
         asked, theirs, held = [assignments[i] for i in places], [data[i] for i in places], [memories[i] for i in places]
-        if not asked[0].trains:
-            done = [train_client(shop, *visit) for visit in zip(asked, theirs, held, strict=True)]
-        else:
-            done = _train_alike(shop, asked, theirs, held)
-        out.update(zip(places, done, strict=True))
-    return [out[place] for place in range(len(assignments))]
+        if asked[0].trains:
+            yield _train_alike(shop, tuple(places), asked, theirs, held)
+            continue
+        for place, visit in zip(places, zip(asked, theirs, held, strict=True), strict=True):
+            yield Harvest.of(place, *train_client(shop, *visit))
 
 
 def _train_alike(
-    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
-) -> list[tuple[Update, Slots]]:
+    shop: Workshop,
+    places: tuple[int, ...],
+    assignments: Sequence[Assignment],
+    data: Sequence[Examples],
+    memories: Sequence[Slots],
+) -> Harvest:
     a = assignments[0]
     bench = shop.bench(a.arch)
-    orders = [
-        list(batches(len(d), o.work, generator(o.seed, "order"), False)) for o, d in zip(assignments, data, strict=True)
-    ]
+    sizes = [batch_sizes(len(d), a.work, False) for d in data]
     kind = (a.arch, a.trains, a.travels, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
-    flops, idle = _costs(shop, assignments, data, memories, orders, kind)
-    prepare(bench, shop.method, a, {})
-    sheaf = _draw(shop, assignments, data, orders)
+    flops, idle = _costs(shop, assignments, data, memories, sizes, kind)
+    if any(shop.method.at("local")):
+        prepare(bench, shop.method, a, {})
+    sheaf = _draw(shop, assignments, data, sizes)
     lesson = _Lesson(
         shop.method,
         bench,
-        _Watched(**{**vars(a), "params": {}, "slots": {}}) if shop.compile else a,
+        _Watched(**vars(a)) if shop.compile else a,
         max(sheaf.steps),
         tuple(sorted(set(sheaf.steps))),
         idle,
@@ -333,56 +390,41 @@ def _train_alike(
     counts = torch.stack([class_counts(d, bench) for d in data]) if any(shop.method.at("local")) else None
     slots, slot_dims = _stacked([a.slots for a in assignments])
     memory, memory_dims = _stacked(memories)
-    arguments = (
-        a.params,
-        torch.tensor(a.work.lr),
-        sheaf.x,
-        sheaf.y,
-        sheaf.rows,
-        torch.tensor(sheaf.steps),
-        slots,
-        memory,
-        counts,
-    )
-    dims = (
-        None,
-        None,
-        0,
-        0,
-        None if sheaf.rows is None else 0,
-        0,
-        slot_dims,
-        memory_dims,
-        None if counts is None else 0,
-    )
-    run = vmap(lesson.visit, in_dims=dims)
+    # Names, tensors, and whether each client has its own.
+    table: dict[str, tuple[Any, Any]] = {
+        "params": (a.params, None),
+        "lr": (torch.tensor(a.work.lr), None),
+        "x": (sheaf.x, 0),
+        "y": (sheaf.y, 0),
+        "rows": (sheaf.rows, None if sheaf.rows is None else 0),
+        "last": (torch.tensor(sheaf.steps), 0),
+        "slots": (slots, slot_dims),
+        "memory": (memory, memory_dims),
+        "counts": (counts, None if counts is None else 0),
+    }
+    arguments = tuple(value for value, _ in table.values())
+    run = vmap(lesson.visit, in_dims=tuple(dim for _, dim in table.values()))
     with one_by_one():
         if shop.compile and lesson.steps <= COMPILED_STEPS:
-            shapes = tuple(t.shape for t in (sheaf.x, sheaf.y)), sheaf.rows is None, lesson.ends, str(slot_dims)
-            key = ("compiled", *kind, *shapes)
+            key = ("compiled", *kind, sheaf.x.shape, sheaf.rows is None, lesson.ends, str(slot_dims))
             if key not in shop.kept:
                 shop.kept[key] = compile_function(run, arguments)
             run = shop.kept[key]
         delta, sent, kept, loss = run(*arguments)
-    losses = loss.tolist()
-    out = []
-    for c, a in enumerate(assignments):
-        update = Update(
+    rows = zip(assignments, data, sheaf.steps, loss.tolist(), flops, strict=True)
+    updates = [
+        Update(
             round=a.round,
             client=a.client,
             method=shop.method.digest,
-            examples=len(data[c]),
-            steps=sheaf.steps[c],
-            delta={n: d[c] for n, d in delta.items()},
-            slots=_one(sent, c),
-            metrics={"train_loss": losses[c], "flops": flops[c]},
+            examples=len(examples),
+            steps=steps,
+            delta={},
+            metrics={"train_loss": mean, "flops": cost},
         )
-        out.append((update, _one(kept, c)))
-    return out
-
-
-def _one(stacked: Slots, client: int) -> Slots:
-    return {name: {n: t[client] for n, t in slot.items()} for name, slot in stacked.items()}
+        for a, examples, steps, mean, cost in rows
+    ]
+    return Harvest(places, tuple(updates), delta, {}, sent, kept, True)
 
 
 def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
@@ -403,15 +445,14 @@ def _costs(
     assignments: Sequence[Assignment],
     data: Sequence[Examples],
     memories: Sequence[Slots],
-    orders: Sequence[Sequence[Tensor]],
+    sizes: Sequence[Sequence[int]],
     kind: tuple[Any, ...],
 ) -> tuple[list[float], frozenset[str]]:
     """(each client's FLOPs, the parameters that get no gradient), known from rehearsals of every size of batch."""
     flops = []
     idle: frozenset[str] = frozenset()
-    for a, examples, memory, order in zip(assignments, data, memories, orders, strict=True):
-        sizes = [len(index) for index in order]
-        cost = rehearsed(shop, a, examples, memory, sizes, ("cohort", *kind))
-        flops.append(float(cost.around + sum(cost.steps[size] for size in sizes)))
+    for a, examples, memory, row in zip(assignments, data, memories, sizes, strict=True):
+        cost = rehearsed(shop, a, examples, memory, row, ("cohort", *kind))
+        flops.append(float(cost.around + sum(cost.steps[size] for size in row)))
         idle = cost.idle
     return flops, idle

@@ -49,7 +49,7 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         return [t for t in pytree.tree_leaves(values) if t is not None]
 
     graph = _first(lambda: make_fx(flat)(*given(arguments)))
-    compiled = torch.compile(graph, dynamic=False)
+    compiled: Any = torch.compile(graph, dynamic=False)
     _first(lambda: compiled(*given(arguments)))
     return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
 

@@ -115,6 +115,7 @@ class Update:
         buffers: values of running statistics, never differences; empty under the policy `drop`.
         slots: what techniques send up.
         metrics: plain numbers, such as `train_loss` and `flops`.
+        finite: True if this process has already seen that all numbers in it are finite; never travels.
     """
 
     round: int
@@ -126,6 +127,7 @@ class Update:
     buffers: Tensors = field(default_factory=dict)
     slots: Slots = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    finite: bool = False
 
 
 @dataclass(eq=False)

@@ -139,7 +139,8 @@ class Server:
         self.rounds, self.model, self.arch_of = rounds, model, arch_of
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
-        self._folds = tuple(method.at("fold"))
+        self._folds, self._faults = tuple(method.at("fold")), tuple(method.at("fault"))
+        self._names = {t.name for t in method.techniques}
         self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
 
     def start(self, params: Tensors, buffers: Tensors) -> ServerState:
@@ -381,15 +382,20 @@ class Server:
             return wrong
         if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
             return NOT_CARRIED
-        strangers = update.slots.keys() - {t.name for t in self.method.techniques}
+        strangers = update.slots.keys() - self._names
         if strangers:
             return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
-        tensors = [*update.delta.values(), *update.buffers.values()]
-        tensors += [t for slot in update.slots.values() for t in slot.values()]
-        if not all_finite(tensors) or not all(abs(value) <= METRIC_LIMIT for value in update.metrics.values()):
+        if not (update.finite or _all_finite(update)) or not all(
+            abs(value) <= METRIC_LIMIT for value in update.metrics.values()
+        ):
             return NOT_FINITE
-        slots = ((t, update.slots.get(t.name, {})) for t in self.method.at("fault"))
+        slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+
+def _all_finite(update: Update) -> bool:
+    tensors = [*update.delta.values(), *update.buffers.values()]
+    return all_finite([*tensors, *(t for slot in update.slots.values() for t in slot.values())])
 
 
 def _cost(update: Update) -> float:

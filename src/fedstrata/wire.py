@@ -76,16 +76,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """A JSON head and named tensors as bytes."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _text(head)
     header, _ = _index(_structure(tensors))
     data = [bytes_of(t) for t in tensors.values()]
     return b"".join([len(text).to_bytes(8, "little"), text, header, *data])
 
 
-def packed_size(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    """`len(pack(head, tensors))`, without packing."""
-    header, data = _index(_structure(tensors))
-    return 8 + len(json.dumps(head, separators=(",", ":")).encode()) + len(header) + data
+def _text(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
@@ -169,54 +167,115 @@ class _UpdateHead(BaseModel):
     slots: list[str]
 
 
-def _assignment_parts(a: Assignment) -> tuple[dict[str, Any], Tensors]:
-    held = a.fresh is not None and len(a.fresh) < len(a.params)
-    params = {n: a.params[n] for n in a.fresh or ()} if held else a.params
-    head = {
-        "round": a.round,
-        "rounds": a.rounds,
-        "run_seed": a.run_seed,
-        "client": a.client,
-        "arch": a.arch,
-        # A plan that lets everything train and travel is the usual case: null says so.
-        "trains": None if len(a.trains) == len(a.params) else list(a.trains),
-        "travels": None if a.travels == a.trains else list(a.travels),
+Names = tuple[str, ...]
+
+
+def _assignment_head(
+    round: int,
+    rounds: int,
+    run_seed: int,
+    arch: str,
+    trains: Names | None,
+    travels: Names | None,
+    held: bool,
+    work: Work,
+    method: str,
+    slots: Names,
+) -> dict[str, Any]:
+    """An assignment's head, for client 0 and seed 0."""
+    return {
+        "round": round,
+        "rounds": rounds,
+        "run_seed": run_seed,
+        "client": 0,
+        "arch": arch,
+        "trains": trains,
+        "travels": travels,
         "held": held,
-        "work": _work(a.work),
-        "seed": a.seed,
-        "method": a.method,
-        "slots": list(a.slots),
+        "work": asdict(work),
+        "seed": 0,
+        "method": method,
+        "slots": slots,
     }
-    return head, _join(param=params, buffer=a.buffers, **_slot_sections(a.slots))
 
 
-@lru_cache(maxsize=64)
-def _work(work: Work) -> dict[str, Any]:
-    return asdict(work)
+def _common(a: Assignment) -> tuple[Any, ...]:
+    """What assignments of a round have in common: the arguments of `_assignment_head`."""
+    # A plan that lets everything train and travel is the usual case: null says so.
+    trains = None if len(a.trains) == len(a.params) else a.trains
+    travels = None if a.travels == a.trains else a.travels
+    return a.round, a.rounds, a.run_seed, a.arch, trains, travels, _held(a), a.work, a.method, tuple(a.slots)
 
 
-def _update_parts(u: Update) -> tuple[dict[str, Any], Tensors]:
-    head = {
-        "round": u.round,
-        "client": u.client,
-        "method": u.method,
-        "examples": u.examples,
-        "steps": u.steps,
-        "metrics": u.metrics,
-        "slots": list(u.slots),
+def _held(a: Assignment) -> bool:
+    return a.fresh is not None and len(a.fresh) < len(a.params)
+
+
+def _update_head(
+    method: str,
+    metrics: Mapping[str, float],
+    slots: Names,
+    round: int = 0,
+    client: int = 0,
+    examples: int = 0,
+    steps: int = 0,
+) -> dict[str, Any]:
+    return {
+        "round": round,
+        "client": client,
+        "method": method,
+        "examples": examples,
+        "steps": steps,
+        "metrics": metrics,
+        "slots": slots,
     }
-    return head, _join(delta=u.delta, buffer=u.buffers, **_slot_sections(u.slots))
+
+
+def _tensors(message: Assignment | Update) -> Tensors:
+    if isinstance(message, Update):
+        return _join(delta=message.delta, buffer=message.buffers, **_slot_sections(message.slots))
+    params = {n: message.params[n] for n in message.fresh or ()} if _held(message) else message.params
+    return _join(param=params, buffer=message.buffers, **_slot_sections(message.slots))
+
+
+@lru_cache(maxsize=4096)
+def _assignment_frame(*common: Any) -> int:
+    return len(_text(_assignment_head(*common)))
+
+
+@lru_cache(maxsize=4096)
+def _update_frame(method: str, metrics: Names, slots: Names) -> int:
+    return len(_text(_update_head(method, dict.fromkeys(metrics, 0), slots)))
 
 
 def size(message: Assignment | Update) -> int:
-    """Number of bytes that the message takes on the wire."""
-    parts = _assignment_parts(message) if isinstance(message, Assignment) else _update_parts(message)
-    return packed_size(*parts)
+    """Number of bytes that the message takes on the wire, without encoding it.
+
+    What a head has besides its numbers is measured once; JSON writes finite numbers as Python does.
+    """
+    if isinstance(message, Assignment):
+        frame, numbers = _assignment_frame(*_common(message)), [message.client, message.seed]
+    else:
+        frame = _update_frame(message.method, tuple(message.metrics), tuple(message.slots))
+        numbers = [message.round, message.client, message.examples, message.steps]
+        for value in message.metrics.values():
+            frame += len(_text(value)) - 1
+    header, data = _index(_structure(_tensors(message)))
+    return 8 + frame + sum(len(str(number)) - 1 for number in numbers) + len(header) + data
+
+
+def _parts(message: Assignment | Update) -> tuple[dict[str, Any], Tensors]:
+    if isinstance(message, Assignment):
+        head = {**_assignment_head(*_common(message)), "client": message.client, "seed": message.seed}
+    else:
+        u = message
+        head = _update_head(u.method, u.metrics, tuple(u.slots), u.round, u.client, u.examples, u.steps)
+    return head, _tensors(message)
 
 
 def encode(message: Assignment | Update) -> bytes:
     """The message as bytes. An assignment carries only the parameters that its client does not hold (`fresh`)."""
-    return pack(*(_assignment_parts(message) if isinstance(message, Assignment) else _update_parts(message)))
+    return pack(*_parts(message))
 
 
 def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) -> Assignment:

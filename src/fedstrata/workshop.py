@@ -148,23 +148,31 @@ def load(into: Tensors, values: Tensors) -> None:
             torch._foreach_copy_([into[n] for n in values], list(values.values()))
 
 
-def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
-    """Index tensors, one a step: a fresh permutation every epoch, the last batch of an epoch possibly smaller.
+def batch_sizes(examples: int, work: Work, drop_single: bool) -> list[int]:
+    """How many examples each step of a visit takes: an epoch's last batch may be smaller.
 
     `drop_single` leaves out a last batch of one example, which normalisation over the batch cannot use.
     """
-    left = work.steps
-    if examples == 0 or (drop_single and min(examples, work.batch_size) == 1):
-        return
-    for _ in range(work.epochs if left is None else left):
+    full, rest = divmod(examples, work.batch_size)
+    epoch = [work.batch_size] * full + ([rest] if rest else [])
+    if drop_single:
+        epoch = [size for size in epoch if size > 1]
+    if not epoch:
+        return []
+    if work.steps is None:
+        return epoch * work.epochs
+    return (epoch * -(-work.steps // len(epoch)))[: work.steps]
+
+
+def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
+    """Index tensors, one a step: a fresh permutation every epoch, split into batches."""
+    sizes = batch_sizes(examples, work, drop_single)
+    taken = 0
+    while taken < len(sizes):
         for index in torch.split(torch.randperm(examples, generator=rng), work.batch_size):
-            if drop_single and len(index) == 1:
-                continue
-            if left is not None:
-                if left == 0:
-                    return
-                left -= 1
-            yield index
+            if taken < len(sizes) and len(index) == sizes[taken]:
+                taken += 1
+                yield index
 
 
 def seed_global(seed: int, device: torch.device, everything: bool = True) -> None:

@@ -25,7 +25,7 @@ from fedstrata.data.examples import Examples
 from fedstrata.engines.serial import Recall
 from fedstrata.engines.shared import SharedMemory, Shelf
 from fedstrata.engines.training import Trainer
-from fedstrata.engines.worker import SHELF, Desk, Failure, Judge, Report, Train, Visit, read_slots, serve, write_slots
+from fedstrata.engines.worker import SHELF, Desk, Failure, Judge, Report, Train, Visit, serve, write_slots
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluate import Exam, Mark, sheets, total
 from fedstrata.workshop import Workshop
@@ -237,13 +237,13 @@ class Processes:
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
         """Updates in client order, each with what its client will remember; good until the next is asked for."""
-        memory = self._open()
+        self._open()
         self._shelf.sweep()
         round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
         ahead = max(AHEAD * self._count, AHEAD_BYTES // _bytes(assignments))
-        arrived: dict[int, Report] = {}
+        arrived: dict[int, tuple[Update, Slots]] = {}
         tasks: dict[int, _Task] = {}  # position → the task that it belongs to
-        left: dict[int, int] = {}  # section → reports in it that were not handed on yet
+        left: dict[_Task, int] = {}  # how many of its updates were not handed on yet
         try:
             for position in range(len(assignments)):
                 for group in round_.opened(position + ahead):
@@ -252,22 +252,12 @@ class Processes:
                     heapq.heappush(self._ready, (-round_.size(group), group[0], task))
                 while position not in arrived:
                     self.pump()
-                report, section = arrived.pop(position), tasks[position].section
-                assert section is not None
                 self._dispatch()
-                yield (
-                    altered(
-                        report.update,
-                        delta=memory.read(section, report.delta),
-                        buffers=memory.read(section, report.buffers),
-                        slots=read_slots(memory, section, report.slots),
-                    ),
-                    read_slots(memory, section, report.memory),
-                )
-                left[section] = left.get(section, len(round_.group_of[position])) - 1
-                if not left[section]:
-                    del left[section]
-                    self._release(tasks[position])
+                yield arrived.pop(position)
+                task = tasks.pop(position)
+                left[task] = left.get(task, len(round_.group_of[position])) - 1
+                if not left[task]:
+                    self._release(task)
         finally:
             self._ready.clear()
             for task in tasks.values():  # of a round that was given up
@@ -276,7 +266,11 @@ class Processes:
                     self._release(task)
 
     def _task(
-        self, group: Sequence[int], assignments: Sequence[Assignment], recall: Recall, arrived: dict[int, Report]
+        self,
+        group: Sequence[int],
+        assignments: Sequence[Assignment],
+        recall: Recall,
+        arrived: dict[int, tuple[Update, Slots]],
     ) -> _Task:
         def make(number: int) -> Train:
             """The task as it is sent; its memories are read no earlier than this."""
@@ -298,8 +292,15 @@ class Processes:
                 )
             return Train(number, task.section, begin, visits)
 
+        def done(reports: Sequence[Report]) -> None:
+            assert self._memory is not None
+            assert task.section is not None
+            for report in reports:
+                for place, update, kept in report.read(self._memory, task.section).visits():
+                    arrived[group[place]] = (update, kept)
+
         clients = ", ".join(str(a.client) for a in assignments[:3]) + (", …" if len(assignments) > 3 else "")
-        task = _Task(make, lambda reports: arrived.update(zip(group, reports, strict=True)))
+        task = _Task(make, done)
         task.what = f"client{'s' if len(assignments) > 1 else ''} {clients}"
         return task
 

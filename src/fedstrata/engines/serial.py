@@ -37,8 +37,8 @@ class Serial:
             asked = [assignments[i] for i in group]
             memories = [recall(a.client) for a in asked]
             data = [self.clients[a.client] for a in asked]
-            for place, visit in zip(group, self.trainer.train(self.shop, asked, data, memories), strict=True):
-                arrived[place] = visit
+            for harvest in self.trainer.train(self.shop, asked, data, memories):
+                arrived.update((group[place], (update, kept)) for place, update, kept in harvest.visits())
                 while position in arrived:
                     yield arrived.pop(position)
                     position += 1

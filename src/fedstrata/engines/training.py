@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fedstrata.client import train_client
-from fedstrata.cohort import train_cohort
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.cohort import Harvest, train_cohort
+from fedstrata.core import Assignment, Slots
 from fedstrata.data.examples import Examples
 from fedstrata.workshop import Workshop
 
@@ -25,8 +25,8 @@ class Trainer(Protocol):
         assignments: Sequence[Assignment],
         data: Sequence[Examples],
         memories: Sequence[Slots],
-    ) -> Iterator[tuple[Update, Slots]]:
-        """Each one's update and what its client will remember, in order; good until the next is asked for."""
+    ) -> Iterator[Harvest]:
+        """What comes of the visits, in any order; good until the next is asked for."""
         ...
 
 
@@ -42,9 +42,9 @@ class OneByOne:
         assignments: Sequence[Assignment],
         data: Sequence[Examples],
         memories: Sequence[Slots],
-    ) -> Iterator[tuple[Update, Slots]]:
-        for assignment, examples, memory in zip(assignments, data, memories, strict=True):
-            yield train_client(shop, assignment, examples, memory)
+    ) -> Iterator[Harvest]:
+        for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
+            yield Harvest.of(place, *train_client(shop, *visit))
 
 
 class Cohorts:
@@ -77,5 +77,5 @@ class Cohorts:
         assignments: Sequence[Assignment],
         data: Sequence[Examples],
         memories: Sequence[Slots],
-    ) -> Iterator[tuple[Update, Slots]]:
-        yield from train_cohort(shop, assignments, data, memories)
+    ) -> Iterator[Harvest]:
+        return train_cohort(shop, assignments, data, memories)

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from fedstrata.core import Assignment, Slots, Update, altered
+from fedstrata.cohort import Harvest
+from fedstrata.core import Assignment, Slots, altered
 from fedstrata.data.examples import Examples
 from fedstrata.engines.shared import Layout, SharedMemory
 from fedstrata.engines.training import Trainer
 from fedstrata.evaluate import Exam, Mark, mark, sheets
 from fedstrata.machine import computing, keep_memory
-from fedstrata.tensors import Tensors
+from fedstrata.tensors import Tensors, all_finite
 from fedstrata.workshop import Workshop
 
 SHELF = 0
@@ -66,13 +67,23 @@ class Judge:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of one visit: the update without its tensors, and where they and the memory lie."""
+    """What comes back of visits: a harvest without its tensors, and where they lie in the task's section."""
 
-    update: Update
+    harvest: Harvest
     delta: Layout
     buffers: Layout
     slots: Layouts
     memory: Layouts
+
+    def read(self, memory: SharedMemory, section: int) -> Harvest:
+        """The harvest, its tensors in place."""
+        return altered(
+            self.harvest,
+            delta=memory.read(section, self.delta),
+            buffers=memory.read(section, self.buffers),
+            slots=read_slots(memory, section, self.slots),
+            memory=read_slots(memory, section, self.memory),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,29 +123,34 @@ class Desk:
 
     def train(self, task: Train) -> list[Report]:
         """Train the visits of a task and leave what comes of them in its section."""
-        params: dict[int, Tensors] = {}  # one message names the same layout many times
-        assignments, memories = [], []
-        for visit in task.visits:
-            if id(visit.params) not in params:
-                params[id(visit.params)] = self.memory.read(SHELF, visit.params)
-            assignments.append(
-                altered(
-                    visit.assignment,
-                    params=params[id(visit.params)],
-                    buffers=self.memory.read(SHELF, visit.buffers),
-                    slots=read_slots(self.memory, SHELF, visit.slots),
-                )
+        read: dict[int, Tensors] = {}  # one message names the same layouts many times
+
+        def shelf(layout: Layout) -> Tensors:
+            if id(layout) not in read:
+                read[id(layout)] = self.memory.read(SHELF, layout)
+            return read[id(layout)]
+
+        assignments = [
+            altered(
+                visit.assignment,
+                params=shelf(visit.params),
+                buffers=shelf(visit.buffers),
+                slots={name: shelf(layout) for name, layout in visit.slots.items()},
             )
-            memories.append(read_slots(self.memory, task.section, visit.memory))
+            for visit in task.visits
+        ]
+        memories = [read_slots(self.memory, task.section, visit.memory) for visit in task.visits]
         data = [self.clients[a.client] for a in assignments]
         end = task.begin
         reports = []
-        for update, kept in self.trainer.train(self.shop, assignments, data, memories):
-            delta, end = self.memory.write(task.section, update.delta, end)
-            buffers, end = self.memory.write(task.section, update.buffers, end)
-            slots, end = write_slots(self.memory, task.section, update.slots, end)
-            memory, end = write_slots(self.memory, task.section, kept, end)
-            bare = altered(update, delta={}, buffers={}, slots={})
+        for harvest in self.trainer.train(self.shop, assignments, data, memories):
+            finite = all_finite(harvest.tensors())
+            delta, end = self.memory.write(task.section, harvest.delta, end)
+            buffers, end = self.memory.write(task.section, harvest.buffers, end)
+            slots, end = write_slots(self.memory, task.section, harvest.slots, end)
+            memory, end = write_slots(self.memory, task.section, harvest.memory, end)
+            updates = tuple(altered(u, finite=finite) for u in harvest.updates)
+            bare = altered(harvest, updates=updates, delta={}, buffers={}, slots={}, memory={})
             reports.append(Report(bare, delta, buffers, slots, memory))
         return reports
 
