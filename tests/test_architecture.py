@@ -12,7 +12,7 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version"],
     ["spec"],
-    ["strata", "tensors", "files", "machine", "compiling"],
+    ["strata", "tensors", "files", "machine", "compiling", "timing"],
     ["data", "cost"],
     ["zoo"],
     ["core"],

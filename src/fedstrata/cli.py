@@ -50,6 +50,7 @@ app.add_typer(data_app, name="data")
 Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+Profile = Annotated[bool, typer.Option("--profile", help="also show where the time of a round went")]
 Out = Annotated[Path | None, typer.Option(help="directory of the run's files; default: a new one in runs/")]
 Sets = Annotated[
     list[str] | None,
@@ -163,6 +164,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: TensorBoard = False,
+    profile: Profile = False,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -170,7 +172,7 @@ def run(
     settings = _config(config, given, sets)
     if tensorboard:
         _events_writer(None)
-    federation = open_run(settings, out or _default_out(settings))
+    federation = open_run(settings, out or _default_out(settings), profile=profile)
     _follow(federation, settings, quiet, as_json, tensorboard)
 
 
@@ -227,13 +229,18 @@ def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: boo
         again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
         raise Stopped(f"stopped after round {federation.state.round}{again}") from None
     if as_json:
-        print(json.dumps({**history.summary, "out": str(federation.out)}))
+        spent = dict(zip(("main", "workers"), federation.spent, strict=True))
+        print(
+            json.dumps({**history.summary, "out": str(federation.out)} | ({"profile": spent} if spent["main"] else {}))
+        )
     elif quiet:
         accuracy = console.percent(history.accuracy)
         rounds = console.plural(len(history.records), "round")
         print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
     else:
         screen.print(console.summary(history, federation.out))
+    if federation.clock is not None and not as_json:
+        screen.print(console.profile(*federation.spent, len(history.records)))
 
 
 def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:

@@ -22,6 +22,7 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, derive, generator, norms, scale, subtract
+from fedstrata.timing import timed
 from fedstrata.workshop import BUFFERS, Bench, Workshop, batches, load, own_rng, seed_global, task_loss
 
 T = TypeVar("T")
@@ -223,26 +224,31 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     """
     a, method = _assignment_on(shop.device, assignment), shop.method
     memory = _slots_on(shop.device, memory)
-    bench = shop.bench(a.arch)
-    prepare(bench, method, a, memory)
+    with timed("load the model"):
+        bench = shop.bench(a.arch)
+        prepare(bench, method, a, memory)
     crew = Crew({})
     before = after = 0
     if any(method.at("local")):
         seed_global(derive(a.seed, "local"), shop.device)
         key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
-        crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
-        prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
+        with timed("techniques"):
+            crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
+            prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
     seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
     trained, flops = _train(shop, bench, a, data, memory, crew)
 
-    delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels)
+    with timed("difference"):
+        room = None if shop.room is None else shop.room({n: a.params[n] for n in a.travels})
+        delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels, room)
     slots: Slots = {}
     kept, sent = dict(memory), delta
     if crew.hooks:
         key = ("finish", a.arch, a.trains, *crew.present, len(data))
-        (slots, kept, sent), after = _counted(
-            shop, key, lambda: (*crew.finished(delta, trained.tallies, memory), crew.uploaded(delta))
-        )
+        with timed("techniques"):
+            (slots, kept, sent), after = _counted(
+                shop, key, lambda: (*crew.finished(delta, trained.tallies, memory), crew.uploaded(delta))
+            )
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
@@ -300,20 +306,24 @@ class _Steps:
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """One step of the optimiser."""
-        batch = self.objective.batch(x, y, self.taken, self.objective.params)
-        task, loss = self.objective(batch, self.forward)
-        self.total.add_(task.detach())
+        with timed("forward"):
+            batch = self.objective.batch(x, y, self.taken, self.objective.params)
+            task, loss = self.objective(batch, self.forward)
+            self.total.add_(task.detach())
         self.taken += 1
         self.grads = [None] * len(self.leaves)
         if loss.requires_grad:
-            self.grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+            with timed("backward"):
+                self.grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
         if self.changes:
-            # A layer that this step did not use has no gradient and gets none.
-            used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
-            self.tallies = self.crew.tallied(self.tallies, used, batch)
-            used = clipped(self.crew.corrected(used, batch), self.clip)
-            self.grads = [used.get(n) for n in self.names]
-        self.move(self.grads)
+            with timed("techniques"):
+                # A layer that this step did not use has no gradient and gets none.
+                used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
+                self.tallies = self.crew.tallied(self.tallies, used, batch)
+                used = clipped(self.crew.corrected(used, batch), self.clip)
+                self.grads = [used.get(n) for n in self.names]
+        with timed("optimiser"):
+            self.move(self.grads)
 
     @property
     def loss(self) -> float:
@@ -337,14 +347,14 @@ def _train(
         prepare(bench, shop.method, a, memory)
     with crew.tapped(steps.objective) if features else nullcontext():
         for index in order:
-            x, y = data.batch(index, shop.augment)
-            if shop.device.type != "cpu":
-                x, y = x.to(shop.device), y.to(shop.device)
+            with timed("batches"):
+                x, y = data.batch(index, shop.augment)
+                x, y = bench.inputs(x.to(shop.device)), y.to(shop.device)
             if steps.forward is not bench.model:
-                steps.step(bench.inputs(x), y)
+                steps.step(x, y)
                 flops += cost.steps[len(index)]
             else:
-                flops += _counted(shop, (*key, x.shape), partial(steps.step, bench.inputs(x), y))[1]
+                flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
     return steps, flops
 
 

@@ -25,6 +25,7 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
+from fedstrata.timing import timed
 from fedstrata.workshop import Bench, Workshop, batch_sizes, batches, seed_global
 
 COMPILED_STEPS = 16
@@ -378,7 +379,8 @@ def _train_alike(
     flops, idle = _costs(shop, assignments, data, memories, sizes, kind)
     if any(shop.method.at("local")):
         prepare(bench, shop.method, a, {})
-    sheaf = _draw(shop, assignments, data, sizes)
+    with timed("batches"):
+        sheaf = _draw(shop, assignments, data, sizes)
     lesson = _Lesson(
         shop.method,
         bench,
@@ -404,7 +406,7 @@ def _train_alike(
     }
     arguments = tuple(value for value, _ in table.values())
     run = vmap(lesson.visit, in_dims=tuple(dim for _, dim in table.values()))
-    with one_by_one():
+    with one_by_one(), timed("vectorised visits"):
         if shop.compile and lesson.steps <= COMPILED_STEPS:
             key = ("compiled", *kind, sheaf.x.shape, sheaf.rows is None, lesson.ends, str(slot_dims))
             if key not in shop.kept:

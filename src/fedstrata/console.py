@@ -69,6 +69,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
         "clients": f"{federation.sampled} of {len(federation.clients)} in every round",
+        "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
     }
     if federation.records:
         shown["resumed"] = f"after round {len(federation.records)}"
@@ -150,6 +151,26 @@ def summary(history: History, out: Path | None) -> Group:
     if out is not None:
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors)")
     return Group(Course(_milestones(history.records)), facts)
+
+
+def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:
+    """Where the time of a round went, by phase: in the main process, and in all workers together."""
+    table = Table(title="milliseconds a round", title_justify="left", title_style="bold")
+    table.add_column("phase")
+    columns = {name: seconds for name, seconds in (("main process", main), ("workers", workers)) if seconds}
+    for name in columns:
+        table.add_column(name, justify="right")
+        table.add_column("share", justify="right")
+    order = sorted({*main, *workers}, key=lambda phase: -(workers.get(phase, 0.0) + main.get(phase, 0.0)))
+    for phase in [*order, None]:
+        cells = []
+        for seconds in columns.values():
+            total = sum(seconds.values())
+            spent = total if phase is None else seconds.get(phase)
+            each = 1000 / max(rounds, 1)
+            cells += ["", ""] if spent is None else [f"{spent * each:.2f}", f"{spent / (total or 1):.0%}"]
+        table.add_row(phase or "all", *cells, style=None if phase else "bold")
+    return table
 
 
 def refusals(record: Record) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,19 +19,20 @@ from fedstrata import techniques
 from fedstrata.config import Settings, checked, read_toml, to_toml
 from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
 from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Examples, as_examples
+from fedstrata.data.examples import Examples, Split, as_examples, sizes
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluate import Exam, evaluate, without_statistics
 from fedstrata.fitting import check_fit, fingerprint
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
-from fedstrata.machine import computing, keep_memory
+from fedstrata.machine import computing, device_of, keep_memory, peak_memory
 from fedstrata.optim import build_schedule
 from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import clone, derive
+from fedstrata.timing import Clock, timed, using
 from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running
 
 
@@ -45,6 +45,7 @@ class _Trained:
     assignments: Sequence[Assignment]
     work: Work
     exam: Callable[[], tuple[float, float]] | None
+    seconds: float
 
 
 class Federation:
@@ -84,6 +85,7 @@ class Federation:
         arch_of: client → the name of its sub-model, "" for the whole model.
         recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
         notes: what a reader of the results must know, for run.toml's header and the summary.
+        profile: measure where the time goes; `spent` tells it.
 
     Raises:
         UsageError: if anything does not fit, before the first round.
@@ -125,6 +127,7 @@ class Federation:
         arch_of: Callable[[int], str] | None = None,
         recipe: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        profile: bool = False,
     ) -> None:
         chosen = techniques.method(method)
         if buffers is not None and chosen.base.buffers not in (None, buffers):
@@ -161,10 +164,15 @@ class Federation:
         )
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        self.clients: list[Examples] = [as_examples(data) for data in clients]
+        self.clients: Sequence[Examples] = (
+            clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
+        )
         self.test = None if test is None else as_examples(test)
         self.notes = tuple(notes)
-        self._eligible = [c for c, examples in enumerate(self.clients) if len(examples)]
+        self.clock = Clock() if profile else None
+        size = sizes(self.clients)
+        everyone = range(len(self.clients))
+        self._eligible = everyone if all(map(size, everyone)) else [c for c in everyone if size(c)]
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         with own_rng():  # a dataset's own transforms may draw random numbers
@@ -175,7 +183,7 @@ class Federation:
             build=partial(_copy_of, models),
             method=self.method,
             augment=build_augment(augment, tuple(sample.shape[1:])),
-            device=_device(device),
+            device=device_of(device),
             sample=sample,
             channels_last=channels_last,
             compile=compile,
@@ -209,6 +217,16 @@ class Federation:
             self._open_directory(self._directory, resume, {**self.settings.model_dump(), **(recipe or {})})
         elif resume:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
+
+    @property
+    def workers(self) -> int:
+        """How many processes train clients at the same time."""
+        return self._engine.workers
+
+    @property
+    def spent(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds by phase so far, in this process and in all workers together; empty without `profile`."""
+        return ({} if self.clock is None else dict(self.clock.seconds)), dict(self._engine.spent.seconds)
 
     @property
     def out(self) -> Path | None:
@@ -308,12 +326,14 @@ class Federation:
     def _train(self, state: ServerState) -> _Trained:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
         number = state.round
-        with own_rng(), computing(self.settings.threads):
+        with own_rng(), computing(self.settings.threads), using(self.clock):
             work = self._work(number)
-            assignments = self._server.open(state, self._sample(number), work)
+            with timed("open the round"):
+                assignments = self._server.open(state, self._sample(number), work)
             visits = self._engine.run(assignments, partial(self._recall, state))
             counted = self._counted(visits, len(assignments))
-            after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
+            with timed("train and close"):
+                after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
         due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
@@ -321,26 +341,33 @@ class Federation:
         if self.test is not None and due:
             seed = derive(self.settings.seed, "evaluate", number)
             exam = self._engine.evaluate(Exam(after.params, after.buffers, self.method.buffers, seed))
-        return _Trained(after, outcome, assignments, work, exam)
+        return _Trained(after, outcome, assignments, work, exam, self._lap())
+
+    def _lap(self) -> float:
+        """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
 
     def _settle(self, trained: _Trained) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
         after, accuracy, loss, client_accuracy = trained.after, None, None, None
-        with own_rng(), computing(self.settings.threads):
+        with own_rng(), computing(self.settings.threads), using(self.clock):
             if trained.exam is not None:
-                accuracy, loss = trained.exam()
-                client_accuracy = self._evaluate_clients(after) if self.settings.eval_clients else None
+                with timed("evaluate"):
+                    accuracy, loss = trained.exam()
+                    client_accuracy = self._evaluate_clients(after) if self.settings.eval_clients else None
         if loss is not None and not math.isfinite(loss):
             raise self._diverged(after.round - 1, f"the test loss is {loss}")
         record = self._record(trained, (accuracy, loss, client_accuracy))
-        if self._directory is not None:
-            self._directory.append(asdict(record))
-        self.records.append(record)
-        self.state = after
-        if self._directory is None:
-            self._store.forget(after.round)
-        elif time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
-            self.save()
+        with using(self.clock), timed("write to disk"):
+            if self._directory is not None:
+                self._directory.append(asdict(record))
+            self.records.append(record)
+            self.state = after
+            if self._directory is None:
+                self._store.forget(after.round)
+            elif time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+                self.save()
         return record
 
     def _counted(self, visits: Iterator[tuple[Update, Slots]], total: int) -> Iterator[tuple[Update, Slots]]:
@@ -352,8 +379,7 @@ class Federation:
     def _record(
         self, trained: _Trained, quality: tuple[float | None, float | None, list[float | None] | None]
     ) -> Record:
-        outcome, before = trained.outcome, self._since
-        self._since = time.perf_counter()
+        outcome = trained.outcome
         return Record(
             round=self.state.round + 1,
             accuracy=quality[0],
@@ -361,7 +387,7 @@ class Federation:
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             flops=round(outcome.flops),
-            seconds=self._since - before,
+            seconds=trained.seconds + self._lap(),
             clients=[a.client for a in trained.assignments],
             active=list(outcome.active),
             refused=[{"client": client, "why": why} for client, why in outcome.refused],
@@ -369,7 +395,7 @@ class Federation:
             examples=outcome.examples,
             steps=outcome.steps,
             lr=trained.work.lr,
-            memory=_peak_memory(),
+            memory=peak_memory(),
             client_accuracy=quality[2],
         )
 
@@ -458,15 +484,6 @@ def _architecture(module: nn.Module, sample: torch.Tensor) -> Architecture:
     )
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UsageError(f"the device '{name}' is not to be had here") from None
-    return device
-
-
 def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:
     """Refuse to resume a run under other settings: the result would be of neither."""
     if not directory.config.exists():
@@ -476,12 +493,3 @@ def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:
     for name in (before.keys() | config.keys()) - free:
         if before.get(name) != config.get(name):
             raise UsageError(f"{directory.path} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")
-
-
-def _peak_memory() -> int:
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.examples import Examples, TensorExamples, sizes
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.wire import carries
 from fedstrata.workshop import running
@@ -31,7 +32,8 @@ def check_fit(
     """
     if test is not None and not len(test):
         raise UsageError("the test set is empty; give None for no evaluation")
-    holders = [c for c in clients if len(c)]
+    size = sizes(clients)
+    holders = [c for c in range(len(clients)) if size(c)]
     if not holders:
         raise UsageError("there is no client with any examples")
     _check_architectures(models, arch_of, len(clients))
@@ -39,10 +41,10 @@ def check_fit(
         _check_tensors(f"the architecture '{name}'" if name else "the model", model)
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for model in models.values() for m in model.modules()):
         raise UsageError("batch_size = 1 cannot train a model with batch norm: a single example has no statistics")
-    sample, _ = _first(holders[0], 2)
+    sample, _ = _first(clients[holders[0]], 2)
     tried: dict[tuple[object, ...], int] = {}
     checked: set[int] = set()
-    for examples in [*holders, *([] if test is None else [test])]:
+    for examples in itertools.chain((clients[c] for c in holders), [] if test is None else [test]):
         if isinstance(examples, TensorExamples):
             if id(examples.x) in checked:
                 continue
@@ -61,7 +63,8 @@ def fingerprint(clients: Sequence[Examples]) -> str:
 
     Made of the clients' sizes and, where they are at hand without reading everything, their labels.
     """
-    digest = hashlib.sha256(np.array([len(c) for c in clients]).tobytes())
+    size = sizes(clients)
+    digest = hashlib.sha256(np.array([size(c) for c in range(len(clients))]).tobytes())
     for examples in clients:
         if isinstance(examples, TensorExamples):
             digest.update(examples.labels().numpy().tobytes())

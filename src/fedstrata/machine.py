@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from fedstrata.errors import UsageError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
@@ -28,9 +31,11 @@ def keep_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        library = ctypes.CDLL(None)
+        mallopt, trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
         return False
+    trim(0)  # what was freed before, such as a partition's hundred thousand tensors, is not to be kept
     # All three: any one of them switches off glibc's own, growing thresholds.
     settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 1 << 30, _TOP_PAD: 16 << 20}
     done = [bool(mallopt(switch, value)) for switch, value in settings.items()]
@@ -60,3 +65,23 @@ _TINY = torch.tensor(1e-40)
 def _flushes() -> bool:
     """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
     return not (_TINY * 1.0).item()
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name, if it can be used here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(f"the device '{name}' is not to be had here") from None
+    return device
+
+
+def peak_memory() -> int:
+    """The most memory that this process has had so far, in bytes; 0 where that cannot be told."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -33,7 +33,7 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     return dataset, parts
 
 
-def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Federation:
+def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile: bool = False) -> Federation:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
     try:
@@ -46,7 +46,7 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Feder
     settings = {name: getattr(config, name) for name in Settings.model_fields}
     return Federation(
         model,
-        [dataset.train.select(index) for index in parts],
+        dataset.train.split(parts),
         dataset.test,
         **settings,
         out=out,
@@ -54,6 +54,7 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False) -> Feder
         recipe={name: getattr(config, name) for name in RECIPE}
         | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
+        profile=profile,
     )
 
 

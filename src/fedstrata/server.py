@@ -16,6 +16,7 @@ from fedstrata import wire
 from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work, altered
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, add, all_finite, clone, derive
+from fedstrata.timing import timed
 
 NOT_FINITE = "it holds NaN or infinite numbers"
 NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
@@ -240,11 +241,13 @@ class Server:
         bytes_up = finite_failures = 0
         flops = 0.0
         for update, memory in visits:
-            why = self.fault(asked.get(update.client), update, state.buffers)
+            with timed("check updates"):
+                why = self.fault(asked.get(update.client), update, state.buffers)
             if update.client in accepted:
                 why = "it was answered already"
             if why != NOT_CARRIED:
-                bytes_up += wire.size(update)
+                with timed("count bytes"):
+                    bytes_up += wire.size(update)
                 flops += _cost(update)
             answered.add(update.client)
             if why is not None:
@@ -252,14 +255,16 @@ class Server:
                 finite_failures += why == NOT_FINITE
                 continue
             weight = float(update.examples) if self.method.weight == "examples" else 1.0
-            buffer_mean.add(update.buffers, weight)
-            if not self._keeps:
-                delta_mean.add(update.delta, weight)
-            kept.append(self._let_go(update, totals, weight))
+            with timed("fold updates"):
+                buffer_mean.add(update.buffers, weight)
+                if not self._keeps:
+                    delta_mean.add(update.delta, weight)
+                kept.append(self._let_go(update, totals, weight))
             weights.append(weight)
             accepted[update.client] = bool(memory)
             if memory:
-                keep(update.client, memory)
+                with timed("keep memories"):
+                    keep(update.client, memory)
         travelled = frozenset(n for u in kept for n in asked[u.client].travels)
         if self._keeps:
             gathered: Sequence[Update] = kept

@@ -71,8 +71,12 @@ def norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     return each("norm", list(tensors))
 
 
-def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
-    """left − right, for the given names."""
+def subtract(
+    left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str], out: Tensors | None = None
+) -> Tensors:
+    """left − right, for the given names; into the tensors of `out` where they are given."""
+    if out is not None:
+        return {n: torch.sub(left[n], right[n], out=out[n]) for n in names}
     if not names:
         return {}
     return dict(zip(names, each("sub", [left[n] for n in names], [right[n] for n in names]), strict=True))

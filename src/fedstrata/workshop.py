@@ -91,6 +91,7 @@ class Workshop:
         benches: the scratch models, by architecture.
         flops: what was counted, by what was computed.
         kept: whatever else a way of training keeps between visits.
+        room: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of its own.
     """
 
     build: Build
@@ -104,6 +105,7 @@ class Workshop:
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
+    room: Callable[[Tensors], Tensors] | None = None
 
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""

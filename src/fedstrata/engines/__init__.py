@@ -17,6 +17,7 @@ from fedstrata.errors import UsageError
 from fedstrata.evaluate import Exam
 from fedstrata.machine import cores
 from fedstrata.spec import Table, lookup
+from fedstrata.timing import Clock
 from fedstrata.workshop import Workshop
 
 
@@ -47,8 +48,18 @@ class Engine(Protocol):
     """Runs one round's assignments."""
 
     @property
+    def workers(self) -> int:
+        """How many processes train clients at the same time."""
+        ...
+
+    @property
     def overlaps(self) -> bool:
         """True if an evaluation goes on while the next round trains."""
+        ...
+
+    @property
+    def spent(self) -> Clock:
+        """Seconds by phase that workers spent, where a clock is in use."""
         ...
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]: ...

@@ -21,13 +21,14 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from fedstrata.core import Assignment, Slots, Update, altered
-from fedstrata.data.examples import Examples
+from fedstrata.data.examples import Examples, sizes
 from fedstrata.engines.serial import Recall
 from fedstrata.engines.shared import SharedMemory, Shelf
 from fedstrata.engines.training import Trainer
 from fedstrata.engines.worker import SHELF, Desk, Failure, Judge, Report, Train, Visit, serve, write_slots
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluate import Exam, Mark, sheets, total
+from fedstrata.timing import Clock, current, timed
 from fedstrata.workshop import Workshop
 
 QUEUE = 2
@@ -111,12 +112,13 @@ class Processes:
         if shop.device.type != "cpu":
             raise UsageError(f"worker processes train on the CPU: with device = {shop.device} workers must be 1")
         self._shop, self._clients, self._test = shop, clients, test
-        self._count, self._threads, self._trainer = workers, threads, trainer
+        self.workers, self._threads, self._trainer = workers, threads, trainer
         self._context: Any = mp.get_context(start or ("fork" if sys.platform == "linux" else "spawn"))
         self._workers: list[_Worker] = []
         self._memory: SharedMemory | None = None
         self._numbers = iter(range(1 << 62))
         self._closer: Any = None
+        self.spent = Clock()
 
     # Processes.
 
@@ -130,7 +132,7 @@ class Processes:
             self._exams: list[_Task] = []
             self._ready: list[tuple[int, int, _Task]] = []
             self._closer = weakref.finalize(self, _close, self._workers, self._memory)
-            for place in range(self._count):
+            for place in range(self.workers):
                 self._workers.append(self._hire(place))
         return self._memory
 
@@ -141,7 +143,7 @@ class Processes:
         forks = self._context.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
         shop = replace(self._shop, benches={}, flops=dict(self._shop.flops))
-        desk = Desk(shop, self._clients, self._test, self._memory, self._trainer)
+        desk = Desk(shop, self._clients, self._test, self._memory, self._trainer, current() is not None)
         process = self._context.Process(
             target=serve, args=(desk, theirs, others, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
@@ -187,7 +189,7 @@ class Processes:
     def _give(self, worker: _Worker, task: _Task) -> None:
         task.number = next(self._numbers)
         worker.tasks.append(task)
-        with suppress(BrokenPipeError, ConnectionError):  # it is dead, which `pump` will see
+        with timed("hand out tasks"), suppress(BrokenPipeError, ConnectionError):  # it is dead, which `pump` will see
             worker.pipe.send(task.make(task.number))
 
     def _dispatch(self) -> None:
@@ -204,15 +206,18 @@ class Processes:
         """Hand out tasks, wait until a worker answers or dies, and take up what came."""
         self._dispatch()
         pipes: dict[Any, _Worker] = {w.pipe: w for w in self._workers}
-        for pipe in wait(list(pipes)):
+        with timed("wait for workers"):
+            answered = wait(list(pipes))
+        for pipe in answered:
             worker = pipes[pipe]
             try:
-                number, result = worker.pipe.recv()
+                number, result, spent = worker.pipe.recv()
             except (EOFError, OSError):
                 self._replace_dead(worker)
                 continue
             task = worker.tasks.pop(0)
             assert task.number == number
+            self.spent.add(spent)
             if task.stale:
                 self._release(task)
             elif isinstance(result, Failure):
@@ -240,7 +245,7 @@ class Processes:
         self._open()
         self._shelf.sweep()
         round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
-        ahead = max(AHEAD * self._count, AHEAD_BYTES // _bytes(assignments))
+        ahead = max(AHEAD * self.workers, AHEAD_BYTES // _bytes(assignments))
         arrived: dict[int, tuple[Update, Slots]] = {}
         tasks: dict[int, _Task] = {}  # position → the task that it belongs to
         left: dict[_Task, int] = {}  # how many of its updates were not handed on yet
@@ -310,7 +315,7 @@ class Processes:
         assert self._test is not None
         parts = len(sheets(self._test, exam.policy))
         result = _Exam(self, len(self._test), parts)
-        pieces = min(parts, 2 * self._count)
+        pieces = min(parts, 2 * self.workers)
         for piece in range(pieces):
             self._exams.append(self._judge(exam, range(piece, parts, pieces), result))
         return result
@@ -333,7 +338,8 @@ class _Round:
     ) -> None:
         self.group_of = {position: group for group in groups for position in group}
         self._waiting = sorted(groups, key=min, reverse=True)
-        self._sizes = [len(clients[a.client]) if a.work.steps is None else 1 for a in assignments]
+        size = sizes(clients)
+        self._sizes = [size(a.client) if a.work.steps is None else 1 for a in assignments]
 
     def size(self, group: Sequence[int]) -> int:
         """How much there is to train: the examples of its clients, or 1 each where all take the same steps."""

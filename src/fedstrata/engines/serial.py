@@ -13,6 +13,7 @@ from fedstrata.data.examples import Examples
 from fedstrata.engines.training import OneByOne, Trainer
 from fedstrata.evaluate import Exam, evaluate
 from fedstrata.tensors import Tensors
+from fedstrata.timing import Clock
 from fedstrata.workshop import Workshop
 
 Recall = Callable[[int], Slots]
@@ -27,6 +28,8 @@ class Serial:
     clients: Sequence[Examples]
     test: Examples | None = None
     trainer: Trainer = field(default_factory=OneByOne)
+    spent: Clock = field(default_factory=Clock)
+    workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from fedstrata.client import train_client
 from fedstrata.cohort import Harvest, train_cohort
 from fedstrata.core import Assignment, Slots
-from fedstrata.data.examples import Examples
+from fedstrata.data.examples import Examples, sizes
 from fedstrata.workshop import Workshop
 
 
@@ -57,9 +57,11 @@ class Cohorts:
     LEAST, MOST, PARTS = 8, 16, 4
 
     def groups(self, assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+        size_of = sizes(clients)
+
         def steps(position: int) -> int:
             a = assignments[position]
-            return a.work.steps or a.work.epochs * -(-len(clients[a.client]) // a.work.batch_size)
+            return a.work.steps or a.work.epochs * -(-size_of(a.client) // a.work.batch_size)
 
         kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         for position, a in enumerate(assignments):

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from fedstrata.cohort import Harvest
 from fedstrata.core import Assignment, Slots, altered
 from fedstrata.data.examples import Examples
-from fedstrata.engines.shared import Layout, SharedMemory
+from fedstrata.engines.shared import Layout, SharedMemory, plan
 from fedstrata.engines.training import Trainer
 from fedstrata.evaluate import Exam, Mark, mark, sheets
 from fedstrata.machine import computing, keep_memory
 from fedstrata.tensors import Tensors, all_finite
+from fedstrata.timing import Clock, timed, use
 from fedstrata.workshop import Workshop
 
 SHELF = 0
@@ -94,10 +93,6 @@ class Failure:
     trace: str
 
 
-Answer = tuple[int, Sequence[Report] | Sequence[Mark] | Failure]
-"""(the task's number, its result)."""
-
-
 def write_slots(memory: SharedMemory, section: int, slots: Slots, begin: int) -> tuple[Layouts, int]:
     """Copy slots into a section: (where they lie, where they end)."""
     layouts: Layouts = {}
@@ -120,6 +115,7 @@ class Desk:
     test: Examples | None
     memory: SharedMemory
     trainer: Trainer
+    profile: bool = False
 
     def train(self, task: Train) -> list[Report]:
         """Train the visits of a task and leave what comes of them in its section."""
@@ -143,12 +139,27 @@ class Desk:
         data = [self.clients[a.client] for a in assignments]
         end = task.begin
         reports = []
+        given: list[tuple[Layout, Tensors]] = []
+
+        def room(tensors: Tensors) -> Tensors:
+            nonlocal end
+            layout, end = plan(tensors, end)
+            given[:] = [(layout, self.memory.read(task.section, layout))]
+            return given[0][1]
+
+        self.shop.room = room  # deltas are computed where they are wanted
         for harvest in self.trainer.train(self.shop, assignments, data, memories):
-            finite = all_finite(harvest.tensors())
-            delta, end = self.memory.write(task.section, harvest.delta, end)
-            buffers, end = self.memory.write(task.section, harvest.buffers, end)
-            slots, end = write_slots(self.memory, task.section, harvest.slots, end)
-            memory, end = write_slots(self.memory, task.section, harvest.memory, end)
+            with timed("check updates"):
+                finite = all_finite(harvest.tensors())
+            if given and all(harvest.delta[n] is t for n, t in given[0][1].items()):
+                delta = given[0][0]
+            else:
+                with timed("hand over"):
+                    delta, end = self.memory.write(task.section, harvest.delta, end)
+            with timed("hand over"):
+                buffers, end = self.memory.write(task.section, harvest.buffers, end)
+                slots, end = write_slots(self.memory, task.section, harvest.slots, end)
+                memory, end = write_slots(self.memory, task.section, harvest.memory, end)
             updates = tuple(altered(u, finite=finite) for u in harvest.updates)
             bare = altered(harvest, updates=updates, delta={}, buffers={}, slots={}, memory={})
             reports.append(Report(bare, delta, buffers, slots, memory))
@@ -172,7 +183,8 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's affair
     keep_memory()
-    torch.set_num_threads(threads)
+    clock = Clock() if desk.profile else None
+    use(clock)
     with computing(threads):
         while True:
             try:
@@ -181,13 +193,15 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
                 return
             result: Any
             try:
-                result = desk.train(task) if isinstance(task, Train) else desk.judge(task)
+                with timed("everything else" if isinstance(task, Train) else "evaluate"):
+                    result = desk.train(task) if isinstance(task, Train) else desk.judge(task)
             except Exception as error:
                 result = Failure(error, traceback.format_exc())
+            spent = {} if clock is None else clock.take()
             try:
-                pipe.send((task.number, result))
+                pipe.send((task.number, result, spent))
             except (BrokenPipeError, ConnectionError):
                 return
             except Exception:  # the exception itself cannot be sent: its text can
                 failure = Failure(RuntimeError(f"{type(result.error).__name__}: {result.error}"), result.trace)
-                pipe.send((task.number, failure))
+                pipe.send((task.number, failure, spent))
