@@ -1,6 +1,7 @@
 # make demo   a federation on real digits, in a minute
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
+# make bench  speed against other simulators, half an hour; installs them beside, 3 GB
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +26,10 @@ types: $(TEST)
 	$(BIN)/mypy
 
 bench: $(TEST)
+	benchmarks/peers/setup.sh
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/peers/run.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

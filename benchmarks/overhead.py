@@ -80,7 +80,8 @@ def by_hand(model: nn.Module, clients: Clients, batch: int, epochs: int) -> Call
 
 
 def ours(model: nn.Module, clients: Clients, batch: int, epochs: int, rounds: int) -> Callable[[int], None]:
-    federation = fs.Federation(model, clients, rounds=rounds, batch_size=batch, epochs=epochs, lr=LR, eval_every=10**9)
+    settings = {"batch_size": batch, "epochs": epochs, "lr": LR, "engine": "serial", "channels_last": False}
+    federation = fs.Federation(model, clients, rounds=rounds, eval_every=10**9, **settings)
     records = federation.rounds()
     return lambda number: next(records, None)  # type: ignore[return-value]
 

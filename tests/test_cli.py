@@ -508,7 +508,7 @@ def test_an_error_of_ours_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, c
         (PermissionError(13, "Permission denied", "x"), 2, "Permission denied: x"),
     ]:
 
-        def fail(*args: object, error: BaseException = error) -> None:
+        def fail(*args: object, error: BaseException = error, **kwargs: object) -> None:
             raise error
 
         monkeypatch.setattr(cli, "open_run", fail)

@@ -184,9 +184,10 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: TensorBoard = False,
+    profile: Profile = False,
 ) -> None:
     """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
-    federation = resume_run(directory, data_dir, None if workers is None else _number(workers))
+    federation = resume_run(directory, data_dir, None if workers is None else _number(workers), profile)
     recipe = read_toml(directory / "run.toml")
     config = checked(RunConfig, recipe)
     _follow(federation, config, quiet, as_json, tensorboard)

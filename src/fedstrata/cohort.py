@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client import Crew, Objective, class_counts, clipped, prepare, rehearsed, train_client
@@ -45,8 +45,10 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             )
     for name, module in model.named_modules():
         what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"
-        if isinstance(module, _NormBase):
+        if isinstance(module, _BatchNorm):
             raise CannotVectorise(f"{what}: it normalises over the batch, and batches are padded; use group norm")
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise CannotVectorise(f"{what}: it keeps running statistics")
         if isinstance(module, _DropoutNd) and module.p > 0:
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
@@ -103,7 +105,10 @@ def _draw(
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape."""
     steps, width = [len(row) for row in sizes], max(max(row) for row in sizes)
     full = all(min(row) == width for row in sizes) and len(set(steps)) == 1
-    shape = (len(sizes), max(steps), width)
+    longest = max(steps)
+    if shop.compile and not full and longest <= COMPILED_STEPS:  # few shapes, for each is compiled on its own
+        longest = 1 << (longest - 1).bit_length()
+    shape = (len(sizes), longest, width)
     rows = None if full else torch.zeros(shape)
     pool = _common(data) if shop.augment is None else None
     if pool is not None:  # one tensor holds everybody's examples: gather all batches from it in one go
@@ -160,13 +165,11 @@ def _by_func(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
 
 
 class _Watched(Assignment):
-    """An assignment of which only what all visits of a kind have in common may be read: they share what is compiled."""
+    """An assignment of which only what all clients of a kind have in common may be read: hooks serve many of them."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("round", "client", "seed"):
-            raise UsageError(
-                f"a technique reads the {name} of its assignment, so it cannot be compiled: leave compile out"
-            )
+            raise UsageError(f"a technique that vectorises cannot read its assignment's {name}: many clients share it")
         return super().__getattribute__(name)
 
 
@@ -384,9 +387,9 @@ def _train_alike(
     lesson = _Lesson(
         shop.method,
         bench,
-        _Watched(**vars(a)) if shop.compile else a,
-        max(sheaf.steps),
-        tuple(sorted(set(sheaf.steps))),
+        _Watched(**vars(a)),
+        sheaf.x.shape[1],
+        tuple(sorted(set(sheaf.steps))) if sheaf.rows is None or not shop.compile else _every(sheaf),
         idle,
     )
     counts = torch.stack([class_counts(d, bench) for d in data]) if any(shop.method.at("local")) else None
@@ -427,6 +430,10 @@ def _train_alike(
         for a, examples, steps, mean, cost in rows
     ]
     return Harvest(places, tuple(updates), delta, {}, sent, kept, True)
+
+
+def _every(sheaf: _Sheaf) -> tuple[int, ...]:
+    return tuple(range(1, sheaf.x.shape[1] + 1))
 
 
 def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:

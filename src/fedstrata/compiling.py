@@ -14,18 +14,31 @@ from fedstrata.errors import UsageError, one_line
 
 
 class CompiledForward:
-    """A module whose forward and backward pass are compiled at the first call."""
+    """A module whose forward and backward pass are compiled at the first call with every shape of inputs.
+
+    With every shape: torch would run the ninth uncompiled, and a result would depend on the order in which they came.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model, self._works = model, False
         self._compiled: Any = torch.compile(model, dynamic=False)
+        self._known: set[tuple[Any, ...]] = set()
+        self._model = model
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._works:
+        # What torch compiles anew for: the inputs' form, and which parameters train.
+        form = (x.shape, x.dtype, tuple(p.requires_grad for p in self._model.parameters()))
+        if form in self._known:
             return self._compiled(x)  # type: ignore[no-any-return]
-        result: Tensor = _first(lambda: self._compiled(x))
-        self._works = True
+        with _no_limit():
+            result: Tensor = _first(lambda: self._compiled(x))
+        self._known.add(form)
         return result
+
+
+def _no_limit() -> Any:
+    import torch._dynamo as dynamo
+
+    return dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)
 
 
 def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:

@@ -259,8 +259,9 @@ class Technique:
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
-            `view.counts()` instead of reading `view.data`, do not average over a batch's rows, and sum up over the
-            steps in `tally` alone. One that does nothing on clients needs no promise.
+            `view.counts()` instead of reading `view.data`, do not average over a batch's rows, sum up over the steps
+            in `tally` alone, and do not read the assignment's round, client or seed. One that does nothing on clients
+            needs no promise.
     """
 
     name: ClassVar[str] = ""
@@ -303,6 +304,7 @@ class Technique:
         """Server, for every accepted update in client order: add its slot to the total, {} at first.
 
         The slot is let go at once, so that a round never holds the slots of all its clients; `apply` finds the total.
+        A total may hold a slot's tensors, but no views of them.
         """
         return total
 

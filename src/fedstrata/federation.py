@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedstrata import techniques
@@ -30,7 +29,7 @@ from fedstrata.optim import build_schedule
 from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
-from fedstrata.strata import Stratum, strata
+from fedstrata.strata import Stratum
 from fedstrata.tensors import clone, derive
 from fedstrata.timing import Clock, timed, using
 from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running
@@ -177,7 +176,7 @@ class Federation:
         arch_of = arch_of or (lambda client: "")
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, self.clients, self.test, self.settings.batch_size)
-        architectures = {name: _architecture(module, sample) for name, module in models.items()}
+        architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
             build=partial(_copy_of, models),
@@ -238,7 +237,7 @@ class Federation:
         self._store = store
         if not resume:
             header = [f"buffers: {self.method.buffers}", *self.notes]
-            directory.create(to_toml(config, header), {"data": fingerprint(self.clients)})
+            directory.create(to_toml(config, header), self._about())
             return
         _same_config(directory, config)
         states, rows, damaged = directory.recover()
@@ -250,6 +249,11 @@ class Federation:
             self.records = [Record.read(row) for row in rows]
         store.sweep([state.remembers for state in states])
 
+    def _about(self) -> dict[str, str]:
+        """What a result depends on besides its configuration, for this federation."""
+        way = "trained many at once" if self.engine == "vmap" else "trained one by one"
+        return {"data": fingerprint(self.clients), "clients": way}
+
     def _same_world(self, directory: RunDirectory, states: Sequence[ServerState]) -> None:
         """Refuse to go on with another model or other data; note another version of torch or another machine."""
         for state in states[:1]:
@@ -259,10 +263,10 @@ class Federation:
             for name in ours | theirs:
                 if ours.get(name) != theirs.get(name):
                     raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
-        before, now = directory.versions(), {**versions(), "data": fingerprint(self.clients)}
+        before, now = directory.versions(), {**versions(), **self._about()}
         if before.get("data", now["data"]) != now["data"]:
             raise UsageError(f"{directory.path} was run with other data: the clients' sizes or labels differ")
-        for name in ("torch", "machine"):
+        for name in ("torch", "machine", "clients"):
             if before.get(name, now[name]) != now[name]:
                 self.notes += (f"begun with {name} {before[name]}, now {now[name]}: the last bits may differ",)
 
@@ -303,6 +307,7 @@ class Federation:
             now = trained or self._train(self.state)
             trained = self._train_ahead(now) if self._engine.overlaps else None
             yield self._settle(now)
+            self._since = time.perf_counter()  # what the caller does between two rounds is not theirs
 
     def _train_ahead(self, now: _Trained) -> _Trained | Diverged | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
@@ -446,6 +451,10 @@ class Federation:
             self._store.forget(self._directory.save(self.state))
             self._saved_at, self._saved_round = time.monotonic(), self.state.round
 
+    def close(self) -> None:
+        """End the worker processes, if there are any; a federation that goes on starts new ones."""
+        self._engine.close()
+
     def _finish(self) -> None:
         if self._directory is not None:
             self.save()
@@ -473,15 +482,6 @@ class Federation:
 
 def _copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
     return copy.deepcopy(models[arch])
-
-
-def _architecture(module: nn.Module, sample: torch.Tensor) -> Architecture:
-    return Architecture(
-        params=tuple(n for n, _ in module.named_parameters()),
-        buffers=tuple(running(module)),
-        strata=strata(module, sample),
-        frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
-    )
 
 
 def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:

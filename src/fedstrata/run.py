@@ -63,7 +63,9 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def resume_run(directory: Path, data_dir: str | None = None, workers: int | str | None = None) -> Federation:
+def resume_run(
+    directory: Path, data_dir: str | None = None, workers: int | str | None = None, profile: bool = False
+) -> Federation:
     """The federation of a run directory, ready to go on where its last checkpoint is."""
     path = directory / "run.toml"
     if not path.exists():
@@ -81,4 +83,4 @@ def resume_run(directory: Path, data_dir: str | None = None, workers: int | str 
     if workers is not None:
         values["workers"] = workers
     config = checked(RunConfig, values)
-    return open_run(config, directory, resume=True)
+    return open_run(config, directory, resume=True, profile=profile)

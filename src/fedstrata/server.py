@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work, altered
-from fedstrata.strata import Stratum
+from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, add, all_finite, clone, derive
 from fedstrata.timing import timed
+from fedstrata.workshop import running
 
 NOT_FINITE = "it holds NaN or infinite numbers"
 NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
@@ -57,6 +58,16 @@ class Architecture:
     buffers: tuple[str, ...]
     strata: tuple[Stratum, ...]
     frozen: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(module: nn.Module, sample: Tensor) -> Architecture:
+        """A module's names; a sample of inputs shows the order in which its layers run."""
+        return Architecture(
+            params=tuple(n for n, _ in module.named_parameters()),
+            buffers=tuple(running(module)),
+            strata=strata(module, sample),
+            frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
+        )
 
 
 @dataclass(frozen=True)
@@ -299,7 +310,9 @@ class Server:
         for technique in self._folds:
             slot = update.slots.get(technique.name)
             if slot is not None:
-                totals[technique.name] = technique.fold(totals[technique.name], slot, weight)
+                folded = technique.fold(totals[technique.name], slot, weight)
+                own = set(map(id, slot.values()))
+                totals[technique.name] = {n: t.clone() if id(t) in own else t for n, t in folded.items()}
         return altered(
             update,
             delta=clone(update.delta) if self._keeps else {},

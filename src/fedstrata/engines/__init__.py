@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -88,6 +89,8 @@ def build_engine(
         return name, (Serial if name == "serial" else Wire)(shop, clients, test)
     trainer: Trainer = OneByOne()
     if name == "vmap":
+        if shop.device.type != "cpu":
+            raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {shop.device} use 'serial'")
         for arch in shop.archs:
             check_vectorises(shop.method, shop.build(arch), shop.sample)
         trainer = Cohorts()
@@ -118,4 +121,5 @@ def _vectorised_is_faster(shop: Workshop) -> bool:
 
 def _fitting(name: str, shop: Workshop) -> int:
     """How many workers `auto` means here."""
-    return 1 if name in ("serial", "wire") or shop.device.type != "cpu" else cores()
+    alone = name in ("serial", "wire") or shop.device.type != "cpu" or sys.platform == "win32"
+    return 1 if alone else cores()

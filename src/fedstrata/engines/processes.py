@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -33,6 +33,8 @@ from fedstrata.workshop import Workshop
 
 QUEUE = 2
 """Tasks that a worker has at most: one in its hands and one waiting, so that it never idles between two."""
+LONG = 200
+"""Parameters from which on messages may be too long for a pipe: a task is then sent only to a worker that reads."""
 AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
@@ -92,7 +94,7 @@ class Processes:
         workers: how many processes.
         threads: of each one.
         trainer: how the clients of one task are trained.
-        start: how processes are made; forked where that is safe.
+        start: how processes are made; forked where that is safe: on Linux, with one thread each.
     """
 
     overlaps = True
@@ -108,17 +110,21 @@ class Processes:
         start: str | None = None,
     ) -> None:
         if sys.platform == "win32":
-            raise UsageError("worker processes need Linux or macOS; on Windows workers must be 1")
+            raise UsageError("worker processes need Linux or macOS; on Windows use workers = 1 and another engine")
         if shop.device.type != "cpu":
-            raise UsageError(f"worker processes train on the CPU: with device = {shop.device} workers must be 1")
+            raise UsageError(f"worker processes train on the CPU; with device = {shop.device} use the engine 'serial'")
         self._shop, self._clients, self._test = shop, clients, test
         self.workers, self._threads, self._trainer = workers, threads, trainer
-        self._context: Any = mp.get_context(start or ("fork" if sys.platform == "linux" else "spawn"))
+        # A forked process inherits the main one's OpenMP pool without its threads: with more than one it would hang.
+        forks = sys.platform == "linux" and threads == 1
+        self._context: Any = mp.get_context(start or ("fork" if forks else "spawn"))
         self._workers: list[_Worker] = []
         self._memory: SharedMemory | None = None
         self._numbers = iter(range(1 << 62))
         self._closer: Any = None
         self.spent = Clock()
+        names = max(sum(1 for _ in shop.build(arch).parameters()) for arch in shop.archs)
+        self._queue = QUEUE if names <= LONG else 1
 
     # Processes.
 
@@ -147,7 +153,7 @@ class Processes:
         process = self._context.Process(
             target=serve, args=(desk, theirs, others, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_interrupts():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
             try:
                 process.start()
@@ -194,7 +200,7 @@ class Processes:
 
     def _dispatch(self) -> None:
         """Give work to every worker that has room for it, evenly; evaluation fills what training leaves."""
-        for depth in range(QUEUE):
+        for depth in range(self._queue):
             for worker in self._workers:
                 if len(worker.tasks) == depth:
                     if self._ready:
@@ -354,6 +360,16 @@ class _Round:
 def _bytes(assignments: Sequence[Assignment]) -> int:
     """About the size of the largest update of a round."""
     return max((sum(a.params[n].nbytes for n in a.travels) for a in assignments), default=0) + 4096
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until this is over: a worker must first have said that it ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause(code: int | None) -> str:

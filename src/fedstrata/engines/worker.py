@@ -182,6 +182,7 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
     for other in others:  # a forked process inherits the main ends of all pipes: they would never seem closed
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's affair
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     keep_memory()
     clock = Clock() if desk.profile else None
     use(clock)
