@@ -320,6 +320,12 @@ class Harvest:
         bare = altered(update, delta={}, buffers={}, slots={})
         return Harvest((place,), (bare,), update.delta, update.buffers, update.slots, memory, False)
 
+    def copy(self) -> Harvest:
+        """The same in memory of its own."""
+        slots = {name: clone(slot) for name, slot in self.slots.items()}
+        memory = {name: clone(slot) for name, slot in self.memory.items()}
+        return altered(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that travel."""
         yield from self.delta.values()

@@ -244,3 +244,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML escapes more
     return repr(value)
+
+
+def same_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to resume a run under other settings than its run.toml's: the result would be of neither."""
+    if not path.exists():
+        raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
+    before = read_toml(path)
+    free = {"engine", "workers", "checkpoint_seconds", "data_dir"}  # what does not change the result
+    for name in (before.keys() | config.keys()) - free:
+        if before.get(name) != config.get(name):
+            raise UsageError(f"{path.parent} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")

@@ -304,7 +304,6 @@ class Technique:
         """Server, for every accepted update in client order: add its slot to the total, {} at first.
 
         The slot is let go at once, so that a round never holds the slots of all its clients; `apply` finds the total.
-        A total may hold a slot's tensors, but no views of them.
         """
         return total
 

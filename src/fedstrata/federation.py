@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config import Settings, checked, read_toml, to_toml
+from fedstrata.config import Settings, checked, same_config, to_toml
 from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, Split, as_examples, sizes
@@ -203,10 +204,15 @@ class Federation:
             model=lambda: copy.deepcopy(models[""]),
         )
         self.engine, self._engine = build_engine(
-            engine, self.settings.workers, self.settings.threads, shop, self.clients, self.test
+            self.settings.engine,
+            self.settings.workers,
+            self.settings.threads,
+            shop,
+            self.clients,
+            self.test,
+            visits=self.settings.rounds * self.sampled,
         )
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
-        _ = self.sampled  # refuses a participation that the clients cannot meet, before anything is written
         self.records: list[Record] = []
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
@@ -239,7 +245,7 @@ class Federation:
             header = [f"buffers: {self.method.buffers}", *self.notes]
             directory.create(to_toml(config, header), self._about())
             return
-        _same_config(directory, config)
+        same_config(directory.config, config)
         states, rows, damaged = directory.recover()
         self._same_world(directory, states)
         instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
@@ -291,6 +297,8 @@ class Federation:
         try:
             yield from self._rounds()
         except BaseException as error:
+            if sys.is_finalizing():  # the interpreter is half gone: nothing can be written any more
+                raise
             self._engine.close()
             self.save()
             if isinstance(error, Diverged) and self._directory is not None:
@@ -482,14 +490,3 @@ class Federation:
 
 def _copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
     return copy.deepcopy(models[arch])
-
-
-def _same_config(directory: RunDirectory, config: Mapping[str, Any]) -> None:
-    """Refuse to resume a run under other settings: the result would be of neither."""
-    if not directory.config.exists():
-        raise UsageError(f"{directory.path} has no run.toml: there is no run to resume")
-    before = read_toml(directory.config)
-    free = {"engine", "workers", "checkpoint_seconds", "data_dir"}  # what does not change the result
-    for name in (before.keys() | config.keys()) - free:
-        if before.get(name) != config.get(name):
-            raise UsageError(f"{directory.path} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")

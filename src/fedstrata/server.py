@@ -311,8 +311,8 @@ class Server:
             slot = update.slots.get(technique.name)
             if slot is not None:
                 folded = technique.fold(totals[technique.name], slot, weight)
-                own = set(map(id, slot.values()))
-                totals[technique.name] = {n: t.clone() if id(t) in own else t for n, t in folded.items()}
+                theirs = set(map(_memory_of, slot.values()))
+                totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
         return altered(
             update,
             delta=clone(update.delta) if self._keeps else {},
@@ -409,6 +409,10 @@ class Server:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _all_finite(update: Update) -> bool:

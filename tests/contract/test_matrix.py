@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core import ClientView, FedAvg, Hooks, Method, Technique, Work, chain, parse
+from fedstrata.core import ClientView, FedAvg, Hooks, Method, Technique, Work, chain, overrides, parse
 from fedstrata.strata import Stratum
 from fedstrata.techniques import TECHNIQUES
 from fedstrata.tensors import Tensors
@@ -25,6 +26,12 @@ ORDERED = pytest.mark.parametrize(
     list(itertools.permutations(ROWS, 2)),
     ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.permutations(ROWS, 2)],
 )
+NEIGHBOURS = pytest.mark.parametrize(
+    ("one", "two"),
+    list(itertools.pairwise([*ROWS, ROWS[0]])),
+    ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.pairwise([*ROWS, ROWS[0]])],
+)
+TOGETHER = list(itertools.combinations([r for r in ROWS if not r.serial], 2))
 PAIRS = pytest.mark.parametrize(
     ("one", "two"),
     list(itertools.combinations(ROWS, 2)),
@@ -33,13 +40,13 @@ PAIRS = pytest.mark.parametrize(
 TABLE = {**TECHNIQUES, **{r.technique.name: type(r.technique) for r in ROWS}}
 
 
-def federation(*techniques: Technique, rounds: int = 4, **settings: Any) -> fs.Federation:
-    """Five clients of unequal size and skewed labels, three of them a round."""
+def federation(*techniques: Technique, rounds: int = 4, norm: Any = nn.BatchNorm1d, **settings: Any) -> fs.Federation:
+    """Five clients of unequal size and skewed labels, three of them a round; the net has a norm layer."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         net = nn.Sequential()
         net.add_module("first", nn.Linear(6, 8))
-        net.add_module("norm", nn.BatchNorm1d(8))
+        net.add_module("norm", norm(8))
         net.add_module("relu", nn.ReLU())
         net.add_module("second", nn.Linear(8, 8))
         net.add_module("head", nn.Linear(8, 4))
@@ -125,6 +132,77 @@ def test_serial_and_encoded_messages_give_the_same_bits(row: Row) -> None:
             b.bytes_down,
             b.flops,
         )
+
+
+def same_records(one: fs.Federation, two: fs.Federation) -> bool:
+    """True if two runs recorded the same, but for time and memory."""
+    shown = [[{**asdict(r), "seconds": 0, "memory": 0} for r in fed.records] for fed in (one, two)]
+    return shown[0] == shown[1]
+
+
+@EACH
+def test_worker_processes_give_the_same_bits(row: Row) -> None:
+    serial, workers = run(row.technique, engine="serial"), run(row.technique, engine="processes", workers=2)
+    assert same_bits(weights(serial), weights(workers))
+    assert same_records(serial, workers)
+
+
+@NEIGHBOURS
+def test_worker_processes_give_pairs_the_same_bits(one: Row, two: Row) -> None:
+    """A sample of the pairs, in which every technique is twice."""
+    techniques = (one.technique, two.technique)
+    if combine(*techniques) is None:
+        return
+    serial = run(*techniques, weight="examples", engine="serial")
+    workers = run(*techniques, weight="examples", engine="processes", workers=2)
+    assert same_bits(weights(serial), weights(workers))
+    assert same_records(serial, workers)
+
+
+def vectorised_equals_serial(*techniques: Technique) -> None:
+    """Many clients at once give what one after the other gives, up to rounding. Batch norm is not for cohorts."""
+    settings: dict[str, Any] = {"norm": nn.LayerNorm, "weight": "examples"}
+    serial, cohort = run(*techniques, engine="serial", **settings), run(*techniques, engine="vmap", **settings)
+    assert cohort.engine == "vmap"
+    ours, theirs = weights(cohort), weights(serial)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
+    for a, b in zip(cohort.records, serial.records, strict=True):
+        assert (a.clients, a.active, a.steps, a.examples, a.bytes_down, a.flops) == (
+            b.clients,
+            b.active,
+            b.steps,
+            b.examples,
+            b.bytes_down,
+            b.flops,
+        )
+        assert (a.train_loss is None) == (b.train_loss is None)
+        assert abs((a.train_loss or 0.0) - (b.train_loss or 0.0)) <= 1e-5
+
+
+@EACH
+def test_it_vectorises_or_says_that_it_does_not(row: Row) -> None:
+    """Alone: equal to serial up to rounding; or refused by name, with a reason in the row."""
+    technique = row.technique
+    if technique.vectorises or not overrides(technique, "local"):
+        assert not row.serial
+        vectorised_equals_serial(technique)
+        return
+    assert row.serial
+    with pytest.raises(fs.UsageError, match=f"the engine 'vmap' cannot run '{technique.name}'"):
+        federation(technique, norm=nn.LayerNorm, engine="vmap")
+    assert federation(technique, norm=nn.LayerNorm, engine="auto").engine == "serial"
+
+
+@pytest.mark.parametrize(("one", "two"), TOGETHER, ids=[f"{a.technique.name}+{b.technique.name}" for a, b in TOGETHER])
+def test_pairs_vectorise(one: Row, two: Row) -> None:
+    if combine(one.technique, two.technique) is not None:
+        vectorised_equals_serial(one.technique, two.technique)
+
+
+def test_all_that_vectorise_at_once() -> None:
+    vectorised_equals_serial(*(r.technique for r in ROWS if not r.serial))
 
 
 @EACH
@@ -246,6 +324,8 @@ def test_all_of_them_at_once() -> None:
     techniques = [r.technique for r in ROWS]
     serial, wire = run(*techniques, weight="examples"), run(*techniques, weight="examples", engine="wire")
     assert same_bits(weights(serial), weights(wire))
+    workers = run(*techniques, weight="examples", engine="processes", workers=3)
+    assert same_bits(weights(serial), weights(workers))
     assert parse(str(serial.method), TABLE) == serial.method
 
 

@@ -5,9 +5,11 @@ Every entry is a function of the data folder; the arguments a user may give are 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,9 +49,7 @@ def digits(data_dir: Path | None) -> Dataset:
     Args:
         data_dir: not needed.
     """
-    from sklearn.datasets import load_digits  # slow to import
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _digits()
     pixels = (images * 15).astype(np.uint8).reshape(-1, 1, 8, 8)
     labels = labels.astype(np.int64)
     held_out = np.zeros(len(labels), bool)
@@ -57,6 +57,24 @@ def digits(data_dir: Path | None) -> Dataset:
         held_out[np.flatnonzero(labels == digit)[4::5]] = True
     train, test = ((pixels[part], labels[part]) for part in (~held_out, held_out))
     return image_dataset("digits", train, test, tuple(str(digit) for digit in range(10)))
+
+
+def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(images of 64 pixels from 0 to 16, labels), as scikit-learn ships them.
+
+    Its file is read without importing it, which would take longer than a small run's first round.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    for place in places:
+        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if path.exists():
+            rows = np.loadtxt(path, delimiter=",")
+            return rows[:, :-1], rows[:, -1]
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels
 
 
 def synthetic(

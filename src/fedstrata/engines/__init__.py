@@ -77,12 +77,13 @@ def build_engine(
     shop: Workshop,
     clients: Sequence[Examples],
     test: Examples | None,
+    visits: int,
 ) -> tuple[str, Engine]:
-    """(the name of the engine, the engine); `workers` is how many clients train at once."""
+    """(the name of the engine, the engine); `workers` is how many clients train at once in a run of so many visits."""
     lookup("engine", ENGINES, name)
     count = workers if isinstance(workers, int) else _fitting(name, shop)
     if name == "auto":
-        name = "vmap" if _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"
+        name = "vmap" if visits >= MANY and _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"
     if name in ("serial", "wire"):
         if count != 1:
             raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {count}")
@@ -99,6 +100,8 @@ def build_engine(
     return name, Processes(shop, clients, test, count, threads, trainer)
 
 
+MANY = 1_000
+"""Visits of the shortest run that `auto` vectorises; below, loading torch's part for it takes longer than it saves."""
 SMALL = 300_000
 """Parameters of the largest dense model that `auto` vectorises; beyond, copies of it no longer fit the caches."""
 

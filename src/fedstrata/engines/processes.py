@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -33,8 +34,10 @@ from fedstrata.workshop import Workshop
 
 QUEUE = 2
 """Tasks that a worker has at most: one in its hands and one waiting, so that it never idles between two."""
-LONG = 200
-"""Parameters from which on messages may be too long for a pipe: a task is then sent only to a worker that reads."""
+LONG = 32 << 10
+"""Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""
+CROWD = 64
+"""Sections from which on updates that wait are copied out of theirs: each takes a file descriptor."""
 AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
@@ -58,30 +61,40 @@ class _Task:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process, the main end of its pipe, and the tasks that it has, the running one first."""
+    """A worker process, the main end of its pipe, its tasks, the running one first, and a message that must wait."""
 
     process: Any
     pipe: Connection
     tasks: list[_Task] = field(default_factory=list)
+    unsent: bytes | None = None
 
 
 class _Exam:
-    """An evaluation under way."""
+    """An evaluation under way; begun anew if the workers are ended in between."""
 
-    def __init__(self, pool: Processes, examples: int, parts: int) -> None:
-        self._pool, self._examples, self._marks = pool, examples, [None] * parts
-        self._left = parts
+    def __init__(self, pool: Processes, exam: Exam, examples: int, parts: int) -> None:
+        self._pool, self._exam, self._examples = pool, exam, examples
+        self._marks: list[Mark | None] = [None] * parts
+        self._begin()
 
-    def take(self, parts: Sequence[int], marks: Sequence[Mark]) -> None:
+    def _begin(self) -> None:
+        self._era = self._pool.era
+        missing = [part for part, result in enumerate(self._marks) if result is None]
+        pieces = min(len(missing), 2 * self._pool.workers)
+        for piece in range(pieces):
+            self._pool.judge(self._exam, missing[piece::pieces], self._take)
+
+    def _take(self, parts: Sequence[int], marks: Sequence[Mark]) -> None:
         for part, result in zip(parts, marks, strict=True):
-            self._marks[part] = result  # type: ignore[call-overload]
-        self._left -= len(parts)
+            self._marks[part] = result
 
     def __call__(self) -> tuple[float, float]:
         """(accuracy, mean loss), when it is done."""
-        while self._left:
+        while None in self._marks:
+            if self._era != self._pool.era:
+                self._begin()
             self._pool.pump()
-        return total(self._marks, self._examples)  # type: ignore[arg-type]
+        return total([result for result in self._marks if result is not None], self._examples)
 
 
 class Processes:
@@ -123,8 +136,7 @@ class Processes:
         self._numbers = iter(range(1 << 62))
         self._closer: Any = None
         self.spent = Clock()
-        names = max(sum(1 for _ in shop.build(arch).parameters()) for arch in shop.archs)
-        self._queue = QUEUE if names <= LONG else 1
+        self.era = 0
 
     # Processes.
 
@@ -137,7 +149,8 @@ class Processes:
             self._next_section = SHELF + 1
             self._exams: list[_Task] = []
             self._ready: list[tuple[int, int, _Task]] = []
-            self._closer = weakref.finalize(self, _close, self._workers, self._memory)
+            self._hired: dict[int, tuple[Any, Connection]] = {}  # for the finalizer, which must not hold on to us
+            self._closer = weakref.finalize(self, _close, self._hired, self._memory)
             for place in range(self.workers):
                 self._workers.append(self._hire(place))
         return self._memory
@@ -165,6 +178,7 @@ class Processes:
                     f"model or data cannot be handed to worker processes ({why}): workers must be 1"
                 ) from None
         theirs.close()
+        self._hired[place] = (process, ours)
         return _Worker(process, ours)
 
     def _replace_dead(self, worker: _Worker) -> None:
@@ -189,18 +203,27 @@ class Processes:
             self._closer()
         self._workers.clear()
         self._memory = None
+        self.era += 1
 
     # Tasks.
 
     def _give(self, worker: _Worker, task: _Task) -> None:
-        task.number = next(self._numbers)
-        worker.tasks.append(task)
-        with timed("hand out tasks"), suppress(BrokenPipeError, ConnectionError):  # it is dead, which `pump` will see
-            worker.pipe.send(task.make(task.number))
+        with timed("hand out tasks"):
+            task.number = next(self._numbers)
+            message = bytes(reduction.ForkingPickler.dumps(task.make(task.number)))
+            worker.tasks.append(task)
+            if len(worker.tasks) > 1 and len(message) > LONG:
+                worker.unsent = message
+            else:
+                self._send(worker, message)
+
+    def _send(self, worker: _Worker, message: bytes) -> None:
+        with suppress(BrokenPipeError, ConnectionError):  # it is dead, which `pump` will see
+            worker.pipe.send_bytes(message)
 
     def _dispatch(self) -> None:
         """Give work to every worker that has room for it, evenly; evaluation fills what training leaves."""
-        for depth in range(self._queue):
+        for depth in range(QUEUE):
             for worker in self._workers:
                 if len(worker.tasks) == depth:
                     if self._ready:
@@ -223,6 +246,9 @@ class Processes:
                 continue
             task = worker.tasks.pop(0)
             assert task.number == number
+            if worker.unsent is not None:
+                self._send(worker, worker.unsent)
+                worker.unsent = None
             self.spent.add(spent)
             if task.stale:
                 self._release(task)
@@ -306,9 +332,13 @@ class Processes:
         def done(reports: Sequence[Report]) -> None:
             assert self._memory is not None
             assert task.section is not None
+            crowded = self._next_section - len(self._sections) > CROWD
             for report in reports:
-                for place, update, kept in report.read(self._memory, task.section).visits():
+                harvest = report.read(self._memory, task.section)
+                for place, update, kept in (harvest.copy() if crowded else harvest).visits():
                     arrived[group[place]] = (update, kept)
+            if crowded:
+                self._release(task)
 
         clients = ", ".join(str(a.client) for a in assignments[:3]) + (", …" if len(assignments) > 3 else "")
         task = _Task(make, done)
@@ -317,23 +347,19 @@ class Processes:
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
         """Begin to judge on the test set; what is returned waits for the result. Training goes on beside it."""
-        self._open()
         assert self._test is not None
-        parts = len(sheets(self._test, exam.policy))
-        result = _Exam(self, len(self._test), parts)
-        pieces = min(parts, 2 * self.workers)
-        for piece in range(pieces):
-            self._exams.append(self._judge(exam, range(piece, parts, pieces), result))
-        return result
+        return _Exam(self, exam, len(self._test), len(sheets(self._test, exam.policy)))
 
-    def _judge(self, exam: Exam, which: Sequence[int], result: _Exam) -> _Task:
+    def judge(self, exam: Exam, which: Sequence[int], done: Callable[[Sequence[int], Sequence[Mark]], None]) -> None:
+        """Queue some batches of the test set for evaluation."""
+        self._open()
         bare = replace(exam, params={}, buffers={})
         task = _Task(
             lambda number: Judge(number, bare, self._shelf.put(exam.params), self._shelf.put(exam.buffers), which),
-            lambda marks: result.take(which, marks),
+            lambda marks: done(which, marks),
         )
         task.what = "the evaluation"
-        return task
+        self._exams.append(task)
 
 
 class _Round:
@@ -381,10 +407,11 @@ def _cause(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _close(workers: list[_Worker], memory: SharedMemory) -> None:
-    for worker in workers:
-        worker.process.kill()
-        worker.pipe.close()
-    for worker in workers:
-        worker.process.join()
+def _close(hired: dict[int, tuple[Any, Connection]], memory: SharedMemory) -> None:
+    for process, pipe in hired.values():
+        process.kill()
+        pipe.close()
+    for process, _ in hired.values():
+        process.join()
+    hired.clear()
     memory.close()

@@ -5,9 +5,11 @@ Pipes carry small Python objects between processes of one program; nothing of th
 
 from __future__ import annotations
 
+import pickle
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -197,12 +199,16 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
                 with timed("everything else" if isinstance(task, Train) else "evaluate"):
                     result = desk.train(task) if isinstance(task, Train) else desk.judge(task)
             except Exception as error:
-                result = Failure(error, traceback.format_exc())
+                result = Failure(_sendable(error), traceback.format_exc())
             spent = {} if clock is None else clock.take()
-            try:
+            with suppress(BrokenPipeError, ConnectionError):  # the main process is gone, which `recv` will tell
                 pipe.send((task.number, result, spent))
-            except (BrokenPipeError, ConnectionError):
-                return
-            except Exception:  # the exception itself cannot be sent: its text can
-                failure = Failure(RuntimeError(f"{type(result.error).__name__}: {result.error}"), result.trace)
-                pipe.send((task.number, failure, spent))
+
+
+def _sendable(error: Exception) -> Exception:
+    """An exception that survives the way to the main process; of one that does not, its text does."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (it is our own)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

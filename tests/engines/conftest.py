@@ -1,0 +1,23 @@
+"""A limit against hanging, and none against slowness: no test here takes more than some seconds."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+LIMIT = 60
+
+
+@pytest.fixture(autouse=True)
+def _no_hanging() -> Iterator[None]:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test hangs: nothing came of it in {LIMIT} seconds")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

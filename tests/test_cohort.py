@@ -1,0 +1,376 @@
+"""Many clients trained at once equal one after the other, up to rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedstrata as fs
+from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.tensors import Tensors
+from tests.contract.standins import Census, Cool, Even, Heavy, Keep, Look, Pace, Pull, Steer, Turn
+from tests.engines.worlds import (
+    SIZES,
+    Shaken,
+    check_close,
+    check_same,
+    convnet,
+    federation,
+    flat,
+    mlp,
+    pictures,
+    points,
+    records,
+    run,
+    seeded,
+)
+
+# The equation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", ["examples", "uniform"])
+def test_one_step_of_two_unequal_clients_by_hand(weight: Any) -> None:
+    """Softmax regression, one step over all of a client's examples, in NumPy float64.
+
+    With p = softmax(XWᵀ + b) and Y one-hot, ∂L/∂W = (p − Y)ᵀX/n and ∂L/∂b = Σ(p − Y)/n; each client moves by −lr times
+    its own gradient, n being its own number of examples (7 and 3) although their batches are padded to the longer one.
+    The server adds Σ n_k Δ_k / Σ n_k, or the plain mean.
+    """
+    model = seeded(lambda: nn.Linear(6, 4))
+    data = flat(7, 3)
+    fed = run(
+        model, data, (), engine="vmap", rounds=1, participation=1.0, batch_size=10, lr=0.7, method=f"fedavg({weight=})"
+    )
+    w, b = model.weight.detach().double().numpy(), model.bias.detach().double().numpy()
+    moves = []
+    for x, y in data:
+        inputs = x.double().numpy()
+        z = inputs @ w.T + b
+        p = np.exp(z - z.max(1, keepdims=True))
+        error = p / p.sum(1, keepdims=True) - np.eye(4)[y.numpy()]
+        moves.append((-0.7 * error.T @ inputs / len(y), -0.7 * error.sum(0) / len(y)))
+    shares = np.array([0.7, 0.3]) if weight == "examples" else np.array([0.5, 0.5])
+    for name, start, changes in (("weight", w, [m[0] for m in moves]), ("bias", b, [m[1] for m in moves])):
+        expected = start + sum(share * change for share, change in zip(shares, changes, strict=True))
+        np.testing.assert_allclose(fed.state.params[name].numpy(), expected, rtol=0, atol=1e-6)
+        assert np.abs(expected - start).max() > 0.01
+
+
+def test_unequal_numbers_of_steps_by_hand() -> None:
+    """One client takes three steps of one example, the other one step: the second stands still while the first goes on.
+
+    A model of one weight per class and no input but 1: logits are w, so a step with label y is w ← w − lr·(softmax(w) −
+    e_y), the same in any order for the first client, whose labels are all 0.
+    """
+
+    class Weights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([0.3, -0.2]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.w
+
+    data = [(torch.ones(3, 1), torch.tensor([0, 0, 0])), (torch.ones(1, 1), torch.tensor([1]))]
+    fed = run(Weights(), data, (), engine="vmap", rounds=1, participation=1.0, batch_size=1, lr=0.5)
+    ends = []
+    for labels in ([0, 0, 0], [1]):
+        w = np.array([0.3, -0.2])
+        for label in labels:
+            p = np.exp(w) / np.exp(w).sum()
+            w = w - 0.5 * (p - np.eye(2)[label])
+        ends.append(w)
+    np.testing.assert_allclose(fed.state.params["w"].numpy(), 0.75 * ends[0] + 0.25 * ends[1], rtol=0, atol=1e-6)
+    assert fed.records[0].steps == 4
+
+
+# Against one after the other -----------------------------------------------------------------------------------------
+
+
+def grouped() -> nn.Module:
+    return convnet(lambda channels: nn.GroupNorm(2, channels))
+
+
+def layered() -> nn.Sequential:
+    layers = lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))  # noqa: E731
+    model: nn.Sequential = seeded(layers)
+    return model
+
+
+def images(made: Any = pictures) -> dict[str, Any]:
+    return {"clients": [made(size, seed) for seed, size in enumerate(SIZES)], "test": pictures(40, 99)}
+
+
+def floats(size: int, seed: int) -> tuple[Tensor, Tensor]:
+    x, y = pictures(size, seed)
+    return x.float() / 255, y
+
+
+def pooled() -> list[fs.TensorExamples]:
+    """Clients whose examples are rows of one tensor, as those of a named dataset are."""
+    x, y = points(89, 3)
+    whole = fs.TensorExamples(x, y)
+    parts = torch.split(torch.randperm(89, generator=torch.Generator().manual_seed(1)), list(SIZES))
+    return [whole.select(part) for part in parts]
+
+
+class Tied(nn.Module):
+    """A model of its own code, in which a layer is used twice and another not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.idle = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        logits: Tensor = self.head(torch.tanh(self.twice(torch.tanh(self.twice(x)))))
+        return logits
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+CASES: dict[str, Any] = {
+    "plain": dict,
+    "everybody, epochs": lambda: {"participation": 1.0, "epochs": 3},
+    "steps": lambda: {"steps": 4, "participation": 1.0},
+    "equal clients": lambda: {"clients": flat(10, 10, 10, 10), "participation": 1.0},
+    "one client": lambda: {"participation": 1},
+    "batches larger than clients": lambda: {"batch_size": 100, "participation": 1.0},
+    "batches of one": lambda: {"batch_size": 1},
+    "momentum": lambda: {"optimizer": "momentum"},
+    "nesterov, weight decay": lambda: {"optimizer": "sgd(momentum=0.9, nesterov=True, weight_decay=0.01)"},
+    "adam": lambda: {"optimizer": "adam(eps=0.001)", "lr": 0.01},
+    "adam, weight decay": lambda: {"optimizer": "adam(eps=0.001, weight_decay=0.1)", "lr": 0.01, "steps": 3},
+    "adamw": lambda: {"optimizer": "adamw(eps=0.001, weight_decay=0.1)", "lr": 0.01},
+    "clip": lambda: {"clip": 0.3, "lr": 0.2},
+    "schedule": lambda: {"schedule": "cosine", "rounds": 4},
+    "layer norm": lambda: {"model": layered()},
+    "group norm, bytes": lambda: {"model": grouped(), **images()},
+    "group norm, floats": lambda: {"model": grouped(), **images(floats)},
+    "own code, idle layer": lambda: {"model": seeded(Tied), "optimizer": "sgd(momentum=0.5, weight_decay=0.1)"},
+    "frozen": lambda: {"model": frozen(), "optimizer": "sgd(weight_decay=0.1)"},
+    "random transforms": lambda: {"clients": [Shaken(pair) for pair in flat()], "participation": 1.0},
+    "some Datasets, some tensors": lambda: {"clients": [*flat()[:3], *map(Shaken, flat()[3:])], "participation": 1.0},
+    "one tensor for all": lambda: {"clients": pooled(), "participation": 1.0},
+    "server": lambda: {"method": "fedavg(weight='uniform', server_lr=0.5)"},
+    "more clients than a cohort": lambda: {"clients": flat(*range(2, 42)), "participation": 1.0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_one_after_the_other(case: str) -> None:
+    """Parameters and losses within 1e-5; FLOPs, steps, examples and bytes the same."""
+    found, reference = run(**CASES[case](), engine="vmap"), run(**CASES[case](), engine="serial")
+    assert found.engine == "vmap"
+    check_close(found, reference)
+    start = federation(**CASES[case](), engine="serial").state.params
+    moved = max((reference.state.params[n] - p).abs().max().item() for n, p in start.items())
+    assert moved > 1e-3  # so that standing still would be seen
+
+
+METHODS: dict[str, tuple[Technique, ...]] = {
+    "loss": (Pull(mu=0.5),),
+    "control variates": (Steer(),),
+    "output": (Cool(),),
+    "scale": (Pace(),),
+    "gradient elsewhere": (Look(),),
+    "memory": (Keep(limit=0.05),),
+    "one layer at a time": (Turn(), Pull(mu=0.5)),
+    "server": (Even(), Heavy()),
+    "many": (Pull(mu=0.5), Steer(), Cool(), Pace(), Look(), Keep(limit=0.05), Even(), Heavy(), Turn()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "how", [{"epochs": 2}, {"steps": 3, "optimizer": "momentum", "clip": 0.5}], ids=["epochs", "steps"]
+)
+def test_techniques_equal_one_after_the_other(name: str, how: dict[str, Any]) -> None:
+    """Clients come and go, so that some of a cohort remember something and others nothing yet."""
+    settings = {"method": fs.chain(*METHODS[name], weight="examples"), "rounds": 5, "participation": 3, **how}
+    check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
+
+
+def test_what_clients_remember_equals() -> None:
+    settings: dict[str, Any] = {"method": fs.chain(Steer(), Keep()), "rounds": 4}
+    found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
+    compared = 0
+    for client in range(len(SIZES)):
+        ours, theirs = (f._store.get(client, int(f.state.remembers[client])) for f in (found, reference))
+        assert ours.keys() == theirs.keys()
+        for technique, slot in theirs.items():
+            assert ours[technique].keys() == slot.keys()
+            for n, value in slot.items():
+                torch.testing.assert_close(ours[technique][n], value, rtol=0, atol=1e-5)
+                compared += 1
+    assert compared > 20
+
+
+def test_sub_models() -> None:
+    def stages(*names: str) -> nn.Sequential:
+        made = {"first": nn.Linear(6, 8), "relu": nn.ReLU(), "second": nn.Linear(8, 8), "head": nn.Linear(8, 4)}
+        net = nn.Sequential()
+        for name in names:
+            net.add_module(name, made[name])
+        return net
+
+    whole = seeded(lambda: stages("first", "relu", "second", "head"))
+    settings: dict[str, Any] = {
+        "archs": {"shallow": stages("first", "relu", "head")},
+        "arch_of": lambda client: "shallow" if client in (1, 3) else "",
+        "participation": 1.0,
+    }
+    check_close(run(whole, **settings, engine="vmap"), run(whole, **settings, engine="serial"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance(Technique):
+    """Takes class counts on the client: logits shifted by the logarithm of each class's share (as FedLC)."""
+
+    name: ClassVar[str] = "balance"
+    vectorises: ClassVar[bool] = True
+
+    def local(self, view: ClientView) -> Hooks:
+        counts = view.counts()
+        shift = torch.log((counts + 1) / (counts.sum() + len(counts)))
+        return Hooks(output=lambda batch: batch.logits + shift, finish=lambda delta, tally: ({"counts": counts}, None))
+
+    def apply(self, state: Tensors, delta: Tensors, round: Any) -> tuple[Tensors, Tensors]:
+        return delta, {"counts": torch.stack([u.slots["balance"]["counts"] for u in round.updates])}
+
+
+def test_class_counts() -> None:
+    """Each client's own, as many as the model has outputs, although nobody has examples of all classes."""
+    data = flat()
+    settings: dict[str, Any] = {"method": fs.chain(Balance()), "participation": 1.0, "clients": data}
+    found = run(**settings, engine="vmap")
+    check_close(found, run(**settings, engine="serial"))
+    expected = torch.stack([torch.bincount(y, minlength=4).float() for _, y in data])
+    assert torch.equal(found.state.techniques["balance"]["counts"], expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nosy(Technique):
+    """Promises to vectorise, and reads examples nevertheless."""
+
+    name: ClassVar[str] = "nosy"
+    vectorises: ClassVar[bool] = True
+    what: str = "labels"
+
+    def local(self, view: ClientView) -> Hooks:
+        if self.what == "labels":
+            view.data.labels()
+        elif self.what == "batch":
+            view.data.batch(torch.arange(2))
+        else:
+            len(view.data)
+        return Hooks()
+
+
+@pytest.mark.parametrize("what", ["labels", "batch", "len"])
+def test_a_technique_that_breaks_its_promise(what: str) -> None:
+    with pytest.raises(fs.UsageError, match=r"takes class counts from view.counts\(\), and reads no examples"):
+        run(method=fs.chain(Nosy(what=what)), engine="vmap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personal(Technique):
+    """Does something else for every client, or in every round: one visit of many cannot serve them all."""
+
+    name: ClassVar[str] = "personal"
+    vectorises: ClassVar[bool] = True
+    what: str = "client"
+
+    def local(self, view: ClientView) -> Hooks:
+        factor = 1.0 + getattr(view.assignment, self.what)
+        return Hooks(output=lambda batch: batch.logits / factor)
+
+
+@pytest.mark.parametrize("what", ["client", "round", "seed"])
+def test_a_technique_that_knows_whose_visit_it_is(what: str) -> None:
+    with pytest.raises(fs.UsageError, match=f"cannot read its assignment's {what}: many clients share it"):
+        run(method=fs.chain(Personal(what=what)), engine="vmap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tallies(Technique):
+    """Counts steps and rows, which padding must not change."""
+
+    name: ClassVar[str] = "tallies"
+    vectorises: ClassVar[bool] = True
+
+    def local(self, view: ClientView) -> Hooks:
+        def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
+            return {"steps": total.get("steps", torch.zeros(())) + 1}
+
+        return Hooks(tally=tally, finish=lambda delta, tally: (dict(tally), None))
+
+    def fold(self, total: Tensors, slot: Tensors, weight: float) -> Tensors:
+        return {"steps": torch.cat([total.get("steps", torch.zeros(0)), slot["steps"][None]])}
+
+    def apply(self, state: Tensors, delta: Tensors, round: Any) -> tuple[Tensors, Tensors]:
+        return delta, dict(round.totals["tallies"])
+
+
+def test_a_tally_ends_with_the_clients_own_last_step() -> None:
+    settings: dict[str, Any] = {"method": fs.chain(Tallies()), "participation": 1.0, "rounds": 1}
+    for engine in ("vmap", "serial"):
+        steps = run(**settings, engine=engine).state.techniques["tallies"]["steps"]
+        assert steps.tolist() == [-(-size // 5) for size in SIZES]
+
+
+def test_a_round_in_which_nothing_trains() -> None:
+    """Turn names a stratum that the user froze, so there is nothing to do: no steps, and nothing moves."""
+    model = frozen()
+    model[0].bias.requires_grad_(False)
+    settings: dict[str, Any] = {"method": fs.chain(Turn(full=0)), "rounds": 2}
+    found, reference = run(model, **settings, engine="vmap"), run(model, **settings, engine="serial")
+    check_close(found, reference)
+    assert [r.steps > 0 for r in found.records] == [False, True]
+
+
+def test_a_technique_that_only_works_on_the_server_needs_no_promise() -> None:
+    assert not Heavy.vectorises
+    assert not Even.vectorises
+    assert federation(method=fs.chain(Heavy(), Even()), engine="vmap").engine == "vmap"
+    with pytest.raises(fs.UsageError, match="'census'"):
+        federation(method=fs.chain(Census()), engine="vmap")
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    check_same(run(engine="vmap"), run(engine="vmap"))
+    other = run(engine="vmap", seed=1)
+    assert records(other) != records(run(engine="vmap"))
+
+
+def test_a_client_does_not_feel_who_is_beside_it() -> None:
+    """One client's NaN stays its own: it is refused, and the others' updates are what they were without it."""
+    clients = flat()
+    x, y = clients[2]
+    clients[2] = (torch.full_like(x, 3e38), y)
+    settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 1}
+    found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
+    assert [r["client"] for r in found.records[0].refused] == [2]
+    assert [r["client"] for r in reference.records[0].refused] == [2]
+    for name, value in reference.state.params.items():
+        torch.testing.assert_close(found.state.params[name], value, rtol=0, atol=1e-5)
+
+
+def test_stopped_and_resumed(tmp_path: Any) -> None:
+    settings: dict[str, Any] = {"engine": "vmap", "method": fs.chain(Steer(), Keep()), "rounds": 4}
+    whole = run(**settings)
+    stopped = federation(**settings, out=tmp_path / "run", checkpoint_seconds=0)
+    rounds = stopped.rounds()
+    next(rounds), next(rounds)
+    rounds.close()
+    check_same(run(**settings, out=tmp_path / "run", checkpoint_seconds=0, resume=True, workers=2), whole)

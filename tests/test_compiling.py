@@ -1,0 +1,97 @@
+"""Compiled training steps equal the others up to rounding, and what cannot be compiled is refused in one sentence."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedstrata as fs
+from fedstrata.compiling import compile_function
+from tests.engines.worlds import check_close, federation, flat, run, seeded
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _as_new() -> Iterator[None]:
+    """What torch keeps of compiled functions is thrown away; warnings of the compiler's own are not ours to raise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.compiler.reset()
+
+
+def test_a_compiled_cohort_equals_one_that_is_not() -> None:
+    """Two rounds of SGD at a rate far from 1: a step that forgot it, as torch's compiler makes some do, would show.
+
+    Clients of two steps and of one; the schedule changes the rate from round to round, which must not be compiled in.
+    """
+    settings: dict[str, Any] = {
+        "model": seeded(lambda: nn.Linear(6, 4)),
+        "clients": flat(7, 3),
+        "participation": 1.0,
+        "rounds": 2,
+        "lr": 0.3,
+        "schedule": "step(every=1, factor=0.1)",
+        "engine": "vmap",
+    }
+    found, reference = run(**settings, compile=True), run(**settings)
+    check_close(found, reference)
+    start = federation(**settings).state.params
+    assert max((reference.state.params[n] - p).abs().max().item() for n, p in start.items()) > 0.01
+
+
+def test_a_compiled_model_equals_one_that_is_not() -> None:
+    """With equal FLOPs, although a compiled step cannot be counted while it runs."""
+    settings: dict[str, Any] = {"clients": flat(10, 5), "participation": 1.0, "rounds": 2, "engine": "serial"}
+    found, reference = run(**settings, compile=True), run(**settings)
+    check_close(found, reference)
+    assert all(record.flops > 0 for record in found.records)
+
+
+def test_a_function_that_cannot_be_compiled() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("no way\nto do it\n  in one line")
+
+    with pytest.raises(fs.UsageError, match=r"^the training step cannot be compiled here: no way; leave compile out$"):
+        compile_function(broken, (torch.ones(3),))
+
+
+def test_a_function_that_looks_at_values() -> None:
+    """Traced once for all values, it would be wrong for most of them."""
+
+    def choosy(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else -x
+
+    with pytest.raises(fs.UsageError, match=r"^the training step cannot be compiled here: ") as error:
+        compile_function(choosy, (torch.ones(3),))
+    assert "\n" not in str(error.value)
+
+
+def test_a_usage_error_stays_what_it_is() -> None:
+    def refused(x: Tensor) -> Tensor:
+        raise fs.UsageError("not with me")
+
+    with pytest.raises(fs.UsageError, match=r"^not with me$"):
+        compile_function(refused, (torch.ones(3),))
+
+
+def test_nested_arguments_and_results() -> None:
+    """Tuples, dicts and None go in and come out as they were; other values of the same form give other results."""
+
+    def function(pair: tuple[Tensor, Tensor | None], named: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        x, missing = pair
+        assert missing is None
+        return {"sum": x + named["y"]}, x @ named["y"]
+
+    compiled = compile_function(function, ((torch.ones(3), None), {"y": torch.ones(3)}))
+    x, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    named, product = compiled((x, None), {"y": y})
+    assert torch.equal(named["sum"], x + y)
+    assert product == 32

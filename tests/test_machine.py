@@ -1,0 +1,100 @@
+"""How a process uses its machine, and that it gives everything back."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+
+import pytest
+import torch
+
+from fedstrata.machine import computing, cores, keep_memory
+
+TINY = 1e-40
+"""A denormal number in single precision."""
+
+
+def flushes() -> bool:
+    """True if this thread takes denormal numbers for zero."""
+    return bool((torch.tensor(TINY) * 1.0).item() == 0.0)
+
+
+def test_inside_there_are_no_denormals_and_outside_there_are() -> None:
+    assert not flushes()
+    with computing(torch.get_num_threads()):
+        assert flushes()
+        assert (torch.full((1000,), TINY) * 1.0).sum().item() == 0.0  # in vectorised kernels too
+        assert (torch.tensor(1e-37) * 1.0).item() > 0.0  # a normal number stays
+    assert not flushes()
+    assert math.isclose((torch.full((1000,), TINY) * 1.0)[999].item(), TINY, rel_tol=1e-4)
+
+
+def test_threads_are_set_and_given_back() -> None:
+    before = torch.get_num_threads()
+    with computing(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_all_is_given_back_after_an_exception() -> None:
+    before = torch.get_num_threads()
+
+    def interrupted() -> None:
+        with computing(before + 1):
+            assert flushes()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert torch.get_num_threads() == before
+    assert not flushes()
+
+
+def test_one_inside_another() -> None:
+    before = torch.get_num_threads()
+    with computing(before + 1):
+        with computing(before + 2):
+            assert torch.get_num_threads() == before + 2
+        assert torch.get_num_threads() == before + 1
+        assert flushes()
+    assert torch.get_num_threads() == before
+    assert not flushes()
+
+
+def test_a_user_who_flushes_denormals_goes_on_doing_so() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with computing(torch.get_num_threads()):
+            assert flushes()
+        assert flushes()
+    finally:
+        torch.set_flush_denormal(False)
+    assert not flushes()
+
+
+def test_cores() -> None:
+    assert 1 <= cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinities")
+def test_cores_are_those_that_this_process_may_use() -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert cores() == len(before)
+
+
+def test_keeping_memory_twice() -> None:
+    glibc = platform.libc_ver()[0] == "glibc"
+    assert keep_memory() is glibc
+    assert keep_memory() is glibc
+    assert torch.ones(10_000_000).sum().item() == 10_000_000  # a large block still comes and goes
+
+
+def test_keeping_memory_where_there_is_no_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda *_: ("", ""))
+    assert keep_memory() is False
