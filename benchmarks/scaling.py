@@ -99,13 +99,14 @@ def one(kind: str, clients: int, rounds: int) -> dict[str, Any]:
             begin = time.perf_counter()
             if len(seconds) == rounds:
                 workers = [resident(pid) for pid in children(str(os.getpid()))]
+                rss = resident("self")
                 break
         return {
             "kind": kind,
             "clients": clients,
             "ms": 1000 * statistics.median(seconds),
-            "rss": resident("self"),
-            "grown": resident("self") - before,
+            "rss": rss,
+            "grown": rss - before,
             "workers": max(workers, default=0),
             "engine": federation.engine,
         }

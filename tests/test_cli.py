@@ -99,7 +99,8 @@ def test_a_run(whole: Path, capsys: Capture) -> None:
         assert min(row["bytes_up"], row["bytes_down"], row["flops"], row["seconds"]) > 0
         assert row["active"][-1] == "head"
         assert row["refused"] == []
-    assert json.loads((run / "versions.json").read_text()).keys() == {"fedstrata", "python", "torch", "machine", "data"}
+    about = json.loads((run / "versions.json").read_text())
+    assert about.keys() == {"fedstrata", "python", "torch", "machine", "data", "clients"}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["accuracy"] == rows[-1]["accuracy"]
     assert summary["costs"]["bytes_up"] == sum(row["bytes_up"] for row in rows)

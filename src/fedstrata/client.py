@@ -235,7 +235,8 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         with timed("techniques"):
             crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
             prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
-    seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(data, TensorExamples))
+    foreign = bench.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
+    seed_global(derive(a.seed, "train"), shop.device, everything=foreign)
     trained, flops = _train(shop, bench, a, data, memory, crew)
 
     with timed("difference"):
@@ -256,8 +257,14 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
             kept[BUFFERS] = buffers
     metrics = {"train_loss": trained.loss, "flops": float(before + flops + after)}
     home = torch.device("cpu")
-    sent, slots, kept = _slots_on(home, {"": sent})[""], _slots_on(home, slots), _slots_on(home, kept)
+    sent = _plain(_slots_on(home, {"": sent}))[""]
+    slots, kept = _plain(_slots_on(home, slots)), _plain(_slots_on(home, kept))
     return Update(a.round, a.client, method.digest, len(data), trained.taken, sent, buffers, slots, metrics), kept
+
+
+def _plain(slots: Slots) -> Slots:
+    """The tensors in the usual layout, as they are after any way through memory or files: sums depend on it."""
+    return {name: {n: t.contiguous() for n, t in slot.items()} for name, slot in slots.items()}
 
 
 def _slots_on(device: torch.device, slots: Slots) -> Slots:

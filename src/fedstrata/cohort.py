@@ -26,7 +26,7 @@ from fedstrata.errors import UsageError, one_line
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
 from fedstrata.timing import timed
-from fedstrata.workshop import Bench, Workshop, batch_sizes, batches, seed_global
+from fedstrata.workshop import Bench, Workshop, batch_sizes, batches, running, seed_global, task_loss
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -53,12 +53,22 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
             raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
-    if sample is not None and not all(type(m).__module__.startswith("torch.nn.modules.") for m in model.modules()):
-        _try(model, sample)
+    kept = running(model)
+    if kept:
+        raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(kept))}')")
+    if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
+        _try(model.train(), sample)
+
+
+PLAIN = {
+    *(nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LayerNorm, nn.GroupNorm),
+}
+"""Layers that are known to work on many clients at once; whatever else is in a model is tried."""
 
 
 def _try(model: nn.Module, sample: Tensor) -> None:
-    """Train two copies of a model at once, to see whether its own code can be vectorised."""
+    """See whether a model's own code can be vectorised: two copies at once, and rows that do not know of each other."""
     params = {n: torch.stack([p.detach()] * 2) for n, p in model.named_parameters()}
 
     def loss(params: Tensors, x: Tensor) -> Tensor:
@@ -67,9 +77,13 @@ def _try(model: nn.Module, sample: Tensor) -> None:
 
     try:
         vmap(grad(loss))(params, torch.stack([sample] * 2))
+        with torch.no_grad():
+            whole, rows = model(sample), torch.cat([model(sample[i : i + 1]) for i in range(len(sample))])
     except Exception as error:  # whatever torch.func says of what it does not know
         why = one_line(str(error).strip().partition("\n")[0], 200)
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: {why}") from error
+    if not torch.allclose(whole, rows, rtol=1e-3, atol=1e-4):
+        raise CannotVectorise("the engine 'vmap' cannot train this model: rows of a batch change each other's outputs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +147,8 @@ def _draw(
         seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
             x, y = examples.batch(part, shop.augment)
+            if not 0 <= int(y.min()) <= int(y.max()) < shop.bench(a.arch).classes:
+                task_loss(torch.zeros(len(y), shop.bench(a.arch).classes), y)  # says what is wrong
             if inputs is None:
                 inputs = x.new_zeros(*shape, *x.shape[1:])
             inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
@@ -202,7 +218,7 @@ class _Lesson:
         """
         a, bench = self.assignment, self.bench
         start = {n: params[n] for n in a.trains}
-        crew = self._crew(params, slots, memory, counts)
+        crew = self._crew(params, lr, slots, memory, counts)
         trained = {n: p + _nothing(last) for n, p in start.items()}
         moving = [n for n in a.trains if n not in self.idle]
         move = build_optimizer(a.work.optimizer).start([trained[n] for n in moving], lr, crew.scale(moving, x.device))
@@ -246,12 +262,13 @@ class _Lesson:
         task, whole = objective(batch, lambda x: functional_call(self.bench.model, params, (x,)))
         return whole, task
 
-    def _crew(self, params: Tensors, slots: Slots, memory: Slots, counts: Tensor | None) -> Crew:
+    def _crew(self, params: Tensors, lr: Tensor, slots: Slots, memory: Slots, counts: Tensor | None) -> Crew:
         def counted() -> Tensor:
             assert counts is not None
             return counts
 
-        assignment = altered(self.assignment, params=params, slots=slots)
+        work = altered(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
+        assignment = altered(self.assignment, params=params, slots=slots, work=work)
         return Crew(
             {
                 t.name: t.local(
@@ -386,8 +403,7 @@ def _train_alike(
     sizes = [batch_sizes(len(d), a.work, False) for d in data]
     kind = (a.arch, a.trains, a.travels, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
     flops, idle = _costs(shop, assignments, data, memories, sizes, kind)
-    if any(shop.method.at("local")):
-        prepare(bench, shop.method, a, {})
+    prepare(bench, shop.method, a, {})
     with timed("batches"):
         sheaf = _draw(shop, assignments, data, sizes)
     lesson = _Lesson(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ class CompiledForward:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._compiled: Any = torch.compile(model, dynamic=False)
+        self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False))
         self._known: set[tuple[Any, ...]] = set()
         self._model = model
 
@@ -62,15 +63,17 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         return [t for t in pytree.tree_leaves(values) if t is not None]
 
     graph = _first(lambda: make_fx(flat)(*given(arguments)))
-    compiled: Any = torch.compile(graph, dynamic=False)
+    compiled: Any = _first(lambda: torch.compile(graph, dynamic=False))
     _first(lambda: compiled(*given(arguments)))
     return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
 
 
 def _first(call: Callable[[], Any]) -> Any:
-    """The first call, in which everything that can go wrong with a compiler does."""
+    """The first call, in which everything that can go wrong with a compiler does; its own warnings are not ours."""
     try:
-        return call()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return call()
     except UsageError:
         raise
     except Exception as error:  # torch's compiler has a dozen kinds, and the machine may have no C++ compiler

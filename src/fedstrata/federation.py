@@ -308,22 +308,22 @@ class Federation:
 
     def _rounds(self) -> Iterator[Record]:
         """Train and settle in turns; where the engine can, the next round trains while one is being evaluated."""
-        trained: _Trained | Diverged | None = None
+        trained: _Trained | Exception | None = None
         while trained is not None or not self.done:
-            if isinstance(trained, Diverged):
+            if isinstance(trained, Exception):
                 raise trained
             now = trained or self._train(self.state)
             trained = self._train_ahead(now) if self._engine.overlaps else None
             yield self._settle(now)
             self._since = time.perf_counter()  # what the caller does between two rounds is not theirs
 
-    def _train_ahead(self, now: _Trained) -> _Trained | Diverged | None:
+    def _train_ahead(self, now: _Trained) -> _Trained | Exception | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
         if now.exam is None or self.settings.stop_at_target or now.after.round >= self.settings.rounds:
             return None
         try:
             return self._train(now.after)
-        except Diverged as error:
+        except Exception as error:
             return error
 
     @property

@@ -36,10 +36,10 @@ def keep_memory() -> bool:
     except (OSError, AttributeError):
         return False
     trim(0)  # what was freed before, such as a partition's hundred thousand tensors, is not to be kept
-    # All three: any one of them switches off glibc's own, growing thresholds.
-    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 1 << 30, _TOP_PAD: 16 << 20}
-    done = [bool(mallopt(switch, value)) for switch, value in settings.items()]
-    return all(done)
+    # Any one switch turns off glibc's own, growing thresholds, so the first must hold: old versions allow 32 MB.
+    if not (mallopt(_MMAP_THRESHOLD, 1 << 30) or mallopt(_MMAP_THRESHOLD, 32 << 20)):
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, 1 << 30)) and bool(mallopt(_TOP_PAD, 16 << 20))
 
 
 @contextmanager

@@ -112,7 +112,8 @@ def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
             raise WireError(f"tensor '{name[:100]}' has the unknown type {row['dtype']}")
         dtype, shape, data = _TORCH[row["dtype"]], row["shape"], row["data"]
         try:
-            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            # A copy, which torch aligns: products of what lies elsewhere may round differently.
+            flat = torch.frombuffer(data, dtype=dtype).clone() if data else torch.empty(0, dtype=dtype)
             tensors[name] = flat.view(shape)
         except (RuntimeError, TypeError, ValueError, OverflowError):
             raise WireError(f"tensor '{name[:100]}' has an impossible shape") from None

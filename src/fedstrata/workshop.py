@@ -47,6 +47,7 @@ class Bench:
         strata: its strata, in order.
         batch_norm: True if a batch of one example cannot be normalised.
         channels_last: True if its convolutions want their inputs in that layout.
+        own_code: True if it has modules that neither torch nor we have written.
         sample: one batch of inputs.
     """
 
@@ -59,6 +60,7 @@ class Bench:
     strata: tuple[Stratum, ...]
     batch_norm: bool
     channels_last: bool
+    own_code: bool
     sample: Tensor | None
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -126,6 +128,7 @@ class Workshop:
                 strata=strata(model, sample),
                 batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
                 channels_last=turned,
+                own_code=not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules()),
                 sample=sample,
             )
             if sample is not None and any(self.method.at("local")):

@@ -57,6 +57,7 @@ class _Task:
     deaths: int = 0
     stale: bool = False
     what: str = ""
+    failed: Callable[[BaseException], None] | None = None
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class _Exam:
     def __init__(self, pool: Processes, exam: Exam, examples: int, parts: int) -> None:
         self._pool, self._exam, self._examples = pool, exam, examples
         self._marks: list[Mark | None] = [None] * parts
+        self._error: BaseException | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -82,7 +84,10 @@ class _Exam:
         missing = [part for part, result in enumerate(self._marks) if result is None]
         pieces = min(len(missing), 2 * self._pool.workers)
         for piece in range(pieces):
-            self._pool.judge(self._exam, missing[piece::pieces], self._take)
+            self._pool.judge(self._exam, missing[piece::pieces], self._take, self._fail)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
 
     def _take(self, parts: Sequence[int], marks: Sequence[Mark]) -> None:
         for part, result in zip(parts, marks, strict=True):
@@ -91,6 +96,8 @@ class _Exam:
     def __call__(self) -> tuple[float, float]:
         """(accuracy, mean loss), when it is done."""
         while None in self._marks:
+            if self._error is not None:
+                raise self._error
             if self._era != self._pool.era:
                 self._begin()
             self._pool.pump()
@@ -170,6 +177,8 @@ class Processes:
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
             try:
                 process.start()
+            except AssertionError as error:  # multiprocessing's way to refuse
+                raise UsageError(f"worker processes cannot be started here ({error}): use workers = 1") from None
             except Exception as error:
                 if forks:
                     raise
@@ -183,6 +192,7 @@ class Processes:
 
     def _replace_dead(self, worker: _Worker) -> None:
         """Put a new worker in a dead one's place, and its tasks back into the queue."""
+        worker.process.kill()  # its pipe broke, but a thread of its own may keep it
         worker.process.join()
         place = self._workers.index(worker)
         worker.pipe.close()
@@ -199,11 +209,12 @@ class Processes:
 
     def close(self) -> None:
         """End all workers; they hold nothing that would be lost. The next round starts new ones."""
-        if self._closer is not None:
-            self._closer()
+        closer, self._closer = self._closer, None
         self._workers.clear()
         self._memory = None
         self.era += 1
+        if closer is not None:
+            closer()
 
     # Tasks.
 
@@ -218,7 +229,7 @@ class Processes:
                 self._send(worker, message)
 
     def _send(self, worker: _Worker, message: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionError):  # it is dead, which `pump` will see
+        with suppress(ConnectionError):  # it is dead, which `pump` will see
             worker.pipe.send_bytes(message)
 
     def _dispatch(self) -> None:
@@ -254,6 +265,8 @@ class Processes:
                 self._release(task)
             elif isinstance(result, Failure):
                 self._release(task)
+                if task.failed is not None:
+                    task.failed(result.error)
                 result.error.add_note(f"in a worker process:\n{result.trace}")
                 raise result.error
             else:
@@ -275,6 +288,7 @@ class Processes:
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
         """Updates in client order, each with what its client will remember; good until the next is asked for."""
         self._open()
+        era = self.era
         self._shelf.sweep()
         round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
         ahead = max(AHEAD * self.workers, AHEAD_BYTES // _bytes(assignments))
@@ -296,11 +310,12 @@ class Processes:
                 if not left[task]:
                     self._release(task)
         finally:
-            self._ready.clear()
-            for task in tasks.values():  # of a round that was given up
-                task.stale = True
-                if not any(task in w.tasks for w in self._workers):
-                    self._release(task)
+            if self.era == era:  # else those workers are gone, and another round may have begun with new ones
+                self._ready.clear()
+                for task in tasks.values():  # of a round that was given up
+                    task.stale = True
+                    if not any(task in w.tasks for w in self._workers):
+                        self._release(task)
 
     def _task(
         self,
@@ -350,7 +365,13 @@ class Processes:
         assert self._test is not None
         return _Exam(self, exam, len(self._test), len(sheets(self._test, exam.policy)))
 
-    def judge(self, exam: Exam, which: Sequence[int], done: Callable[[Sequence[int], Sequence[Mark]], None]) -> None:
+    def judge(
+        self,
+        exam: Exam,
+        which: Sequence[int],
+        done: Callable[[Sequence[int], Sequence[Mark]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
         """Queue some batches of the test set for evaluation."""
         self._open()
         bare = replace(exam, params={}, buffers={})
@@ -358,7 +379,7 @@ class Processes:
             lambda number: Judge(number, bare, self._shelf.put(exam.params), self._shelf.put(exam.buffers), which),
             lambda marks: done(which, marks),
         )
-        task.what = "the evaluation"
+        task.what, task.failed = "the evaluation", failed
         self._exams.append(task)
 
 

@@ -6,6 +6,7 @@ are written, so each can grow on its own.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstrata.errors import UsageError
 from fedstrata.tensors import Tensors
 
 SPACING = 1 << 36
@@ -24,7 +26,8 @@ SPACING = 1 << 36
 ALIGNMENT = 64
 
 Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
-"""Tensors of one type that lie one after the other: (type, offset, names, shapes, numbers of elements)."""
+"""Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
+round differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
 Layout = tuple[Block, ...]
 
 
@@ -32,10 +35,11 @@ def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
     """Where tensors will lie from `begin` on, and where they will end."""
     blocks: list[Block] = []
     for dtype, items in groupby(tensors.items(), key=lambda item: item[1].dtype):
-        rows = [(name, tuple(t.shape), t.numel()) for name, t in items]
+        line = ALIGNMENT // dtype.itemsize
+        rows = [(name, tuple(t.shape), -(-t.numel() // line) * line) for name, t in items]
         names, shapes, sizes = zip(*rows, strict=True)
         blocks.append((dtype, begin, names, shapes, sizes))
-        begin += -(-sum(sizes) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        begin += sum(sizes) * dtype.itemsize
     return tuple(blocks), begin
 
 
@@ -64,7 +68,12 @@ class SharedMemory:
             length = max(1 << 20, 1 << (size - 1).bit_length())
             begin = section * SPACING
             if os.fstat(self._file).st_size < begin + length:
-                os.pwrite(self._file, b"\0", begin + length - 1)  # setting a length could cut off another's section
+                try:
+                    os.pwrite(self._file, b"\0", begin + length - 1)  # setting a length could cut off another's section
+                except OSError as error:
+                    raise UsageError(
+                        f"worker processes cannot share memory here ({error.strerror}): use workers = 1"
+                    ) from None
             mapped = self._maps[section] = mmap.mmap(self._file, length, offset=begin)
         return mapped
 
@@ -80,18 +89,22 @@ class SharedMemory:
         for dtype, offset, names, shapes, sizes in layout:
             region = self._region(section, dtype, offset, sum(sizes))
             parts: Sequence[Tensor] = region.split_with_sizes(sizes)
-            for name, shape, part in zip(names, shapes, parts, strict=True):
-                tensors[name] = part if len(shape) == 1 else part.view(shape)
+            for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
+                count = math.prod(shape)
+                tensors[name] = (part if count == size else part[:count]).view(shape)
         return tensors
 
     def fill(self, section: int, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors to where a layout wants them."""
         for dtype, offset, names, _, sizes in layout:
             region = self._region(section, dtype, offset, sum(sizes))
-            if len(names) == 1:
-                region.copy_(tensors[names[0]].reshape(-1))
-            else:
-                torch.cat([tensors[name].reshape(-1) for name in names], out=region)
+            parts = []
+            for name, size in zip(names, sizes, strict=True):
+                flat = tensors[name].reshape(-1)
+                parts.append(flat)
+                if len(flat) < size:
+                    parts.append(flat.new_zeros(size - len(flat)))
+            torch.cat(parts, out=region)
 
     def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
         """Copy tensors into a section: (where they lie, where they end)."""
@@ -115,8 +128,8 @@ class Shelf:
 
     def __init__(self, memory: SharedMemory, section: int) -> None:
         self._memory, self._section = memory, section
-        self._placed: dict[tuple[int, ...], tuple[list[Tensor], Layout, int, int]] = {}
-        self._used: set[tuple[int, ...]] = set()
+        self._placed: dict[tuple[tuple[str, int], ...], tuple[list[Tensor], Layout, int, int]] = {}
+        self._used: set[tuple[tuple[str, int], ...]] = set()
         self._free: dict[int, list[int]] = {}
         self._end = 0
 
@@ -131,7 +144,7 @@ class Shelf:
         """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
         if not tensors:
             return ()
-        key = tuple(map(id, tensors.values()))
+        key = tuple((name, id(tensor)) for name, tensor in tensors.items())
         self._used.add(key)
         placed = self._placed.get(key)
         if placed is not None:

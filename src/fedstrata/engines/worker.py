@@ -201,7 +201,7 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
             except Exception as error:
                 result = Failure(_sendable(error), traceback.format_exc())
             spent = {} if clock is None else clock.take()
-            with suppress(BrokenPipeError, ConnectionError):  # the main process is gone, which `recv` will tell
+            with suppress(ConnectionError):  # the main process is gone, which `recv` will tell
                 pipe.send((task.number, result, spent))
 
 
