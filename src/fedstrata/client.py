@@ -233,7 +233,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         seed_global(derive(a.seed, "local"), shop.device)
         key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
         with timed("techniques"):
-            crew, before = _counted(shop, key, lambda: _crew(method, bench, data, a, memory))
+            crew, before = _counted(shop, key, lambda: _own_crew(method, bench, data, a, memory))
             prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
     foreign = bench.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
     seed_global(derive(a.seed, "train"), shop.device, everything=foreign)
@@ -396,7 +396,7 @@ def rehearsed(
     with own_rng():
         prepare(bench, shop.method, a, memory)
         with FlopCount() as before:
-            crew = _crew(shop.method, bench, data, a, memory)
+            crew = _own_crew(shop.method, bench, data, a, memory)
         prepare(bench, shop.method, a, memory)
         steps = _Steps(shop, bench, a, crew, bench.model)
         with crew.tapped(steps.objective):
@@ -439,8 +439,21 @@ def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int
     return result, counter.total
 
 
-def _crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
-    """Every technique's hooks for this visit."""
+def _own_crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
+    """Every technique's hooks for one client's visit."""
+    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), partial(class_counts, data, bench))
+
+
+def open_crew(
+    method: Method,
+    bench: Bench,
+    data: Examples,
+    a: Assignment,
+    memory: Slots,
+    rng: Callable[[str], torch.Generator],
+    counts: Callable[[], Tensor],
+) -> Crew:
+    """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
     return Crew(
         {
             t.name: t.local(
@@ -451,8 +464,8 @@ def _crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: S
                     strata=bench.strata,
                     slot=a.slots.get(t.name, {}),
                     memory=memory.get(t.name, {}),
-                    rng=generator(a.seed, t.name),
-                    counts=lambda: class_counts(data, bench),
+                    rng=rng(t.name),
+                    counts=counts,
                 )
             )
             for t in method.at("local")

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedstrata.client import Crew, Objective, class_counts, clipped, prepare, rehearsed, train_client
+from fedstrata.client import Crew, Objective, class_counts, clipped, open_crew, prepare, rehearsed, train_client
 from fedstrata.compiling import compile_function
-from fedstrata.core import Assignment, ClientView, Method, Slots, Update, altered, overrides
+from fedstrata.core import Assignment, Method, Slots, Update, altered, overrides
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.optim import build_optimizer
@@ -269,23 +269,8 @@ class _Lesson:
 
         work = altered(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
         assignment = altered(self.assignment, params=params, slots=slots, work=work)
-        return Crew(
-            {
-                t.name: t.local(
-                    ClientView(
-                        model=self.bench.model,
-                        data=_NoExamples(),
-                        assignment=assignment,
-                        strata=self.bench.strata,
-                        slot=slots.get(t.name, {}),
-                        memory=memory.get(t.name, {}),
-                        rng=torch.Generator(),
-                        counts=counted,
-                    )
-                )
-                for t in self.method.at("local")
-            }
-        )
+        none = torch.Generator()  # vmap refuses whatever is drawn from it
+        return open_crew(self.method, self.bench, _NoExamples(), assignment, memory, lambda name: none, counted)
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -406,12 +391,15 @@ def _train_alike(
     prepare(bench, shop.method, a, {})
     with timed("batches"):
         sheaf = _draw(shop, assignments, data, sizes)
+    ends = sorted(set(sheaf.steps))
+    if shop.compile and sheaf.rows is not None:  # one graph for all clients of this shape, wherever they end
+        ends = list(range(1, sheaf.x.shape[1] + 1))
     lesson = _Lesson(
         shop.method,
         bench,
         _Watched(**vars(a)),
         sheaf.x.shape[1],
-        tuple(sorted(set(sheaf.steps))) if sheaf.rows is None or not shop.compile else _every(sheaf),
+        tuple(ends),
         idle,
     )
     counts = torch.stack([class_counts(d, bench) for d in data]) if any(shop.method.at("local")) else None
@@ -452,10 +440,6 @@ def _train_alike(
         for a, examples, steps, mean, cost in rows
     ]
     return Harvest(places, tuple(updates), delta, {}, sent, kept, True)
-
-
-def _every(sheaf: _Sheaf) -> tuple[int, ...]:
-    return tuple(range(1, sheaf.x.shape[1] + 1))
 
 
 def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:

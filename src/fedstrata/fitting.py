@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.data.examples import Examples, TensorExamples, sizes
+from fedstrata.data.examples import Examples, Split, TensorExamples, sizes
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.wire import carries
 from fedstrata.workshop import running
@@ -44,7 +44,8 @@ def check_fit(
     sample, _ = _first(clients[holders[0]], 2)
     tried: dict[tuple[object, ...], int] = {}
     checked: set[int] = set()
-    for examples in itertools.chain((clients[c] for c in holders), [] if test is None else [test]):
+    seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
+    for examples in itertools.chain((clients[c] for c in seen), [] if test is None else [test]):
         if isinstance(examples, TensorExamples):
             if id(examples.x) in checked:
                 continue
@@ -65,7 +66,7 @@ def fingerprint(clients: Sequence[Examples]) -> str:
     """
     size = sizes(clients)
     digest = hashlib.sha256(np.array([size(c) for c in range(len(clients))]).tobytes())
-    for examples in clients:
+    for examples in [clients.all()] if isinstance(clients, Split) else clients:  # the same bytes, in one go
         if isinstance(examples, TensorExamples):
             digest.update(examples.labels().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -26,7 +26,8 @@ def cores() -> int:
 def keep_memory() -> bool:
     """Let this process keep the memory that training frees, instead of giving it back and faulting it in every step.
 
-    Only glibc has the switches; elsewhere, and on a second call, nothing happens. Returns True where they were set.
+    What is free at the time of the call is given back first. Only glibc has the switches; elsewhere nothing happens.
+    Returns True where they were set.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

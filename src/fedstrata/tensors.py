@@ -29,6 +29,16 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive(*parts))
 
 
+LINE = 64
+"""Bytes of a cache line, at whose beginning torch's own tensors lie."""
+
+
+def whole_lines(count: int, dtype: torch.dtype) -> int:
+    """The number of elements in the whole cache lines that so many of them take."""
+    line = LINE // dtype.itemsize
+    return -(-count // line) * line
+
+
 _alone = False
 
 

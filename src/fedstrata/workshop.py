@@ -24,7 +24,7 @@ from fedstrata.core import Method, Work
 from fedstrata.data.examples import Augment
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone
+from fedstrata.tensors import Tensors, clone, whole_lines
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -140,8 +140,7 @@ def _flatten(params: list[nn.Parameter]) -> None:
     """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line."""
     for dtype in {p.dtype for p in params}:
         mine = [p for p in params if p.dtype == dtype]
-        line = 64 // dtype.itemsize
-        room = [-(-p.numel() // line) * line for p in mine]
+        room = [whole_lines(p.numel(), dtype) for p in mine]
         flat = torch.zeros(sum(room), dtype=dtype, device=mine[0].device)
         for p, part in zip(mine, torch.split(flat, room), strict=True):
             whole = part[: p.numel()]

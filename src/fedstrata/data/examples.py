@@ -113,6 +113,10 @@ class Split(Sequence["TensorExamples"]):
         client %= len(self)
         return self.whole.select(self.order[self.ends[client] : self.ends[client + 1]].long())
 
+    def all(self) -> TensorExamples:
+        """Everybody's examples, client after client."""
+        return self.whole.select(self.order.long())
+
     def size(self, client: int) -> int:
         """Number of a client's examples, without looking at them."""
         return int(self.ends[client + 1] - self.ends[client])

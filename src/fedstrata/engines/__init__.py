@@ -8,12 +8,12 @@ from typing import Protocol
 
 from torch import nn
 
-from fedstrata.cohort import CannotVectorise, check_vectorises
+from fedstrata.cohort import check_vectorises
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
 from fedstrata.engines.processes import Processes
 from fedstrata.engines.serial import Recall, Serial, Wire
-from fedstrata.engines.training import Cohorts, OneByOne, Trainer
+from fedstrata.engines.training import COHORTS, ONE_BY_ONE
 from fedstrata.errors import UsageError
 from fedstrata.evaluate import Exam
 from fedstrata.machine import cores
@@ -84,20 +84,23 @@ def build_engine(
     count = workers if isinstance(workers, int) else _fitting(name, shop)
     if name == "auto":
         name = "vmap" if visits >= MANY and _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"
+    elif name == "vmap":
+        _check_vmap(shop)
     if name in ("serial", "wire"):
         if count != 1:
             raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {count}")
         return name, (Serial if name == "serial" else Wire)(shop, clients, test)
-    trainer: Trainer = OneByOne()
-    if name == "vmap":
-        if shop.device.type != "cpu":
-            raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {shop.device} use 'serial'")
-        for arch in shop.archs:
-            check_vectorises(shop.method, shop.build(arch), shop.sample)
-        trainer = Cohorts()
-        if count == 1:
-            return name, Serial(shop, clients, test, trainer)
+    trainer = COHORTS if name == "vmap" else ONE_BY_ONE
+    if name == "vmap" and count == 1:
+        return name, Serial(shop, clients, test, trainer)
     return name, Processes(shop, clients, test, count, threads, trainer)
+
+
+def _check_vmap(shop: Workshop) -> None:
+    if shop.device.type != "cpu":
+        raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {shop.device} use 'serial'")
+    for arch in shop.archs:
+        check_vectorises(shop.method, shop.build(arch), shop.sample)
 
 
 MANY = 1_000
@@ -108,17 +111,14 @@ SMALL = 300_000
 
 def _vectorised_is_faster(shop: Workshop) -> bool:
     """True for small dense models, where the costs of a step outweigh its arithmetic; the same for every round."""
-    if shop.device.type != "cpu" or shop.sample is None:
-        return False
-    for arch in shop.archs:
-        model = shop.build(arch)
+    for model in map(shop.build, shop.archs):
         holders = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
         if not all(isinstance(m, nn.Linear) for m in holders) or sum(p.numel() for p in model.parameters()) > SMALL:
             return False
-        try:
-            check_vectorises(shop.method, model, shop.sample)
-        except CannotVectorise:
-            return False
+    try:
+        _check_vmap(shop)
+    except UsageError:
+        return False
     return True
 
 

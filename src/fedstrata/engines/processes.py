@@ -147,7 +147,7 @@ class Processes:
 
     # Processes.
 
-    def _open(self) -> SharedMemory:
+    def _open(self) -> None:
         """Start what is not running yet."""
         if self._memory is None:
             self._memory = SharedMemory()
@@ -160,7 +160,6 @@ class Processes:
             self._closer = weakref.finalize(self, _close, self._hired, self._memory)
             for place in range(self.workers):
                 self._workers.append(self._hire(place))
-        return self._memory
 
     def _hire(self, place: int) -> _Worker:
         """A new worker process, for the place of an old one or its own."""

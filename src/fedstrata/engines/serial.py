@@ -10,7 +10,7 @@ from fedstrata import wire
 from fedstrata.client import train_client
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
-from fedstrata.engines.training import OneByOne, Trainer
+from fedstrata.engines.training import ONE_BY_ONE, Trainer
 from fedstrata.evaluate import Exam, evaluate
 from fedstrata.tensors import Tensors
 from fedstrata.timing import Clock
@@ -27,7 +27,7 @@ class Serial:
     shop: Workshop
     clients: Sequence[Examples]
     test: Examples | None = None
-    trainer: Trainer = field(default_factory=OneByOne)
+    trainer: Trainer = ONE_BY_ONE
     spent: Clock = field(default_factory=Clock)
     workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False

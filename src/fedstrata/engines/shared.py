@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import UsageError
-from fedstrata.tensors import Tensors
+from fedstrata.tensors import Tensors, whole_lines
 
 SPACING = 1 << 36
 """Room of one section, in bytes; only what is written takes memory."""
-ALIGNMENT = 64
 
 Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
 """Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
@@ -35,8 +34,7 @@ def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
     """Where tensors will lie from `begin` on, and where they will end."""
     blocks: list[Block] = []
     for dtype, items in groupby(tensors.items(), key=lambda item: item[1].dtype):
-        line = ALIGNMENT // dtype.itemsize
-        rows = [(name, tuple(t.shape), -(-t.numel() // line) * line) for name, t in items]
+        rows = [(name, tuple(t.shape), whole_lines(t.numel(), dtype)) for name, t in items]
         names, shapes, sizes = zip(*rows, strict=True)
         blocks.append((dtype, begin, names, shapes, sizes))
         begin += sum(sizes) * dtype.itemsize
@@ -94,8 +92,10 @@ class SharedMemory:
                 tensors[name] = (part if count == size else part[:count]).view(shape)
         return tensors
 
-    def fill(self, section: int, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors to where a layout wants them."""
+    @torch.no_grad()
+    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
+        """Copy tensors into a section: (where they lie, where they end)."""
+        layout, end = plan(tensors, begin)
         for dtype, offset, names, _, sizes in layout:
             region = self._region(section, dtype, offset, sum(sizes))
             parts = []
@@ -105,12 +105,6 @@ class SharedMemory:
                 if len(flat) < size:
                     parts.append(flat.new_zeros(size - len(flat)))
             torch.cat(parts, out=region)
-
-    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
-        """Copy tensors into a section: (where they lie, where they end)."""
-        layout, end = plan(tensors, begin)
-        with torch.no_grad():
-            self.fill(section, layout, tensors)
         return layout, end
 
     def close(self) -> None:

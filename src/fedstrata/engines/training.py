@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from fedstrata.client import train_client
 from fedstrata.cohort import Harvest, train_cohort
@@ -12,72 +12,53 @@ from fedstrata.data.examples import Examples, sizes
 from fedstrata.workshop import Workshop
 
 
-class Trainer(Protocol):
-    """A way to train clients."""
+@dataclass(frozen=True)
+class Trainer:
+    """A way to train clients.
 
-    def groups(self, assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
-        """The positions of the assignments that are trained together; the same for any number of workers."""
-        ...
-
-    def train(
-        self,
-        shop: Workshop,
-        assignments: Sequence[Assignment],
-        data: Sequence[Examples],
-        memories: Sequence[Slots],
-    ) -> Iterator[Harvest]:
-        """What comes of the visits, in any order; good until the next is asked for."""
-        ...
-
-
-class OneByOne:
-    """Trains clients one after the other."""
-
-    def groups(self, assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
-        return [[position] for position in range(len(assignments))]
-
-    def train(
-        self,
-        shop: Workshop,
-        assignments: Sequence[Assignment],
-        data: Sequence[Examples],
-        memories: Sequence[Slots],
-    ) -> Iterator[Harvest]:
-        for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
-            yield Harvest.of(place, *train_client(shop, *visit))
-
-
-class Cohorts:
-    """Trains many clients at once.
-
-    The cohorts depend on the clients alone, not on the number of workers, and so do the bits. Clients with about the
-    same number of steps go together: the others would only wait for the longest.
+    Args:
+        groups: the positions of the assignments that are trained together; the same for any number of workers.
+        train: what comes of the visits of a group, in any order; good until the next is asked for.
     """
 
-    LEAST, MOST, PARTS = 8, 16, 4
+    groups: Callable[[Sequence[Assignment], Sequence[Examples]], list[list[int]]]
+    train: Callable[[Workshop, Sequence[Assignment], Sequence[Examples], Sequence[Slots]], Iterator[Harvest]]
 
-    def groups(self, assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
-        size_of = sizes(clients)
 
-        def steps(position: int) -> int:
-            a = assignments[position]
-            return a.work.steps or a.work.epochs * -(-size_of(a.client) // a.work.batch_size)
+def _alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+    return [[position] for position in range(len(assignments))]
 
-        kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        for position, a in enumerate(assignments):
-            kinds.setdefault((a.arch, a.trains), []).append(position)
-        groups = []
-        for positions in kinds.values():
-            size = min(self.MOST, max(self.LEAST, -(-len(positions) // self.PARTS)))
-            ordered = sorted(positions, key=steps, reverse=True)
-            groups += [ordered[i : i + size] for i in range(0, len(ordered), size)]
-        return groups
 
-    def train(
-        self,
-        shop: Workshop,
-        assignments: Sequence[Assignment],
-        data: Sequence[Examples],
-        memories: Sequence[Slots],
-    ) -> Iterator[Harvest]:
-        return train_cohort(shop, assignments, data, memories)
+def _one_by_one(
+    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
+) -> Iterator[Harvest]:
+    for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
+        yield Harvest.of(place, *train_client(shop, *visit))
+
+
+LEAST, MOST, PARTS = 8, 16, 4
+"""Clients of the smallest and the largest cohort, and how many cohorts a round should have at least."""
+
+
+def _cohorts(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+    """Clients with about the same number of steps go together: the others would only wait for the longest."""
+    size_of = sizes(clients)
+
+    def steps(position: int) -> int:
+        a = assignments[position]
+        return a.work.steps or a.work.epochs * -(-size_of(a.client) // a.work.batch_size)
+
+    kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for position, a in enumerate(assignments):
+        kinds.setdefault((a.arch, a.trains), []).append(position)
+    groups = []
+    for positions in kinds.values():
+        size = min(MOST, max(LEAST, -(-len(positions) // PARTS)))
+        ordered = sorted(positions, key=steps, reverse=True)
+        groups += [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    return groups
+
+
+ONE_BY_ONE = Trainer(_alone, _one_by_one)
+COHORTS = Trainer(_cohorts, train_cohort)
+"""The cohorts depend on the clients alone, not on the number of workers, and so do the bits."""

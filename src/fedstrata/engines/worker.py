@@ -5,12 +5,12 @@ Pipes carry small Python objects between processes of one program; nothing of th
 
 from __future__ import annotations
 
-import pickle
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -208,7 +208,9 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
 def _sendable(error: Exception) -> Exception:
     """An exception that survives the way to the main process; of one that does not, its text does."""
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 (it is our own)
+        reduction.ForkingPickler.dumps(error)
+        parts: Any = error.__reduce__()
+        parts[0](*parts[1])  # as the other side will make it anew
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
