@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client import train_client
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Technique, Update, Work, chain
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Slots, Technique, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError
+from fedstrata.methods import Method, chain
 from fedstrata.tensors import Tensors, clone
 from fedstrata.workshop import BUFFERS, Workshop, batches, own_rng, running
 

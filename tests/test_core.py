@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 import fedstrata
-from fedstrata.core import Assignment, FedAvg, Hooks, Method, Technique, Update, Work, chain, overrides, parse
+from fedstrata.core import Assignment, Hooks, Technique, Update, Work, overrides
+from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.errors import UsageError
 from fedstrata.techniques import TECHNIQUES, method
 
@@ -178,7 +179,7 @@ def test_a_silent_technique_lets_everything_pass():
     assert silent.init({}) == {}
     assert silent.plan(assignment, ()) is assignment
     assert silent.send({}, assignment) == {}
-    assert silent.gather(updates, [1.0]) is updates
+    assert silent.gather(updates, [1.0], []) is updates
     delta, state = {}, {}
     given: Any = None
     assert silent.apply(state, delta, given)[0] is delta

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Buffers, Method
+from fedstrata.core import Buffers
 from fedstrata.data.examples import TensorExamples
 from fedstrata.evaluate import evaluate
+from fedstrata.methods import Method
 from fedstrata.tensors import Tensors, clone
 from fedstrata.workshop import Bench, Workshop, running
 

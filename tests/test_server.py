@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work, chain
+from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work
+from fedstrata.methods import chain
 from fedstrata.server import Architecture, Mean, Outcome, Server, ServerState
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone
@@ -213,7 +214,9 @@ class Gathers(Technique):
     noted: list[list[float]] = field(default_factory=list, compare=False)
     name: ClassVar[str] = "gathers"
 
-    def gather(self, updates: Sequence[Update], weights: Sequence[float]) -> Sequence[Update]:
+    def gather(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
         self.noted.append(list(weights))
         return [replace(u, delta={n: d * (u.client + 1) for n, d in u.delta.items()}) for u in updates]
 
@@ -224,7 +227,9 @@ class Shifts(Gathers):
 
     name: ClassVar[str] = "shifts"
 
-    def gather(self, updates: Sequence[Update], weights: Sequence[float]) -> Sequence[Update]:
+    def gather(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
         return [replace(u, delta={n: d + 10 for n, d in u.delta.items()}) for u in updates]
 
 
@@ -264,11 +269,11 @@ def applying(
     return Applies()
 
 
-def test_apply_is_folded_from_left_to_right_before_the_servers_step():
-    """The mean is 1: (1 + 1)·3 = 6 or 1·3 + 1 = 4, times server_lr 0.5."""
+def test_apply_is_folded_from_left_to_right_after_the_servers_step():
+    """The mean is 1, times server_lr 0.5: (0.5 + 1)·3 = 4.5 or 0.5·3 + 1 = 2.5."""
     plus = applying("plus", lambda s, d, r: ({n: t + 1 for n, t in d.items()}, s))
     thrice = applying("thrice", lambda s, d, r: ({n: 3 * t for n, t in d.items()}, s))
-    for techniques, expected in (((plus, thrice), 3.0), ((thrice, plus), 2.0)):
+    for techniques, expected in (((plus, thrice), 4.5), ((thrice, plus), 2.5)):
         made, state = server(*techniques, server_lr=0.5)
         after, _ = play(made, state, [0, 1])
         assert after.params["c.w"].item() == 4.0 + expected
@@ -316,7 +321,8 @@ def test_what_apply_may_see(needs: bool):
     assert view.weights == (2.0, 5.0)
     assert view.population == 7
     assert view.owners("a.w") == 7
-    assert view.travelled == frozenset({"a.b"})
+    assert view.arrived == {"a.b": 2}
+    assert [a.client for a in view.asked] == [2, 5]
     assert view.updates[0].slots["look"]["s"].item() == 1.0
     assert [list(u.delta) for u in view.updates] == ([["a.b"], ["a.b"]] if needs else [[], []])
 

@@ -9,26 +9,14 @@ history = fs.Federation(model, [data.train.select(p) for p in parts], data.test,
 """
 
 from fedstrata._version import __version__
-from fedstrata.core import (
-    Assignment,
-    Batch,
-    ClientView,
-    FedAvg,
-    Hooks,
-    Method,
-    RoundView,
-    Slots,
-    Technique,
-    Update,
-    Work,
-    chain,
-)
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Slots, Technique, Update, Work
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, Examples, MapExamples, TensorExamples
 from fedstrata.data.partition import partition
 from fedstrata.errors import Diverged, FedstrataError, UsageError
 from fedstrata.federation import Federation
 from fedstrata.history import Costs, History, Record
+from fedstrata.methods import FedAvg, Method, chain
 from fedstrata.models import build_model
 from fedstrata.strata import Stratum, partners, run_from, stages, strata, tap
 from fedstrata.techniques import method

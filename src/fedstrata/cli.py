@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table as RichTable
 
 from fedstrata import __version__, console
+from fedstrata.compare import Comparison, overlaid, plan, run_missing, tabulate
 from fedstrata.config import RunConfig, assign, checked, read_toml
 from fedstrata.data.augment import AUGMENTS
 from fedstrata.data.datasets import DATASETS
@@ -31,6 +32,7 @@ from fedstrata.federation import Federation
 from fedstrata.history import Record
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES
+from fedstrata.reducers import REDUCERS
 from fedstrata.run import deal, open_run, resume_run
 from fedstrata.rundir import RunDirectory, fresh_directory
 from fedstrata.spec import Table, signature, summary
@@ -74,12 +76,13 @@ LISTS: Mapping[str, Table] = {
     "schedules": SCHEDULES,
     "augmentations": AUGMENTS,
     "engines": ENGINES,
+    "reducers": REDUCERS,
 }
 
 
-def _screen(stderr: bool = False) -> Console:
+def _screen(stderr: bool = False, quiet: bool = False) -> Console:
     """A terminal that shows names and paths as they are, brackets and colons included."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 def _version(show: bool) -> None:
@@ -126,7 +129,7 @@ def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
     own = [_keyword(p.name, annotations[p.name], p.default) for p in own]
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
-    run.__doc__ = command.__doc__
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
 
 
@@ -140,14 +143,14 @@ def _number(text: Any) -> Any:
     return text
 
 
+def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(v) if name in ("participation", "workers") else v for name, v in given.items()}
+
+
 def _config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
     """File, then options, then --set."""
     values = {} if path is None else read_toml(path)
-    values |= given
-    for name in ("participation", "workers"):
-        if name in given:
-            values[name] = _number(given[name])
-    return checked(RunConfig, assign(values, sets or []))
+    return checked(RunConfig, assign(values | _numbers(given), sets or []))
 
 
 def _default_out(config: RunConfig) -> Path:
@@ -203,6 +206,63 @@ def demo(
     config = checked(RunConfig, DEMO)
     federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
     _follow(federation, config, quiet, as_json, False)
+
+
+@app.command()
+@_with_fields
+def compare(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(metavar="0 1 2 …", help="run each with all of these seeds")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=A; B; …", help="any other field with several values: 'lr=0.1; 1'")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="directory of all runs; what is finished there is not run again")] = Path(
+        "runs/compare"
+    ),
+    sets: Sets = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", "--no-run", help="show what is there; run nothing")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only the table")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print the table as Markdown")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV, plain numbers")] = False,
+    as_json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Run methods × seeds (and any other field), as far as they are missing, and print the table of them."""
+    if as_markdown + as_csv + as_json > 1:
+        raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
+    values = {} if config is None else read_toml(config)
+    grid = plan(overlaid(values, _numbers(given), methods, seeds or [], vary or [], sets or []), out)
+    failures = {}
+    if not table_only:
+        plain = as_markdown or as_csv or as_json
+        watcher = console.RunsWatcher(_screen(stderr=plain, quiet=quiet), grid)
+        with watcher:
+            failures = run_missing(grid, jobs, watcher.hear)
+    found = tabulate(grid, failures)
+    wrong = [error for error in failures.values() if isinstance(error, UsageError)]
+    if wrong and len(wrong) == len({run.directory for run in grid.runs}):
+        raise wrong[0]  # the input fits no run, so there is nothing to show
+    _show(found, as_markdown, as_csv, as_json)
+    if failures:
+        raise FedstrataError(console.failed(found))
+
+
+def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    elif as_csv:
+        print(console.csv_text(found), end="")
+    elif as_markdown:
+        print(console.markdown(found))
+    else:
+        _screen().print(console.SideBySide(found), soft_wrap=True)
 
 
 def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: bool, tensorboard: bool) -> None:
@@ -353,9 +413,20 @@ def main() -> None:
     sys.exit(code)
 
 
+def _gathered(arguments: list[str]) -> list[str]:
+    """`--seeds 0 1 2` as `--seeds 0,1,2`, since an option takes one word."""
+    words: list[str] = []
+    for word in arguments:
+        if words[-2:-1] == ["--seeds"] and re.fullmatch(r"[\d,]+", words[-1]) and re.fullmatch(r"[\d,]+", word):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words
+
+
 def _guarded(arguments: list[str], debug: bool) -> int:
     try:
-        code = app(arguments, standalone_mode=False, prog_name="fedstrata") or 0
+        code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
         if code == Stopped.exit_code:  # what typer makes of Ctrl-C
             raise Stopped("stopped")
         return code

@@ -6,24 +6,24 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
-from functools import partial, reduce
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Method, Slots, Update
+from fedstrata.core import Assignment, Slots, Update
 from fedstrata.cost import FlopCount
+from fedstrata.crew import Crew, Objective, open_crew, seen_at
 from fedstrata.data.examples import Examples, TensorExamples
-from fedstrata.errors import FedstrataError, UsageError, did_you_mean
+from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
-from fedstrata.tensors import Tensors, derive, generator, norms, scale, subtract
+from fedstrata.tensors import Tensors, derive, generator, scale, subtract, whole_norm
 from fedstrata.timing import timed
-from fedstrata.workshop import BUFFERS, Bench, Workshop, batches, load, own_rng, seed_global, task_loss
+from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global
 
 T = TypeVar("T")
 
@@ -35,186 +35,6 @@ def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memo
     if method.buffers == "local":
         return memory.get(BUFFERS, bench.initial)
     return assignment.buffers or bench.initial
-
-
-@dataclass(frozen=True, eq=False)
-class Crew:
-    """The hooks of a visit, sorted by what they do."""
-
-    hooks: Mapping[str, Hooks]
-
-    def all(self, kind: str) -> list[Any]:
-        """Every technique's hook of a kind, left to right, where there is one."""
-        return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
-
-    @contextmanager
-    def tapped(self, objective: Objective) -> Iterator[None]:
-        """The `features` hooks, attached to the modules that they name."""
-        handles = []
-        for functions in self.all("features"):
-            for name, function in functions.items():
-                hook = partial(_replace_output, function, objective)
-                handles.append(_module(objective.model, name).register_forward_hook(hook))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
-        """What the techniques sum up, one step later."""
-        hooks = ((name, h.tally) for name, h in self.hooks.items())
-        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in hooks if tally is not None}
-
-    def corrected(self, grads: Tensors, batch: Batch) -> Tensors:
-        """The gradients with every technique's correction, each computed from the raw gradients, added."""
-        out = dict(grads)
-        for correct in self.all("correct"):
-            for name, term in correct(grads, batch).items():
-                if name in out:
-                    out[name] = out[name] + term
-        return out
-
-    def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
-        """The product of the techniques' scales for the trained names, or None where nobody scales."""
-        scales = self.all("scale")
-        if not scales:
-            return None
-        one = torch.ones((), device=device)
-        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
-
-    def uploaded(self, delta: Tensors) -> Tensors:
-        """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
-        sent = dict(delta)
-        for upload in self.all("upload"):
-            for name, term in upload(delta).items():
-                if name in sent:
-                    sent[name] = sent[name] + term
-        return sent
-
-    def finished(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
-        """(slots that travel, the client's whole new memory)."""
-        slots: Slots = {}
-        kept = dict(memory)
-        for name, hook in self.hooks.items():
-            if hook.finish is not None:
-                slot, remembered = hook.finish(delta, tallies.get(name, {}))
-                if slot:
-                    slots[name] = slot
-                if remembered is not None:
-                    kept[name] = remembered
-        return slots, kept
-
-    @property
-    def present(self) -> tuple[Any, ...]:
-        """What settles how much the hooks compute: which of them there are, and the variant that they name."""
-        return tuple(
-            (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
-            for name, hook in self.hooks.items()
-        )
-
-
-def _replace_output(
-    function: Callable[[Batch, Tensor], Tensor],
-    objective: Objective,
-    module: nn.Module,
-    args: Any,
-    output: Tensor,
-) -> Tensor | None:
-    return None if objective.silent else function(objective.current[-1], output)
-
-
-def _module(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        known = [known for known, _ in model.named_modules() if known]
-        raise UsageError(f"the model has no module '{name}'{did_you_mean(name, known)}") from None
-
-
-Differentiate = Callable[[Callable[[Tensors], Tensor], Tensors], Tensors]
-"""(loss as a function of named tensors, where) → its gradient there."""
-
-
-def by_autograd(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
-    """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
-    leaves = {n: p.detach().requires_grad_() for n, p in at.items()}
-    with torch.enable_grad():
-        value = loss(leaves)
-    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))
-
-
-@dataclass(eq=False)
-class Objective:
-    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
-
-    Args:
-        model: called with parameters of its own, or with others for a hook that asks for them.
-        params: the parameters at the current step.
-        buffers: the running statistics; a hook's own passes leave them as they are.
-        outputs: the techniques' `output` hooks.
-        losses: their `loss` hooks.
-        task: (logits, labels) → the task's loss.
-        differentiate: how a hook's wish for a gradient elsewhere is met.
-    """
-
-    model: nn.Module
-    params: Tensors
-    buffers: Tensors
-    outputs: Sequence[Callable[[Batch], Tensor]]
-    losses: Sequence[Callable[[Batch], Tensor]]
-    task: Callable[[Tensor, Tensor], Tensor] = task_loss
-    differentiate: Differentiate = by_autograd
-    current: list[Batch] = field(default_factory=list)
-    nested: bool = False
-    silent: bool = False
-
-    def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
-        """A step as the hooks will see it."""
-        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
-
-    def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """(task loss, whole loss)."""
-        self.current[:] = [batch]
-        batch.logits = forward(batch.x)
-        for output in self.outputs:
-            batch.logits = output(batch)
-        task = loss = self.task(batch.logits, batch.y)
-        for term in self.losses:
-            loss = loss + term(batch)
-        return task, loss
-
-    def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
-        """What the model or one of its modules puts out at other parameters, without hooks."""
-        buffers = {n: b.clone() for n, b in self.buffers.items()}
-        seen: list[Tensor] = []
-        handle = _module(self.model, module).register_forward_hook(lambda m, args, output: seen.append(output))
-        self.silent = True
-        try:
-            functional_call(self.model, {**self.params, **given, **buffers}, (x,))
-        finally:
-            self.silent = False
-            handle.remove()
-        return seen[0]
-
-    def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
-        """Gradient of the whole loss at other parameters; running statistics stay untouched."""
-        if self.nested:
-            raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
-        before, self.nested = list(self.current), True
-        buffers = {n: b.clone() for n, b in self.buffers.items()}
-
-        def loss(moved: Tensors) -> Tensor:
-            params = {**self.params, **moved}
-            batch = self.batch(x, y, step, params)
-            batch.again = True
-            return self(batch, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))[1]
-
-        try:
-            return self.differentiate(loss, given)
-        finally:
-            self.current[:], self.nested = before, False
 
 
 def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
@@ -240,6 +60,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     trained, flops = _train(shop, bench, a, data, memory, crew)
 
     with timed("difference"):
+        mine = own_names(a)
         room = None if shop.room is None else shop.room({n: a.params[n] for n in a.travels})
         delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels, room)
     slots: Slots = {}
@@ -250,6 +71,8 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
             (slots, kept, sent), after = _counted(
                 shop, key, lambda: (*crew.finished(delta, trained.tallies, memory), crew.uploaded(delta))
             )
+    if mine:
+        kept[PERSONAL] = {**memory.get(PERSONAL, {}), **{n: bench.params[n].detach().clone() for n in mine}}
     buffers: Tensors = {}
     if method.buffers != "drop" and bench.buffers:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
@@ -284,6 +107,7 @@ def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
 def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
     """Load the scratch model, and freeze what does not train: autograd then skips the frozen prefix by itself."""
     load(bench.params, assignment.params)
+    load(bench.params, own_params(assignment, memory))
     load(bench.buffers, _starting_buffers(method, bench, assignment, memory))
     load(*bench.constants)
     trains = set(assignment.trains)
@@ -292,6 +116,20 @@ def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots)
             p.requires_grad_(name in trains)
     if not bench.model.training or method.techniques:
         bench.model.train()
+
+
+def own_names(assignment: Assignment) -> tuple[str, ...]:
+    """What trains and does not travel: the client keeps it."""
+    if len(assignment.trains) == len(assignment.travels):
+        return ()
+    sent = set(assignment.travels)
+    return tuple(n for n in assignment.trains if n not in sent)
+
+
+def own_params(assignment: Assignment, memory: Slots) -> Tensors:
+    """The parameters of its own that a client goes on with."""
+    kept = memory.get(PERSONAL, {})
+    return {n: kept[n] for n in own_names(assignment) if n in kept} if kept else {}
 
 
 class _Steps:
@@ -323,7 +161,7 @@ class _Steps:
             with timed("backward"):
                 self.grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
         if self.changes:
-            with timed("techniques"):
+            with timed("techniques"), torch.no_grad():
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
                 self.tallies = self.crew.tallied(self.tallies, used, batch)
@@ -419,8 +257,7 @@ def clipped(grads: Tensors, limit: float | None) -> Tensors:
     """The gradients, scaled down where the norm of all of them together is above the limit."""
     if limit is None or not grads:
         return grads
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms(grads.values())))
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    factor = torch.clamp(limit / (whole_norm(grads) + 1e-6), max=1.0)
     return scale(grads, factor)
 
 
@@ -441,36 +278,17 @@ def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int
 
 def _own_crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
     """Every technique's hooks for one client's visit."""
-    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), partial(class_counts, data, bench))
+    counts, outputs = partial(class_counts, data, bench), partial(_outputs, method, bench, data)
+    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), counts, outputs)
 
 
-def open_crew(
-    method: Method,
-    bench: Bench,
-    data: Examples,
-    a: Assignment,
-    memory: Slots,
-    rng: Callable[[str], torch.Generator],
-    counts: Callable[[], Tensor],
-) -> Crew:
-    """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
-    return Crew(
-        {
-            t.name: t.local(
-                ClientView(
-                    model=bench.model,
-                    data=data,
-                    assignment=a,
-                    strata=bench.strata,
-                    slot=a.slots.get(t.name, {}),
-                    memory=memory.get(t.name, {}),
-                    rng=rng(t.name),
-                    counts=counts,
-                )
-            )
-            for t in method.at("local")
-        }
-    )
+def _outputs(method: Method, bench: Bench, data: Examples, place: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is at a place of the model for all of a client's data, as the run would evaluate it."""
+    device = next(iter(bench.params.values())).device
+    with torch.no_grad(), judging(bench.model, method.buffers, len(data)):
+        for index in torch.split(torch.arange(len(data)), 256):
+            x, y = data.batch(index)
+            yield seen_at(bench.model, place, partial(bench.model, bench.inputs(x.to(device)))), y.to(device)
 
 
 def class_counts(data: Examples, bench: Bench) -> Tensor:

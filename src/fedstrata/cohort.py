@@ -18,15 +18,17 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedstrata.client import Crew, Objective, class_counts, clipped, open_crew, prepare, rehearsed, train_client
+from fedstrata.client import class_counts, clipped, own_names, own_params, prepare, rehearsed, train_client
 from fedstrata.compiling import compile_function
-from fedstrata.core import Assignment, Method, Slots, Update, altered, overrides
+from fedstrata.core import Assignment, Slots, Update, altered, overrides
+from fedstrata.crew import Crew, Objective, open_crew
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
+from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
 from fedstrata.timing import timed
-from fedstrata.workshop import Bench, Workshop, batch_sizes, batches, running, seed_global, task_loss
+from fedstrata.workshop import PERSONAL, Bench, Workshop, batch_sizes, batches, running, seed_global, task_loss
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -97,6 +99,9 @@ class _NoExamples:
         raise UsageError(_REFUSAL)
 
     def labels(self) -> Tensor:
+        raise UsageError(_REFUSAL)
+
+    def outputs(self, place: str) -> Iterator[tuple[Tensor, Tensor]]:
         raise UsageError(_REFUSAL)
 
 
@@ -217,7 +222,7 @@ class _Lesson:
         A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
         """
         a, bench = self.assignment, self.bench
-        start = {n: params[n] for n in a.trains}
+        start = {n: params[n] for n in a.trains} | own_params(a, memory)
         crew = self._crew(params, lr, slots, memory, counts)
         trained = {n: p + _nothing(last) for n, p in start.items()}
         moving = [n for n in a.trains if n not in self.idle]
@@ -253,6 +258,9 @@ class _Lesson:
         trained, tallies, mean = final
         delta = {n: trained[n] - start[n] for n in a.travels}
         slots, kept = crew.finished(delta, tallies, memory)
+        mine = {n: trained[n] for n in own_names(a)}
+        if mine:
+            kept[PERSONAL] = {**memory.get(PERSONAL, {}), **mine}
         return crew.uploaded(delta), slots, kept, mean
 
     def _loss(self, objective: Objective, x: Tensor, y: Tensor, step: int, given: Tensors) -> tuple[Tensor, Tensor]:
@@ -270,7 +278,8 @@ class _Lesson:
         work = altered(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
         assignment = altered(self.assignment, params=params, slots=slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
-        return open_crew(self.method, self.bench, _NoExamples(), assignment, memory, lambda name: none, counted)
+        data = _NoExamples()
+        return open_crew(self.method, self.bench, data, assignment, memory, lambda name: none, counted, data.outputs)
 
 
 def _nothing(like: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ class RunConfig(Settings):
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
     partition: str = Field("dirichlet(alpha=0.1)", description="how examples are dealt to clients")
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
+    public: str | None = Field(None, description="unlabelled inputs of the server: a dataset, or a file of them, X.npy")
 
     @model_validator(mode="after")
     def _sources(self) -> RunConfig:
@@ -98,6 +99,8 @@ class RunConfig(Settings):
         bind("dataset", DATASETS, self.dataset)
         bind("model", MODELS, self.model)
         bind("partition", PARTITIONS, self.partition)
+        if self.public is not None and not self.public.endswith(".npy"):
+            bind("dataset", DATASETS, self.public)
         return self
 
 
@@ -246,12 +249,15 @@ def _toml(value: Any) -> str:
     return repr(value)
 
 
+FREE = frozenset({"engine", "workers", "checkpoint_seconds", "data_dir"})
+"""Fields that do not change a result: runs that differ in nothing else are the same run."""
+
+
 def same_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume a run under other settings than its run.toml's: the result would be of neither."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
     before = read_toml(path)
-    free = {"engine", "workers", "checkpoint_seconds", "data_dir"}  # what does not change the result
-    for name in (before.keys() | config.keys()) - free:
-        if before.get(name) != config.get(name):
+    for name in (before.keys() | config.keys()) - FREE:
+        if repr(before.get(name)) != repr(config.get(name)):  # one client, 1, is not all of them, 1.0
             raise UsageError(f"{path.parent} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")

@@ -1,5 +1,5 @@
 """The words of the house: what travels (Assignment, Update), what a technique may see (ClientView, RoundView) and do
-(Hooks, Technique), and how techniques become a Method.
+(Hooks, Technique).
 
 A technique is a frozen dataclass without mutable state. What it remembers lives in three places and nowhere else:
 `state` on the server, `memory` on a client, and `slot`s that travel between them. That is why one Method object runs
@@ -8,17 +8,14 @@ unchanged in this process, in worker processes and across a network.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedstrata.errors import UsageError
-from fedstrata.spec import bind, parse_sum, text_of
+from fedstrata.spec import text_of
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors
 
@@ -38,6 +35,11 @@ def altered(value: T, **fields: Any) -> T:
 
 Slots = dict[str, Tensors]
 """Technique name → its own tensors."""
+
+
+class Into(str):
+    """The place where a module's input is, instead of its output: `Into("head")` is what goes into the head."""
+
 
 Weight = Literal["examples", "uniform"]
 Buffers = Literal["average", "local", "drop"]
@@ -142,7 +144,8 @@ class Batch:
         logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
-            parameters, without the techniques' hooks; running statistics stay as they are.
+            parameters (or, for an `Into`, what goes into it), without the techniques' hooks; running statistics stay as
+            they are.
         again: True if this is a second look at the batch, asked for through `gradient`.
     """
 
@@ -164,11 +167,13 @@ class Hooks:
     engine may train many clients at once, some of them for fewer steps than the others.
 
     Args:
-        features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output,
-            whose result takes the output's place.
+        features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output
+            (or, for an `Into`, its input), whose result takes its place.
         output: Batch → logits, folded over the techniques from left to right.
         loss: Batch → a scalar that is ADDED to the loss.
-        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names.
+        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names; runs without autograd.
+            A term whose gradient is known in closed form belongs here and not into `loss`: it costs no backward pass,
+            and the raw gradients, which others sum up, stay those of the client's own loss.
         scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
         upload: delta → what is ADDED to the delta that travels, for any of the names.
         tally: (what was summed up so far, {} at the first step; raw gradients; Batch) → the same, one step later.
@@ -201,6 +206,8 @@ class ClientView:
         memory: what this technique remembered on this client; empty at first.
         rng: a random stream of this technique's own.
         counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
+        outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
+            with the received model as the run would evaluate it.
     """
 
     model: nn.Module
@@ -211,6 +218,26 @@ class ClientView:
     memory: Tensors
     rng: torch.Generator
     counts: Callable[[], Tensor]
+    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a method is about to run with: one of the models, and how it will train.
+
+    Args:
+        model: the module.
+        strata: its strata, in order.
+        work: of the first round.
+        sample: a small batch of inputs.
+        public: the server's unlabelled data, if it has any.
+    """
+
+    model: nn.Module
+    strata: tuple[Stratum, ...]
+    work: Work
+    sample: Tensor
+    public: Examples | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,29 +248,37 @@ class RoundView:
         number: the round's number, from 0.
         rounds: number of rounds of the run.
         params: global parameters before this round's change.
+        buffers: running statistics after it.
         strata: the server model's strata, in order.
-        updates: the accepted updates in client order; their deltas are kept only where a technique `needs_deltas`, and
-            their slots only where the technique does not `fold` them.
+        updates: the accepted updates in client order; their deltas and buffers are kept only where a technique
+            `needs_deltas`, and their slots only where the technique does not `fold` them.
+        asked: what each of these updates answers, in the same order.
         totals: what each technique's `fold` made of this round's slots.
         weights: each accepted update's weight, in the same order.
         population: number of clients in the federation.
         owners: parameter name → how many of the population's sub-models hold it.
-        travelled: names that arrived in this round.
-        model: makes a copy of the server's model to compute with; load what is to be computed.
+        arrived: parameter name → how many of the accepted updates hold it; names that nobody sent are not in it.
+        model: (parameters, buffers, architecture) → a model with these, as the run would evaluate it.
+        like: a batch of no inputs, for their shape and type.
+        public: the server's unlabelled data, if it has any; its labels mean nothing.
         seed: of this round's random streams on the server.
     """
 
     number: int
     rounds: int
     params: Tensors
+    buffers: Tensors
     strata: tuple[Stratum, ...]
     updates: tuple[Update, ...]
+    asked: tuple[Assignment, ...]
     totals: Slots
     weights: tuple[float, ...]
     population: int
     owners: Callable[[str], int]
-    travelled: frozenset[str]
-    model: Callable[[], nn.Module]
+    arrived: Mapping[str, int]
+    model: Callable[[Tensors, Tensors, str], nn.Module]
+    like: Tensor
+    public: Examples | None
     seed: int
 
 
@@ -256,6 +291,12 @@ class Technique:
         defaults: settings of the mean that the paper assumes, such as `{"weight": "uniform"}`; FedAvg's own arguments
             win over them.
         refuses: technique name → why the two have no meaning together.
+        alone: why it has no meaning together with any other technique; empty if it has.
+        epilogue: rounds after the last one, in which everybody takes part and nobody trains.
+        pools: True if one party holds everybody's examples and takes everybody's steps.
+        personal: True if clients train what they do not send, and keep it: every client then has a model of its own,
+            and the run is judged by their mean.
+        note: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
@@ -267,6 +308,11 @@ class Technique:
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
     refuses: ClassVar[Mapping[str, str]] = {}
+    alone: ClassVar[str] = ""
+    epilogue: ClassVar[int] = 0
+    pools: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
+    note: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
 
@@ -274,11 +320,13 @@ class Technique:
         """Server, once: the state to begin with."""
         return {}
 
-    def check(self, model: nn.Module, strata: tuple[Stratum, ...], work: Work) -> None:
-        """Once, before anything is trained or written: raise a UsageError for what this technique cannot work with."""
+    def check(self, setting: Setting) -> None:
+        """Once a model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         """Server, for every assignment: narrow what `trains` and `travels`, or change the `work`.
+
+        What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit.
 
         The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
         """
@@ -292,7 +340,9 @@ class Technique:
         """Client, before training: what to do during the visit."""
         return Hooks()
 
-    def gather(self, updates: Sequence[Update], weights: Sequence[float]) -> Sequence[Update]:
+    def gather(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
         """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
         return updates
 
@@ -300,10 +350,10 @@ class Technique:
         """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
         return None
 
-    def fold(self, total: Tensors, slot: Tensors, weight: float) -> Tensors:
-        """Server, for every accepted update in client order: add its slot to the total, {} at first.
+    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """Server, for every accepted update in client order: add its slot, or its delta, to the total, {} at first.
 
-        The slot is let go at once, so that a round never holds the slots of all its clients; `apply` finds the total.
+        Both are let go at once, so that a round never holds those of all its clients; `apply` finds the total.
         """
         return total
 
@@ -312,10 +362,10 @@ class Technique:
         return delta, state
 
     def __str__(self) -> str:
-        return text_of(self.name, _changed(self))
+        return text_of(self.name, changed(self))
 
 
-def _changed(settings: Any) -> dict[str, Any]:
+def changed(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
 
@@ -323,128 +373,3 @@ def _changed(settings: Any) -> dict[str, Any]:
 def overrides(technique: Technique, door: str) -> bool:
     """True if the technique does something at this door; one that does nothing is never called there."""
     return getattr(type(technique), door) is not getattr(Technique, door)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedAvg:
-    """The mean of the clients' updates, the base of every method: w ← w + server_lr · Σ n_k Δ_k / Σ n_k.
-
-    McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", AISTATS 2017. With Δ_k = w_k − w and server_lr = 1 this is the paper's Σ n_k w_k / Σ n_k.
-    Every name is averaged over the updates that hold it. An argument left at None takes what the techniques of the
-    method ask for, or else the first value below.
-
-    Args:
-        weight: `examples` (n_k is the client's number of examples) or `uniform` (n_k = 1).
-        buffers: what happens to running statistics: `average` (their values are averaged and sent), `local` (each
-            client keeps its own; the server averages a copy for evaluation only) or `drop` (nobody keeps any:
-            normalisation by the batch at hand, in evaluation too).
-        server_lr: how far the server moves along the mean.
-    """
-
-    weight: Weight | None = None
-    buffers: Buffers | None = None
-    server_lr: float | None = None
-
-    name: ClassVar[str] = "fedavg"
-
-    def __post_init__(self) -> None:
-        for name, choices in (("weight", Weight), ("buffers", Buffers)):
-            value = getattr(self, name)
-            if value is not None and value not in get_args(choices):
-                raise UsageError(f"fedavg's {name} is one of {', '.join(get_args(choices))}, not {value!r}")
-        if self.server_lr is not None and not 0 < self.server_lr < float("inf"):
-            raise UsageError(f"fedavg's server_lr must be positive, not {self.server_lr}")
-
-    def __str__(self) -> str:
-        return text_of(self.name, _changed(self))
-
-
-@dataclass(frozen=True)
-class Method:
-    """Techniques on top of a mean; made by `chain` or read from a string by `fedstrata.method`."""
-
-    techniques: tuple[Technique, ...] = ()
-    base: FedAvg = field(default_factory=FedAvg)
-
-    def __post_init__(self) -> None:
-        seen: dict[str, Technique] = {}
-        for technique in self.techniques:
-            if technique.name in seen:
-                raise UsageError(f"the method names '{technique.name}' twice")
-            seen[technique.name] = technique
-        for one in self.techniques:
-            for other, why in one.refuses.items():
-                if other in seen:
-                    raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
-        for key in ("weight", "buffers", "server_lr"):
-            self._setting(key, None)
-
-    def _setting(self, key: str, otherwise: Any) -> Any:
-        chosen = getattr(self.base, key)
-        if chosen is not None:
-            return chosen
-        wishes = {t.name: t.defaults[key] for t in self.techniques if key in t.defaults}
-        if len(set(wishes.values())) > 1:
-            said = ", ".join(f"{name} {value!r}" for name, value in wishes.items())
-            raise UsageError(f"the techniques want different values of '{key}' ({said}); say fedavg({key}=…)")
-        return next(iter(wishes.values()), otherwise)
-
-    @cached_property
-    def weight(self) -> Weight:
-        """How the mean weighs clients."""
-        weight: Weight = self._setting("weight", "examples")
-        return weight
-
-    @cached_property
-    def buffers(self) -> Buffers:
-        """What happens to running statistics."""
-        buffers: Buffers = self._setting("buffers", "average")
-        return buffers
-
-    @cached_property
-    def server_lr(self) -> float:
-        """How far the server moves along the mean."""
-        return float(self._setting("server_lr", 1.0))
-
-    def at(self, door: str) -> Iterator[Technique]:
-        """The techniques that do something at this door, left to right."""
-        return (t for t in self.techniques if overrides(t, door))
-
-    @cached_property
-    def digest(self) -> str:
-        """Sixteen hex digits that identify the method on the wire."""
-        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
-
-    def with_buffers(self, buffers: Buffers | None) -> Method:
-        """The same method under another buffer policy; None, and the policy that it has, change nothing."""
-        return self if buffers in (None, self.buffers) else replace(self, base=replace(self.base, buffers=buffers))
-
-    def __str__(self) -> str:
-        shown = [str(t) for t in self.techniques]
-        if _changed(self.base) or not shown:
-            shown.insert(0, str(self.base))
-        return " + ".join(shown)
-
-
-def chain(
-    *techniques: Technique,
-    weight: Weight | None = None,
-    buffers: Buffers | None = None,
-    server_lr: float | None = None,
-) -> Method:
-    """Put techniques together into a Method; the keyword arguments are FedAvg's (see there)."""
-    return Method(techniques, FedAvg(weight=weight, buffers=buffers, server_lr=server_lr))
-
-
-def parse(text: str, table: Mapping[str, Callable[..., Any]]) -> Method:
-    """Read a method as papers write it, `"feddyn(alpha=0.1) + fednlr"`, with the techniques of a table."""
-    techniques: list[Technique] = []
-    bases: list[FedAvg] = []
-    for call in parse_sum(text):
-        target, kwargs = bind("method", table, call)
-        part = target(**kwargs)
-        (bases if isinstance(part, FedAvg) else techniques).append(part)
-    if len(bases) > 1:
-        raise UsageError(f"the method '{text}' names 'fedavg' twice")
-    return Method(tuple(techniques), bases[0] if bases else FedAvg())

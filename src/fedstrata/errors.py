@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -26,6 +27,20 @@ class Stopped(FedstrataError):
     """The user stopped the run, which can go on later."""
 
     exit_code = 130
+
+
+def not_negative(what: str, **values: float) -> None:
+    """Refuse a number below 0, an infinite one, and none at all."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise UsageError(f"{what}'s {name} must be 0 or more, not {value}")
+
+
+def positive(what: str, **values: float) -> None:
+    """Refuse a number that is not above 0, and an infinite one."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise UsageError(f"{what}'s {name} must be above 0, not {value}")
 
 
 def one_line(text: str, limit: int = 600) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor
 
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.tensors import Tensors, derive, generator
-from fedstrata.workshop import Bench, load, own_rng, seed_global, task_loss
+from fedstrata.workshop import Bench, judging, load, own_rng, seed_global, task_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,41 +28,13 @@ Mark = tuple[int, float]
 """(examples that were right, sum of the losses) of one batch."""
 
 
-@contextmanager
-def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Normalisation by the batch at hand, with running statistics left alone: evaluation under the policy `drop`."""
-    norms = [m for m in model.modules() if isinstance(m, _NormBase)]
-    before = [m.momentum for m in norms]
-    for norm in norms:
-        norm.train()
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, before, strict=True):
-            norm.momentum = momentum
-
-
-def without_statistics(model: nn.Module) -> nn.Module:
-    """The model with norm layers that always use the batch at hand: what the policy `drop` trains and evaluates."""
-    for norm in model.modules():
-        if isinstance(norm, _NormBase):
-            norm.track_running_stats = False
-            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-    return model
-
-
-def _by_batch(examples: Examples, policy: Buffers) -> bool:
-    return policy == "drop" and len(examples) > 1  # a single example has no statistics of its own
-
-
 def sheets(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
     """The examples' indices, batch by batch.
 
     Under the policy `drop` norm layers use the statistics of each batch; batches are drawn in a fixed random order
     then, so that a test set sorted by class is judged like any other.
     """
-    by_batch = _by_batch(examples, policy)
+    by_batch = policy == "drop" and len(examples) > 1
     order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
     parts = list(torch.split(order, batch_size))
     if by_batch and len(parts[-1]) == 1:
@@ -76,11 +46,10 @@ def mark(bench: Bench, exam: Exam, examples: Examples, parts: Sequence[Tensor], 
     """Judge some of the batches; each draws its random numbers, if any, from a seed of its own."""
     load(bench.params, exam.params)
     load(bench.buffers, bench.initial if exam.policy == "drop" else exam.buffers)
-    model = bench.model.eval()
+    model = bench.model
     device = next(iter(bench.params.values())).device
     marks = []
-    by_batch = _by_batch(examples, exam.policy)
-    with own_rng(), torch.inference_mode(), _batch_statistics(model) if by_batch else nullcontext():
+    with own_rng(), torch.inference_mode(), judging(model, exam.policy, len(examples)):
         for part in which:
             seed_global(derive(exam.seed, part), device, everything=not isinstance(examples, TensorExamples))
             x, y = examples.batch(parts[part])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,23 +16,34 @@ from torch import nn
 
 from fedstrata import techniques
 from fedstrata.config import Settings, checked, same_config, to_toml
-from fedstrata.core import Assignment, Buffers, Method, Slots, Update, Work
+from fedstrata.core import Assignment, Buffers, Setting, Slots, Update, Work
 from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Examples, Split, as_examples, sizes
+from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluate import Exam, evaluate, without_statistics
-from fedstrata.fitting import check_fit, fingerprint
+from fedstrata.evaluate import Exam, evaluate
+from fedstrata.fitting import check_fit, fingerprint, first_unlike
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.machine import computing, device_of, keep_memory, peak_memory
+from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
+from fedstrata.roster import Roster
 from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
-from fedstrata.tensors import clone, derive
+from fedstrata.tensors import Tensors, clone, derive
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import BUFFERS, Workshop, load, own_rng, running
+from fedstrata.workshop import (
+    BUFFERS,
+    PERSONAL,
+    Workshop,
+    load,
+    normalises_batches,
+    own_rng,
+    running,
+    without_statistics,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +93,7 @@ class Federation:
         checkpoint_seconds: least time between checkpoints.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
+        public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
         recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
         notes: what a reader of the results must know, for run.toml's header and the summary.
         profile: measure where the time goes; `spent` tells it.
@@ -125,58 +136,29 @@ class Federation:
         checkpoint_seconds: float = 20.0,
         archs: Mapping[str, nn.Module] | None = None,
         arch_of: Callable[[int], str] | None = None,
+        public: Any = None,
         recipe: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
         profile: bool = False,
     ) -> None:
+        given = dict(locals())
         chosen = techniques.method(method)
         if buffers is not None and chosen.base.buffers not in (None, buffers):
             raise UsageError(f"the method says buffers={chosen.base.buffers!r}, but buffers={buffers!r}: leave one out")
         self.method = chosen.with_buffers(buffers)
-        self.settings = checked(
-            Settings,
-            {
-                "method": str(self.method),
-                "rounds": rounds,
-                "participation": participation,
-                "epochs": epochs,
-                "steps": steps,
-                "batch_size": batch_size,
-                "lr": lr,
-                "optimizer": optimizer,
-                "schedule": schedule,
-                "clip": clip,
-                "augment": augment,
-                "buffers": self.method.buffers,
-                "seed": seed,
-                "engine": engine,
-                "workers": workers,
-                "threads": threads,
-                "channels_last": channels_last,
-                "compile": compile,
-                "device": device,
-                "eval_every": eval_every,
-                "eval_clients": eval_clients,
-                "target": target,
-                "stop_at_target": stop_at_target,
-                "checkpoint_seconds": checkpoint_seconds,
-            },
-        )
+        said = given | {"method": str(self.method), "buffers": self.method.buffers}
+        self.settings = checked(Settings, {name: said[name] for name in Settings.model_fields})
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        self.clients: Sequence[Examples] = (
-            clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
-        )
+        parties = clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
         self.test = None if test is None else as_examples(test)
-        self.notes = tuple(notes)
+        self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
-        size = sizes(self.clients)
-        everyone = range(len(self.clients))
-        self._eligible = everyone if all(map(size, everyone)) else [c for c in everyone if size(c)]
+        inputs = None if public is None else unlabelled(public)
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         with own_rng():  # a dataset's own transforms may draw random numbers
-            sample = check_fit(models, arch_of, self.clients, self.test, self.settings.batch_size)
+            sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
@@ -191,17 +173,29 @@ class Federation:
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)
+        self._roster = Roster(
+            parties,
+            arch_of,
+            self.settings.participation,
+            self.settings.seed,
+            self.settings.rounds,
+            self.method.pools,
+            drop_single=normalises_batches(models[""]),
+        )
+        self.clients = self._roster.clients
         for technique in self.method.at("check"):
             for name, module in models.items():
-                technique.check(module, architectures[name].strata, self._work(0))
+                technique.check(Setting(module, architectures[name].strata, self._work(0), sample, inputs))
         self._server = Server(
             self.method,
             architectures,
             len(self.clients),
             self.settings.seed,
-            arch_of,
+            self._roster.arch_of,
             rounds=self.settings.rounds,
-            model=lambda: copy.deepcopy(models[""]),
+            model=self._model,
+            like=sample[:0].clone(),
+            public=inputs,
         )
         self.engine, self._engine = build_engine(
             self.settings.engine,
@@ -210,7 +204,7 @@ class Federation:
             shop,
             self.clients,
             self.test,
-            visits=self.settings.rounds * self.sampled,
+            visits=self.settings.rounds * self._roster.sampled,
         )
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
         self.records: list[Record] = []
@@ -258,17 +252,14 @@ class Federation:
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
         way = "trained many at once" if self.engine == "vmap" else "trained one by one"
-        return {"data": fingerprint(self.clients), "clients": way}
+        return {"data": fingerprint(self.clients, self._server.public), "clients": way}
 
     def _same_world(self, directory: RunDirectory, states: Sequence[ServerState]) -> None:
         """Refuse to go on with another model or other data; note another version of torch or another machine."""
         for state in states[:1]:
-            ours, theirs = (
-                {n: (t.shape, t.dtype) for n, t in {**s.params, **s.buffers}.items()} for s in (self.state, state)
-            )
-            for name in ours | theirs:
-                if ours.get(name) != theirs.get(name):
-                    raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
+            name = first_unlike(*({**s.params, **s.buffers} for s in (self.state, state)))
+            if name is not None:
+                raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
         before, now = directory.versions(), {**versions(), **self._about()}
         if before.get("data", now["data"]) != now["data"]:
             raise UsageError(f"{directory.path} was run with other data: the clients' sizes or labels differ")
@@ -302,7 +293,7 @@ class Federation:
             self._engine.close()
             self.save()
             if isinstance(error, Diverged) and self._directory is not None:
-                self._directory.finish(self.model, self.summary())
+                self._directory.finish(self.model, {**self.summary(), "diverged": str(error)})
             raise
         self._finish()
 
@@ -319,7 +310,7 @@ class Federation:
 
     def _train_ahead(self, now: _Trained) -> _Trained | Exception | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
-        if now.exam is None or self.settings.stop_at_target or now.after.round >= self.settings.rounds:
+        if now.exam is None or self.settings.stop_at_target or now.after.round >= self.total:
             return None
         try:
             return self._train(now.after)
@@ -327,9 +318,14 @@ class Federation:
             return error
 
     @property
+    def total(self) -> int:
+        """Number of rounds, with those after the last one in which a technique finishes without training."""
+        return self.settings.rounds + self.method.epilogue
+
+    @property
     def done(self) -> bool:
         """True when all rounds are run, or the target is reached and the run is to stop there."""
-        if self.state.round >= self.settings.rounds:
+        if self.state.round >= self.total:
             return True
         return self.settings.stop_at_target and self._reached() is not None
 
@@ -342,19 +338,30 @@ class Federation:
         with own_rng(), computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
-                assignments = self._server.open(state, self._sample(number), work)
+                assignments = self._server.open(state, self._roster.sample(number), work)
             visits = self._engine.run(assignments, partial(self._recall, state))
             counted = self._counted(visits, len(assignments))
             with timed("train and close"):
                 after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
-        due = (number + 1) % self.settings.eval_every == 0 or number + 1 == self.settings.rounds
-        exam = None
-        if self.test is not None and due:
-            seed = derive(self.settings.seed, "evaluate", number)
-            exam = self._engine.evaluate(Exam(after.params, after.buffers, self.method.buffers, seed))
+        due = (number + 1) % self.settings.eval_every == 0 or number + 1 >= self.settings.rounds
+        exam = self._exam(after, number) if self.test is not None and due else None
         return _Trained(after, outcome, assignments, work, exam, self._lap())
+
+    def _exam(self, after: ServerState, number: int) -> Callable[[], tuple[float, float]]:
+        """Begin to evaluate the global model or, where every client has its own, all of them, for the mean."""
+        seed, policy = derive(self.settings.seed, "evaluate", number), self.method.buffers
+        if not self.method.personal:
+            return self._engine.evaluate(Exam(after.params, after.buffers, policy, seed))
+
+        def mean() -> tuple[float, float]:
+            own = (self._own(after, client) for client in self._roster.everybody)
+            marks = [self._engine.evaluate(Exam(params, buffers, policy, seed))() for params, buffers in own]
+            accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
+            return accuracy, loss
+
+        return mean
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
@@ -414,20 +421,13 @@ class Federation:
 
     def _work(self, number: int) -> Work:
         s = self.settings
-        lr = s.lr * self._schedule(number, s.rounds)
-        return Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip)
+        lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
+        return self._roster.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
 
     @property
     def sampled(self) -> int:
         """How many clients take part in a round."""
-        wanted = self.settings.participation
-        count = wanted if isinstance(wanted, int) else max(1, round(wanted * len(self._eligible)))
-        if count > len(self._eligible):
-            raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
-        return count
-
-    def _sample(self, number: int) -> list[int]:
-        return random.Random(derive(self.settings.seed, "sample", number)).sample(self._eligible, self.sampled)
+        return self._roster.sampled
 
     def _recall(self, state: ServerState, client: int) -> Slots:
         return self._store.get(client, int(state.remembers.numpy()[client]))
@@ -440,14 +440,18 @@ class Federation:
         bench, policy = self._shop.bench(""), self.method.buffers
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
-            buffers = state.buffers
-            if policy == "local":
-                own = self._recall(state, client).get(BUFFERS, {})
-                buffers = {**buffers, **own}  # a sub-model has only some of its own
+            params, buffers = self._own(state, client)
             seed = derive(self.settings.seed, "evaluate", state.round - 1, client)
-            accuracy = evaluate(bench, state.params, buffers, examples, policy, seed=seed)[0] if len(examples) else None
+            accuracy = evaluate(bench, params, buffers, examples, policy, seed=seed)[0] if len(examples) else None
             per_client.append(accuracy)
         return per_client
+
+    def _own(self, state: ServerState, client: int) -> tuple[Tensors, Tensors]:
+        """(parameters, running statistics) that a client would use: the global ones, but for what it keeps itself."""
+        if self.method.buffers != "local" and not self.method.personal:
+            return state.params, state.buffers
+        memory = self._recall(state, client)  # a sub-model has only some of its own
+        return {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""
@@ -472,9 +476,13 @@ class Federation:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        model = self._shop.build("")
-        load(dict(model.named_parameters()), self.state.params)
-        load(running(model), self.state.buffers)
+        return self._model(self.state.params, self.state.buffers, "")
+
+    def _model(self, params: Tensors, buffers: Tensors, arch: str) -> nn.Module:
+        """A model with these parameters and running statistics, as it would be evaluated."""
+        model = self._shop.build(arch)
+        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
+        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
         if self.method.buffers == "drop":
             without_statistics(model)
         return model.eval()

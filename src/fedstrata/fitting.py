@@ -24,6 +24,7 @@ def check_fit(
     clients: Sequence[Examples],
     test: Examples | None,
     batch_size: int,
+    public: Examples | None = None,
 ) -> Tensor:
     """Try every model on an input of every kind, and labels against its outputs; returns a small batch of inputs.
 
@@ -56,19 +57,43 @@ def check_fit(
             tried[kind] = min(_outputs(model, x) for model in models.values())
         if isinstance(examples, TensorExamples):
             _check_labels(examples.y, tried[kind])
+    if public is not None:
+        _check_public(public, models, sample)
     return sample
 
 
-def fingerprint(clients: Sequence[Examples]) -> str:
+def _check_public(public: Examples, models: Mapping[str, nn.Module], sample: Tensor) -> None:
+    """The server's unlabelled data must look like the clients'."""
+    if not len(public):
+        raise UsageError("the server's public data is empty; give None for none")
+    x, _ = _first(public, 1)
+    if x.shape[1:] != sample.shape[1:]:
+        shapes = f"{list(x.shape[1:])} and not {list(sample.shape[1:])}"
+        raise UsageError(f"the server's public data does not look like the clients': its inputs are {shapes}")
+    for model in models.values():
+        _outputs(model, x)
+
+
+def first_unlike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:
+    """The first name under which two sets of tensors differ in shape or type, or None."""
+    shapes = [{n: (t.shape, t.dtype) for n, t in tensors.items()} for tensors in (ours, theirs)]
+    return next((n for n in {**ours, **theirs} if shapes[0].get(n) != shapes[1].get(n)), None)
+
+
+def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> str:
     """Sixteen hex digits that tell whether a run goes on with the data that it began with.
 
-    Made of the clients' sizes and, where they are at hand without reading everything, their labels.
+    Made of the clients' sizes and, where they are at hand without reading everything, their labels; and of the inputs
+    that the server has itself.
     """
     size = sizes(clients)
     digest = hashlib.sha256(np.array([size(c) for c in range(len(clients))]).tobytes())
     for examples in [clients.all()] if isinstance(clients, Split) else clients:  # the same bytes, in one go
         if isinstance(examples, TensorExamples):
             digest.update(examples.labels().numpy().tobytes())
+    if public is not None:
+        digest.update(public.batch(torch.arange(min(len(public), 64)))[0].numpy().tobytes())
+        digest.update(str(len(public)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.core import Method
 from fedstrata.errors import UsageError
+from fedstrata.methods import Method
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def summarise(records: Sequence[Record], method: Method, target: float | None, n
         "best_round": best.round if best else None,
         "target": target,
         "rounds_to_target": None if target is None else rounds_to(records, target),
+        "diverged": None,
         "refused": sum(len(r.refused) for r in records),
         "costs": asdict(Costs.of(records)),
         "notes": list(notes),

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, not_negative
 from fedstrata.spec import Table, bind
 from fedstrata.tensors import each
 
@@ -38,12 +38,6 @@ def _pick(lists: Sequence[list[Tensor]], grads: Sequence[Tensor | None]) -> tupl
     return there, [[entries[i] for i in used] if entries else [] for entries in lists]
 
 
-def _not_negative(kind: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{kind}'s {name} must be 0 or more, not {value}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sgd:
     """Stochastic gradient descent: v ← ρ·v + g + λ·w; w ← w − lr·v (Nesterov: w ← w − lr·(g + λ·w + ρ·v))."""
@@ -53,7 +47,7 @@ class Sgd:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _not_negative("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
+        not_negative("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
         if self.nesterov and not self.momentum:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 
@@ -88,7 +82,7 @@ class Adam:
     decoupled: bool = False
 
     def __post_init__(self) -> None:
-        _not_negative("adam", beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay)
+        not_negative("adam", beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay)
         if max(self.beta1, self.beta2) >= 1:
             raise UsageError("adam's beta1 and beta2 must be below 1")
 

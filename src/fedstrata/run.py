@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedstrata.config import RunConfig, Settings, checked, read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.partition import partition
 from fedstrata.data.pools import DATA_VARIABLE
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
 from fedstrata.models import build_model
 from fedstrata.tensors import derive
@@ -51,11 +53,35 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         **settings,
         out=out,
         resume=resume,
+        public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
-        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
+        | {
+            "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE)),
+            "public": _absolute(config.public) if _is_file(config.public) else config.public,
+        },
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
+
+
+def _is_file(public: str | None) -> bool:
+    return public is not None and public.endswith(".npy")
+
+
+def _public(public: str, data_dir: str | None) -> Any:
+    """The server's unlabelled inputs: an array of them from a file, or a dataset's training examples."""
+    if not _is_file(public):
+        return load_dataset(public, data_dir).train
+    try:
+        inputs = np.load(Path(public).expanduser(), allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"cannot read {public}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise UsageError(f"{public} holds no array of numbers: {one_line(str(error), 200)}") from None
+    if not isinstance(inputs, np.ndarray) or inputs.dtype.kind not in "fiu" or not inputs.ndim:
+        raise UsageError(f"{public} holds no array of numbers")
+    kind = {"f": np.float32, "i": np.int64}.get(inputs.dtype.kind, np.uint8 if inputs.dtype == np.uint8 else np.int64)
+    return inputs.astype(kind, copy=False)
 
 
 def _absolute(path: str | None) -> str | None:

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.core import Assignment, Method, RoundView, Slots, Technique, Update, Work, altered
+from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work, altered
+from fedstrata.data.examples import Examples
+from fedstrata.methods import Method
+from fedstrata.reducers import Mean
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, add, all_finite, clone, derive
+from fedstrata.tensors import Tensors, add, all_finite, clone, derive, scale
 from fedstrata.timing import timed
 from fedstrata.workshop import running
 
@@ -86,44 +89,6 @@ class Outcome:
     diverged: bool
 
 
-class Mean:
-    """The weighted mean, name by name, over the updates that hold the name: Σ n_k x_k / Σ n_k, folded in order.
-
-    Half-precision tensors are summed in single precision; integers in double, and rounded, so they stay integers.
-    """
-
-    def __init__(self) -> None:
-        self._sums: Tensors = {}
-        self._weights: dict[str, float] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
-
-    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        """Fold one client's tensors in."""
-        if not tensors:
-            return
-        new = [n for n in tensors if n not in self._sums]
-        for name in new:
-            tensor = tensors[name]
-            wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else torch.float64
-            self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
-            self._sums[name] = torch.zeros_like(tensor, dtype=wide)
-        sums = [self._sums[n] for n in tensors]
-        values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
-        torch._foreach_add_(sums, values, alpha=weight)
-        for name in tensors:
-            self._weights[name] += weight
-
-    def result(self) -> Tensors:
-        """The mean of what was folded in."""
-        if not self._sums:
-            return {}
-        means = torch._foreach_div(list(self._sums.values()), list(self._weights.values()))
-        return {
-            name: mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
-            for (name, dtype), mean in zip(self._dtypes.items(), means, strict=True)
-        }
-
-
 class Server:
     """Opens and closes rounds for one method.
 
@@ -133,8 +98,10 @@ class Server:
         population: number of clients.
         seed: of the run.
         arch_of: client → the name of its architecture.
-        rounds: number of rounds of the run.
-        model: makes a copy of the server's model, for techniques that compute on the server.
+        rounds: number of rounds of the run; in those after them nobody trains.
+        model: (parameters, buffers, architecture) → a model, for techniques that compute on the server.
+        like: a batch of no inputs, for their shape and type.
+        public: the server's unlabelled data, if it has any.
     """
 
     def __init__(
@@ -145,15 +112,20 @@ class Server:
         seed: int,
         arch_of: Callable[[int], str],
         rounds: int,
-        model: Callable[[], nn.Module],
+        model: Callable[[Tensors, Tensors, str], nn.Module],
+        like: Tensor | None = None,
+        public: Examples | None = None,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
-        self.rounds, self.model, self.arch_of = rounds, model, arch_of
+        self.rounds, self.model, self.arch_of, self.public = rounds, model, arch_of, public
+        self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
         self._folds, self._faults = tuple(method.at("fold")), tuple(method.at("fault"))
         self._names = {t.name for t in method.techniques}
-        self._keeps = bool(self._gathers) or any(t.needs_deltas for t in self._applies)
+        self._reducer = method.reducer
+        self._needed = any(t.needs_deltas for t in self._applies) or self._reducer is not None
+        self._keeps = bool(self._gathers) or self._needed
 
     def start(self, params: Tensors, buffers: Tensors) -> ServerState:
         """The state before the first round."""
@@ -193,7 +165,8 @@ class Server:
 
     def _template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         held = self.architectures[arch]
-        trains = tuple(n for n in held.params if n not in held.frozen)
+        last = state.round >= self.rounds
+        trains = () if last else tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
         return Assignment(
             round=state.round,
@@ -267,7 +240,8 @@ class Server:
                 continue
             weight = float(update.examples) if self.method.weight == "examples" else 1.0
             with timed("fold updates"):
-                buffer_mean.add(update.buffers, weight)
+                if self._reducer is None:
+                    buffer_mean.add(update.buffers, weight)
                 if not self._keeps:
                     delta_mean.add(update.delta, weight)
                 kept.append(self._let_go(update, totals, weight))
@@ -276,47 +250,60 @@ class Server:
             if memory:
                 with timed("keep memories"):
                     keep(update.client, memory)
-        travelled = frozenset(n for u in kept for n in asked[u.client].travels)
-        if self._keeps:
-            gathered: Sequence[Update] = kept
-            for technique in self._gathers:
-                gathered = technique.gather(gathered, weights)
-            for update, weight in zip(gathered, weights, strict=True):
-                delta_mean.add(update.delta, weight)
         refused += [(client, "it did not come") for client in asked if client not in answered]
         after, diverged = state, not kept and finite_failures > 0
         if kept:
-            means = delta_mean.result(), buffer_mean.result()
-            after = self._advance(state, *means, kept, totals, weights, travelled)
+            answers = [asked[u.client] for u in kept]
+            if self._keeps:
+                delta, buffers = self._reduced(kept, weights, answers, delta_mean, buffer_mean)
+            else:
+                delta, buffers = delta_mean.result(), buffer_mean.result()
+            after = self._advance(state, delta, buffers, kept, totals, weights, answers)
             diverged = not all_finite(after.params.values())
         after = self._remember(after, state.round, accepted)
-        examples = sum(u.examples for u in kept)
         outcome = Outcome(
             accepted=tuple(accepted),
             refused=tuple(refused),
             active=self._active(assignments),
             bytes_up=bytes_up,
             bytes_down=sum(wire.size(a) for a in assignments),
-            examples=examples,
+            examples=sum(u.examples for u in kept),
             steps=sum(u.steps for u in kept),
             flops=flops,
-            train_loss=sum(u.metrics["train_loss"] * u.examples for u in kept) / examples if kept else None,
+            train_loss=_mean_loss(kept),
             diverged=diverged,
         )
         return after, outcome
 
+    def _reduced(
+        self,
+        kept: Sequence[Update],
+        weights: Sequence[float],
+        asked: Sequence[Assignment],
+        delta_mean: Mean,
+        buffer_mean: Mean,
+    ) -> tuple[Tensors, Tensors]:
+        """(delta, buffers) of all updates: rescaled by who gathers them, then the mean, or what takes its place."""
+        gathered = kept
+        for technique in self._gathers:
+            gathered = technique.gather(gathered, weights, asked)
+        if self._reducer is not None:
+            return self._reducer([u.delta for u in gathered], [u.buffers for u in kept], weights)
+        for update, weight in zip(gathered, weights, strict=True):
+            delta_mean.add(update.delta, weight)
+        return delta_mean.result(), buffer_mean.result()
+
     def _let_go(self, update: Update, totals: Slots, weight: float) -> Update:
         """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
         for technique in self._folds:
-            slot = update.slots.get(technique.name)
-            if slot is not None:
-                folded = technique.fold(totals[technique.name], slot, weight)
-                theirs = set(map(_memory_of, slot.values()))
-                totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
+            slot = update.slots.get(technique.name, {})
+            folded = technique.fold(totals[technique.name], slot, update.delta, weight)
+            theirs = {_memory_of(t) for t in (*slot.values(), *update.delta.values())}
+            totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
         return altered(
             update,
             delta=clone(update.delta) if self._keeps else {},
-            buffers={},
+            buffers=clone(update.buffers) if self._needed else {},
             slots={name: clone(slot) for name, slot in update.slots.items() if name not in totals},
         )
 
@@ -332,30 +319,37 @@ class Server:
         kept: Sequence[Update],
         totals: Slots,
         weights: Sequence[float],
-        travelled: frozenset[str],
+        asked: Sequence[Assignment],
     ) -> ServerState:
+        buffers = {**state.buffers, **buffers}
         view = RoundView(
             number=state.round,
             rounds=self.rounds,
             params=state.params,
+            buffers=buffers,
             strata=self.architectures[""].strata,
             updates=tuple(kept),
+            asked=tuple(asked),
             totals=totals,
             weights=tuple(weights),
             population=self.population,
             owners=self.owners,
-            travelled=travelled,
+            arrived=_arrived(asked),
             model=self.model,
+            like=self.like,
+            public=self.public,
             seed=derive(self.seed, "server", state.round),
         )
         states = dict(state.techniques)
+        if self.method.server_lr != 1:
+            delta = scale(delta, self.method.server_lr)
         for technique in self._applies:
             delta, states[technique.name] = technique.apply(states[technique.name], delta, view)
         return replace(
             state,
             round=state.round + 1,
-            params=add(state.params, delta, alpha=self.method.server_lr),
-            buffers={**state.buffers, **buffers},
+            params=add(state.params, delta),
+            buffers=buffers,
             techniques=states,
             changed={**state.changed, **dict.fromkeys(delta, state.round)},
         )
@@ -409,6 +403,25 @@ class Server:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+
+def _arrived(asked: Sequence[Assignment]) -> dict[str, int]:
+    """Parameter name → how many of these were asked to send it."""
+    alike: dict[tuple[str, ...], int] = {}
+    for assignment in asked:
+        alike[assignment.travels] = alike.get(assignment.travels, 0) + 1
+    counts: dict[str, int] = {}
+    for names, count in alike.items():
+        for name in names:
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def _mean_loss(updates: Sequence[Update]) -> float | None:
+    """The clients' training loss, weighted by examples; None where nobody trained."""
+    trained = [u for u in updates if u.steps]
+    examples = sum(u.examples for u in trained)
+    return sum(u.metrics["train_loss"] * u.examples for u in trained) / examples if trained else None
 
 
 def _memory_of(tensor: Tensor) -> int:

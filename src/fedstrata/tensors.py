@@ -81,6 +81,12 @@ def norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     return each("norm", list(tensors))
 
 
+def whole_norm(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The Euclidean norm of all of them together."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms(tensors.values())))
+    return norm
+
+
 def subtract(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str], out: Tensors | None = None
 ) -> Tensors:

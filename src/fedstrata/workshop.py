@@ -17,17 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedstrata.compiling import CompiledForward
-from fedstrata.core import Method, Work
+from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment
 from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.methods import Method
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, whole_lines
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
+PERSONAL = "(personal)"
+"""Where it keeps the parameters that it trains and does not send."""
 
 Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
@@ -126,7 +129,7 @@ class Workshop:
                 initial=clone(running(model)),
                 constants=_constants(model),
                 strata=strata(model, sample),
-                batch_norm=any(isinstance(m, _BatchNorm) for m in model.modules()),
+                batch_norm=normalises_batches(model),
                 channels_last=turned,
                 own_code=not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules()),
                 sample=sample,
@@ -152,6 +155,11 @@ def _flatten(params: list[nn.Parameter]) -> None:
             p.data = view.copy_(p.data)
 
 
+def normalises_batches(model: nn.Module) -> bool:
+    """True if a batch of one example cannot be used."""
+    return any(isinstance(m, _BatchNorm) for m in model.modules())
+
+
 def running(model: nn.Module) -> Tensors:
     """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
     kept = model.state_dict().keys()
@@ -170,6 +178,34 @@ def load(into: Tensors, values: Tensors) -> None:
     if values:
         with torch.no_grad():
             torch._foreach_copy_([into[n] for n in values], list(values.values()))
+
+
+@contextmanager
+def judging(model: nn.Module, policy: Buffers, examples: int) -> Iterator[None]:
+    """The model in evaluation mode, under the policy for running statistics.
+
+    Under `drop` there are none: norm layers use the batch at hand, unless there is but one example.
+    """
+    model.eval()
+    norms = [m for m in model.modules() if isinstance(m, _NormBase)] if policy == "drop" and examples > 1 else []
+    before = [m.momentum for m in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+
+
+def without_statistics(model: nn.Module) -> nn.Module:
+    """The model with norm layers that always use the batch at hand: what the policy `drop` trains and evaluates."""
+    for norm in model.modules():
+        if isinstance(norm, _NormBase):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    return model
 
 
 def batch_sizes(examples: int, work: Work, drop_single: bool) -> list[int]:

@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedstrata.core import Technique
+from fedstrata.techniques.ccvr import CCVR
+from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.feddf import FedDF
+from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fednova import FedNova
+from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedstrata.techniques.fedprox import FedProx
+from fedstrata.techniques.fedrs import FedRS
+from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.moon import Moon
+from fedstrata.techniques.references import Centralised, Local
+from fedstrata.techniques.scaffold import Scaffold
 from tests.contract import standins
 
 
@@ -29,27 +42,25 @@ class Row:
 
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
-    Row(standins.Steer(), None),
     Row(standins.Turn(), standins.Turn(full=1000)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
-    Row(standins.Cool(), standins.Cool(temperature=1.0), order_free=False),
-    Row(standins.Even(), standins.Even(on=False)),
-    Row(standins.Heavy(), standins.Heavy(beta=0.0), order_free=False),
     Row(standins.Twin(), standins.Twin(weight=0.0), order_free=False, serial="it draws rows of noise in every step"),
     Row(standins.Blur(), standins.Blur(std=0.0), serial="it draws noise"),
-    Row(standins.Look(), standins.Look(radius=0.0)),
-    Row(
-        standins.Lean(),
-        standins.Lean(mu=0.0),
-        order_free=False,
-        serial="its loss is a mean over a batch's rows, some of which would be padding",
-    ),
-    Row(
-        standins.Census(),
-        standins.Census(size=0.0),
-        order_free=False,
-        refits=frozenset({"head.bias"}),
-        serial="it only counts, in a round without training, and so has nothing to gain",
-    ),
     Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
+    Row(FedProx(mu=0.5), FedProx(mu=0.0)),
+    Row(Scaffold(), None),
+    Row(FedNova(), None),
+    Row(FedDyn(alpha=0.5), None, order_free=False),
+    Row(Moon(), Moon(mu=0.0), serial="its loss is a mean over a batch's rows, some of which would be padding"),
+    Row(FedRS(), FedRS(alpha=1.0), order_free=False),
+    Row(FedLC(), FedLC(tau=0.0), order_free=False),
+    Row(CCVR(samples=20, epochs=2), CCVR(samples=0), order_free=False, refits=frozenset({"head.weight", "head.bias"})),
+    Row(FedSpeed(), None),
+    Row(FedDF(noise=True, steps=3, batch_size=8), FedDF(noise=True, steps=0), order_free=False),
+    Row(FedAvgM(beta=0.5), FedAvgM(beta=0.0), order_free=False),
+    Row(FedAdagrad(), None, order_free=False),
+    Row(FedAdam(), None, order_free=False),
+    Row(FedYogi(), None, order_free=False),
+    Row(Centralised(), None),
+    Row(Local(), None),
 ]

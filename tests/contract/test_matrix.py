@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core import ClientView, FedAvg, Hooks, Method, Technique, Work, chain, overrides, parse
-from fedstrata.strata import Stratum
+from fedstrata.core import ClientView, Hooks, Setting, Technique, overrides
+from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.techniques import TECHNIQUES
 from fedstrata.tensors import Tensors
 from fedstrata.wire import decode_update, encode, unpack
@@ -201,8 +201,21 @@ def test_pairs_vectorise(one: Row, two: Row) -> None:
         vectorised_equals_serial(one.technique, two.technique)
 
 
+def as_many_as_combine(rows: list[Row]) -> list[Technique]:
+    """Of techniques in order, each one that those before it do not refuse."""
+    chosen: list[Technique] = []
+    for row in rows:
+        try:
+            chain(*chosen, row.technique, weight="examples")
+        except fs.UsageError:
+            continue
+        chosen.append(row.technique)
+    assert len(chosen) > len(rows) / 2
+    return chosen
+
+
 def test_all_that_vectorise_at_once() -> None:
-    vectorised_equals_serial(*(r.technique for r in ROWS if not r.serial))
+    vectorised_equals_serial(*as_many_as_combine([r for r in ROWS if not r.serial]))
 
 
 @EACH
@@ -221,6 +234,8 @@ def test_nothing_outside_the_plan_moves_or_travels(row: Row, monkeypatch: pytest
     """With one stratum at a time, the others keep their bits, no update holds them, what a client has stays put."""
     turn = next(r.technique for r in ROWS if r.technique.name == "turn")
     techniques = (turn,) if row.technique is turn else (row.technique, turn)
+    if combine(*techniques) is None:
+        return
     fed = federation(*techniques)
     before, held, changed = dict(fed.state.params), fed.state.held, fed.state.changed
     messages: list[tuple[Any, Any]] = []
@@ -251,7 +266,7 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
     fed = federation(row.technique)
     memories: dict[int, Any] = {}
     for record in fed.rounds():
-        for client in range(5):
+        for client in range(len(fed.clients)):
             now = fed._store.get(client, int(fed.state.remembers[client]))
             if client not in record.clients:
                 old = memories.get(client, {})
@@ -263,6 +278,8 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
 @EACH
 def test_a_bad_update_leaves_no_trace(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose updates are NaN is refused each time: no memory of it, and the others' round goes on."""
+    if row.technique.pools:
+        pytest.skip("there are no clients, but one party alone")
     fed = federation(row.technique, participation=5)
     engine = fed._engine
     original = engine.run
@@ -321,7 +338,7 @@ def test_a_neutral_partner_changes_nothing(one: Row, two: Row) -> None:
 
 
 def test_all_of_them_at_once() -> None:
-    techniques = [r.technique for r in ROWS]
+    techniques = as_many_as_combine(ROWS)
     serial, wire = run(*techniques, weight="examples"), run(*techniques, weight="examples", engine="wire")
     assert same_bits(weights(serial), weights(wire))
     workers = run(*techniques, weight="examples", engine="processes", workers=3)
@@ -341,8 +358,9 @@ def test_clients_of_different_depth(row: Row) -> None:
     settings: dict[str, Any] = {"archs": {"shallow": shallow}, "arch_of": lambda c: "shallow" if c in (1, 3) else ""}
     serial = run(row.technique, participation=5, **settings)
     assert same_bits(weights(serial), weights(run(row.technique, participation=5, engine="wire", **settings)))
-    assert serial._server.owners("second.weight") == 3
-    assert serial._server.owners("first.weight") == 5
+    if not row.technique.pools:
+        assert serial._server.owners("second.weight") == 3
+        assert serial._server.owners("first.weight") == 5
     assert all(torch.isfinite(p).all() for p in serial.state.params.values())
 
 
@@ -369,9 +387,9 @@ class Picky(Technique):
 
     name = "picky"
 
-    def check(self, model: nn.Module, strata: tuple[Stratum, ...], work: Work) -> None:
-        if len(strata) > 2:
-            raise fs.UsageError(f"picky wants two strata, not {len(strata)}")
+    def check(self, setting: Setting) -> None:
+        if len(setting.strata) > 2:
+            raise fs.UsageError(f"picky wants two strata, not {len(setting.strata)}")
 
 
 def test_a_technique_may_refuse_a_model_before_anything_is_written(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.engines import ENGINES, MANY, SMALL
 from fedstrata.machine import cores
-from tests.contract.standins import Blur, Heavy, Pull, Steer, Turn
+from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.scaffold import Scaffold
+from tests.contract.standins import Blur, Pull, Turn
 from tests.engines.worlds import (
     Shaken,
     check_same,
@@ -153,7 +155,7 @@ def wide() -> nn.Module:
     ("world", "serial", "processes"),
     [
         (dict, "vmap", "vmap"),
-        (lambda: {"method": fs.chain(Pull(), Steer(), Heavy(), Turn())}, "vmap", "vmap"),
+        (lambda: {"method": fs.chain(Pull(), Scaffold(), FedAvgM(), Turn())}, "vmap", "vmap"),
         (lambda: {"method": fs.chain(Blur())}, "serial", "processes"),
         (lambda: {"model": staged()}, "serial", "processes"),
         (lambda: {"model": noisy()}, "serial", "processes"),
@@ -221,7 +223,7 @@ def test_spawned_workers_give_the_same_bits() -> None:
     settings: dict[str, Any] = {
         "model": staged(),
         "clients": [Shaken(pair) for pair in flat()[:3]] + flat()[3:],
-        "method": fs.chain(Steer(), Blur()),
+        "method": fs.chain(Scaffold(), Blur()),
         "participation": 1.0,
         "archs": {"shallow": staged("first", "norm", "relu", "head")},
         "arch_of": lambda client: "shallow" if client == 4 else "",  # stays in the main process

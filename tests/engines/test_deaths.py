@@ -19,7 +19,8 @@ from torch import Tensor
 import fedstrata as fs
 from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.techniques import TECHNIQUES
-from tests.contract.standins import Keep, Steer
+from fedstrata.techniques.scaffold import Scaffold
+from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, children, federation, flat, points, run
 from tests.runs import fedstrata, one_sentence, options
 
@@ -88,7 +89,7 @@ def plain(client: int) -> list[Any]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_once_leaves_no_trace(tmp_path: Path, how: signal.Signals, workers: int) -> None:
     """With memories and states, which must not be written twice."""
-    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Steer(), Keep(limit=0.05))}
+    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Keep(limit=0.05))}
     marker = tmp_path / "dead"
     clients = with_client(2, Fatal(flat()[2], how, marker))
     found = run(clients=clients, engine="processes", workers=workers, **settings)
@@ -127,7 +128,7 @@ class Doomed(Technique):
 
 
 def test_a_technique_that_kills_its_worker_once(tmp_path: Path) -> None:
-    method = fs.chain(Steer(), Doomed(marker=str(tmp_path / "dead")))
+    method = fs.chain(Scaffold(), Doomed(marker=str(tmp_path / "dead")))
     found = run(method=method, engine="processes", workers=3, participation=1.0)
     assert (tmp_path / "dead").exists()
     check_same(found, run(method=method, engine="serial", participation=1.0))
@@ -135,13 +136,13 @@ def test_a_technique_that_kills_its_worker_once(tmp_path: Path) -> None:
 
 def test_workers_killed_from_outside_between_rounds() -> None:
     """One after the first round, all after the second; what they were evaluating is evaluated by others."""
-    fed = federation(engine="processes", workers=2, rounds=4, method=fs.chain(Steer()), test=points(1300, 99))
+    fed = federation(engine="processes", workers=2, rounds=4, method=fs.chain(Scaffold()), test=points(1300, 99))
     for record in fed.rounds():
         workers = sorted(multiprocessing.active_children(), key=lambda p: p.pid or 0)
         assert len(workers) == 2
         for worker in workers[: record.round]:
             worker.kill()
-    check_same(fed, run(engine="serial", rounds=4, method=fs.chain(Steer()), test=points(1300, 99)))
+    check_same(fed, run(engine="serial", rounds=4, method=fs.chain(Scaffold()), test=points(1300, 99)))
 
 
 def test_a_worker_killed_while_a_visit_is_handed_over() -> None:

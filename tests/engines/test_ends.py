@@ -18,7 +18,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.run import open_run, resume_run
-from tests.contract.standins import Steer
+from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
 from tests.runs import config, fedstrata, metrics, options, process, sentence, shorten, strays
 
@@ -138,7 +138,7 @@ def held() -> tuple[set[int], list[str], list[str], set[str]]:
     return children(), sorted(re.sub(r"\d+", "", f) for f in files), sorted(maps), set(os.listdir("/dev/shm"))
 
 
-SETTINGS: dict[str, Any] = {"engine": "processes", "workers": 2, "method": fs.chain(Steer())}
+SETTINGS: dict[str, Any] = {"engine": "processes", "workers": 2, "method": fs.chain(Scaffold())}
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_an_interrupt_in_a_visit_ends_the_workers(before: Any) -> None:
     assert held() == before
     fed.on_visit = None
     fed.fit()
-    check_same(fed, run(engine="serial", method=fs.chain(Steer())))
+    check_same(fed, run(engine="serial", method=fs.chain(Scaffold())))
 
 
 def test_two_federations_at_the_same_time(before: Any) -> None:
@@ -255,7 +255,7 @@ def test_two_federations_at_the_same_time(before: Any) -> None:
     next(turns[1])
     turns[1].close()
     one.fit(), two.fit()
-    check_same(one, run(engine="serial", method=fs.chain(Steer())))
+    check_same(one, run(engine="serial", method=fs.chain(Scaffold())))
     assert held() == before
 
 
@@ -267,6 +267,6 @@ def test_a_federation_that_is_closed_between_two_rounds_goes_on(before: Any) -> 
     fed.close()
     assert held() == before
     list(rounds)
-    check_same(fed, run(engine="serial", method=fs.chain(Steer()), test=points(1300, 99)))
+    check_same(fed, run(engine="serial", method=fs.chain(Scaffold()), test=points(1300, 99)))
     fed.close()
     assert held() == before

@@ -146,6 +146,68 @@ class MapExamples:
         return torch.tensor([int(self.dataset[i][1]) for i in range(len(self.dataset))])
 
 
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Several parties' examples as one's, one party after the other."""
+
+    parts: tuple[Examples, ...]
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        owner = torch.searchsorted(self.ends, index, right=True)
+        x: Tensor | None = None
+        y = torch.zeros(len(index), dtype=torch.int64)
+        for part in sorted(set(owner.tolist())):
+            rows = torch.nonzero(owner == part).flatten()
+            begin = int(self.ends[part - 1]) if part else 0
+            theirs, labels = self.parts[part].batch(index[rows] - begin, augment)
+            x = theirs.new_zeros(len(index), *theirs.shape[1:]) if x is None else x
+            x[rows], y[rows] = theirs, labels
+        assert x is not None
+        return x, y
+
+    def labels(self) -> Tensor:
+        return torch.cat([part.labels() for part in self.parts])
+
+
+def joined(clients: Sequence[Examples]) -> Examples:
+    """Everybody's examples as one party's."""
+    if isinstance(clients, Split):
+        return clients.all()
+    parts = tuple(data for data in clients if len(data))
+    return Joined(parts, torch.tensor([len(part) for part in parts]).cumsum(0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A map-style dataset of bare inputs, as one of pairs."""
+
+    inputs: Any
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return self.inputs[row], 0
+
+
+def unlabelled(data: Any) -> Examples:
+    """Whatever a user hands over as inputs without labels: a tensor, labelled data of any kind, or a Dataset of inputs.
+
+    Labels, where there are any, are never looked at.
+    """
+    if isinstance(data, Tensor | np.ndarray):
+        return TensorExamples(torch.as_tensor(data), torch.zeros(len(data), dtype=torch.int64))
+    if hasattr(data, "__getitem__") and not isinstance(data, Examples) and len(data):
+        row = data[0]
+        if not (isinstance(data, Sequence) and len(data) == 2) and not isinstance(row, tuple | list):
+            return MapExamples(_Rows(data))
+    return as_examples(data)
+
+
 def as_examples(data: Any) -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, or a map-style Dataset."""
     if isinstance(data, Examples):

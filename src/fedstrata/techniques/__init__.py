@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from fedstrata.core import FedAvg, Method, parse
+from fedstrata.methods import FedAvg, Method, parse
 from fedstrata.spec import Table
+from fedstrata.techniques.ccvr import CCVR
+from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.feddf import FedDF
+from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fednova import FedNova
+from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedstrata.techniques.fedprox import FedProx
+from fedstrata.techniques.fedrs import FedRS
+from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.moon import Moon
+from fedstrata.techniques.references import Centralised, Local
+from fedstrata.techniques.scaffold import Scaffold
 
 TECHNIQUES: Table = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "moon": Moon,
+    "fedrs": FedRS,
+    "fedlc": FedLC,
+    "ccvr": CCVR,
+    "fedspeed": FedSpeed,
+    "feddf": FedDF,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "centralised": Centralised,
+    "local": Local,
 }
 
 
 def method(text: str | Method) -> Method:
-    """Read a method string such as `"fedavg(buffers='local')"` or `"feddyn(alpha=0.1) + fednlr"`.
+    """Read a method string such as `"fedavg(buffers='local')"` or `"feddyn(alpha=0.1) + fedlc"`.
 
     Raises:
         UsageError: for an unknown name (with the nearest known one), a wrong argument or a pair that has no meaning.

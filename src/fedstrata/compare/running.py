@@ -1,0 +1,297 @@
+"""Running what a comparison lacks: new runs and interrupted ones, one after the other or side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedstrata.compare.plan import Plan, Run, identity
+from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
+from fedstrata.history import Record, rounds_to
+from fedstrata.run import open_run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a finished run; a run that diverged is finished, too."""
+
+    seed: int
+    directory: str
+    accuracy: float | None
+    best_accuracy: float | None
+    rounds: int
+    rounds_to_target: int | None
+    bytes_up: int
+    bytes_down: int
+    flops: int
+    seconds: float
+    diverged: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find(run: Run) -> Result | None:
+    """The result of a run, None if it is not finished.
+
+    Raises:
+        UsageError: if the directory holds another run.
+    """
+    recipe = run.directory / "run.toml"
+    if not recipe.exists():
+        return None
+    try:
+        found = identity(checked(RunConfig, read_toml(recipe)))
+    except UsageError as error:
+        raise UsageError(f"{recipe} does not describe a run: {error}") from None
+    if repr(found) != repr(identity(run.config)):
+        raise UsageError(f"{recipe} was edited: it no longer describes the run that the directory is named after")
+    try:
+        summary = json.loads((run.directory / "summary.json").read_text())
+        costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
+        return Result(
+            seed=run.config.seed,
+            directory=str(run.directory),
+            accuracy=summary["accuracy"],
+            best_accuracy=summary["best_accuracy"],
+            rounds=summary["rounds"],
+            rounds_to_target=_reached(run, summary),
+            diverged=summary.get("diverged"),
+            notes=tuple(summary["notes"]),
+            **costs,
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # whole or absent: what is neither was edited, and a resume writes it again
+
+
+def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
+    """The round that reached the target, also where the run knew of no target, or of another one."""
+    target = run.config.target
+    if target is None or summary.get("target") == target:
+        reached: int | None = summary.get("rounds_to_target")
+        return reached
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    return rounds_to([Record.read(json.loads(line)) for line in lines], target)
+
+
+@dataclass(frozen=True)
+class News:
+    """Of a run that goes on: its rounds so far; in the end its result, or what went wrong."""
+
+    run: Run
+    rounds: int
+    result: Result | None = None
+    failure: FedstrataError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True for the last news of a run."""
+        return self.result is not None or self.failure is not None
+
+
+Listener = Callable[[News], None]
+Failures = dict[Path, FedstrataError]
+
+
+def missing(plan: Plan) -> list[Run]:
+    """The runs that are not finished, each directory once, and all methods of one seed before the next seed's.
+
+    So a table of what is there compares them early.
+    """
+    ordered = sorted(plan.runs, key=lambda run: plan.seeds.index(run.config.seed))
+    return list({run.directory: run for run in ordered if find(run) is None}.values())
+
+
+def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> Failures:
+    """Run what is missing and go on with what was interrupted; one that fails does not keep the others.
+
+    Args:
+        plan: all runs.
+        jobs: how many run at the same time; with more than one, each in a process of its own.
+        on_news: is told of every round and of every end.
+
+    Returns:
+        What went wrong, by directory.
+
+    Raises:
+        UsageError: if no run at all can be made, before anything is written.
+        Stopped: after Ctrl-C; every run can go on later.
+    """
+    if jobs < 1:
+        raise UsageError(f"jobs must be 1 or more, not {jobs}")
+    runs = missing(plan)
+    _check_some_fit(runs)
+    if jobs > 1 and not plan.workers:
+        runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
+    tell = on_news or (lambda news: None)
+    failures: Failures = {}
+    try:
+        (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
+    except KeyboardInterrupt:
+        total = len({run.directory for run in plan.runs})
+        done = total - len(missing(plan))
+        raise Stopped(f"stopped with {done} of {total} runs finished; the same command goes on") from None
+    return failures
+
+
+def _check_some_fit(runs: Sequence[Run]) -> None:
+    """Refuse what would fail in every row of the table, such as data that are not there."""
+    first = None
+    for run in {(run.setting, run.label): run for run in runs}.values():
+        try:
+            open_run(run.config, None).close()
+        except UsageError as error:
+            first = first or error
+        except Exception:
+            return  # no mistake of the input's: the run itself will tell
+        else:
+            return
+    if first is not None:
+        raise first
+
+
+def _tell_end(run: Run, failure: FedstrataError | None, tell: Listener, failures: Failures) -> None:
+    result = find(run) if failure is None else None
+    if result is None:
+        failure = failures[run.directory] = failure or FedstrataError(f"{run.directory} holds no result")
+    tell(News(run, 0 if result is None else result.rounds, result, failure))
+
+
+def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> FedstrataError | None:
+    """Run, or go on, to the end; what went wrong, if anything did."""
+    try:
+        resume = (directory / "run.toml").exists()
+        if resume:  # the target changes no result, but a resume insists on it
+            config = config.model_copy(update={"target": read_toml(directory / "run.toml").get("target")})
+        open_run(config, directory, resume=resume).fit(lambda record: on_round(record.round))
+    except Diverged:
+        return None  # a result: the summary says so
+    except FedstrataError as error:
+        return error
+    except MemoryError:
+        return FedstrataError("there is not enough memory")
+    except Exception as error:
+        return FedstrataError(f"internal error: {type(error).__name__}: {error}")
+    return None
+
+
+def _one_by_one(runs: Sequence[Run], jobs: int, tell: Listener, failures: Failures) -> None:
+    """In this process, one run after the other."""
+    for run in runs:
+        tell(News(run, 0))
+        failure = _attempt(run.config, run.directory, lambda rounds, run=run: tell(News(run, rounds)))  # type: ignore[misc]
+        _tell_end(run, failure, tell, failures)
+
+
+class _Job:
+    """A run in a process of its own, which stops when its standard input ends: also if this process is killed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.heard = run, 0
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 – unlike a pipe it is never full
+        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.running import attend; attend()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is this process's affair
+            text=True,
+        )
+        order = {"config": run.config.model_dump(), "directory": str(run.directory)}
+        assert self.process.stdin is not None
+        with suppress(OSError):  # a process that died at once is noticed by its end
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+
+    def rounds(self) -> int:
+        """How many rounds are written."""
+        try:
+            return (self.run.directory / "metrics.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
+    def stop(self) -> None:
+        """Let the process save its last round and end, if it has not."""
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+
+    def end(self) -> FedstrataError | None:
+        """Wait for the process's end; what went wrong, if anything did."""
+        self.stop()
+        code = self.process.wait()
+        self._said.seek(0)
+        with self._said:
+            words = self._said.read().splitlines()
+        try:
+            said = json.loads(words[-1])
+            kind = UsageError if said["code"] == UsageError.exit_code else FedstrataError
+            return None if said["failure"] is None else kind(said["failure"])
+        except (ValueError, LookupError, TypeError):
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return FedstrataError(f"its process {how}")
+
+
+def _side_by_side(runs: Sequence[Run], jobs: int, tell: Listener, failures: Failures) -> None:
+    """Some runs at the same time."""
+    waiting, active = list(reversed(runs)), list[_Job]()
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                active.append(_Job(waiting.pop()))
+                tell(News(active[-1].run, 0))
+            time.sleep(0.05)
+            for job in list(active):
+                if job.process.poll() is not None:
+                    active.remove(job)
+                    _tell_end(job.run, job.end(), tell, failures)
+                elif (rounds := job.rounds()) != job.heard:
+                    job.heard = rounds
+                    tell(News(job.run, rounds))
+    finally:
+        _stop(active)
+
+
+def _stop(active: Sequence[_Job]) -> None:
+    for job in active:
+        job.stop()
+    try:
+        for job in active:
+            job.process.wait()
+    except KeyboardInterrupt:  # a second one: files are whole at every moment, so nothing is lost but a round
+        for job in active:
+            job.process.kill()
+        raise
+    finally:
+        for job in active:
+            job.end()
+
+
+def attend() -> None:
+    """What such a process does: the run that its standard input tells, until that ends."""
+    order = json.loads(sys.stdin.readline())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored where this all began
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        os.read(0, 1)  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
+    except KeyboardInterrupt:
+        sys.exit(Stopped.exit_code)
+    print(json.dumps({"failure": failure and str(failure), "code": failure and failure.exit_code}))

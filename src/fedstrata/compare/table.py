@@ -1,0 +1,184 @@
+"""The table of a comparison: means and standard deviations over the seeds, and gaps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedstrata.compare.plan import Plan, Run
+from fedstrata.compare.running import Result, find
+from fedstrata.errors import FedstrataError
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The mean of some numbers and their sample standard deviation, which takes two of them."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+def stat(values: Iterable[float | None]) -> Stat | None:
+    """mean = Σx/n, std = √(Σ(x − mean)²/(n − 1)); None for no numbers."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def gap(reference: Mapping[int, float], other: Mapping[int, float]) -> Stat | None:
+    """Reference − other, seed by seed, over the seeds that both have."""
+    return stat(reference[seed] - other[seed] for seed in reference if seed in other)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method under one combination of the other fields that are varied, over all seeds.
+
+    A mean leaves out the seeds that are missing and those that diverged.
+
+    Args:
+        run: one of its runs, for what all of them have in common.
+        seeds: all that were asked for.
+        results: of the seeds that are finished.
+        gap: centralised − this method; None for centralised itself, and where there is none to compare with.
+    """
+
+    run: Run
+    seeds: tuple[int, ...]
+    results: tuple[Result, ...]
+    gap: Stat | None = None
+
+    @property
+    def method(self) -> str:
+        """What the table calls it."""
+        return self.run.label
+
+    @property
+    def sound(self) -> list[Result]:
+        """The results that count: of the seeds that did not diverge."""
+        return [result for result in self.results if result.diverged is None]
+
+    @property
+    def diverged(self) -> list[int]:
+        """The seeds that did."""
+        return [result.seed for result in self.results if result.diverged is not None]
+
+    @property
+    def missing(self) -> list[int]:
+        """The seeds that are not finished."""
+        return [seed for seed in self.seeds if seed not in {result.seed for result in self.results}]
+
+    def of(self, name: str) -> Stat | None:
+        """Mean and standard deviation of a field of the results; of `rounds_to_target`, where it was reached."""
+        return stat(getattr(result, name) for result in self.sound)
+
+    def by_seed(self) -> dict[int, float]:
+        """The final accuracies."""
+        return {result.seed: result.accuracy for result in self.sound if result.accuracy is not None}
+
+
+MEASURED = ("accuracy", "best_accuracy", "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
+"""Fields of a Result that a table averages."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a comparison.
+
+    Args:
+        plan: its runs.
+        rows: the table, in the order given.
+        failures: what went wrong, by directory.
+    """
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    failures: Mapping[Path, FedstrataError]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{row.run.title}: {_shown(row.of('accuracy'))}" for row in self.rows)
+
+    @property
+    def has_gap(self) -> bool:
+        """True if one of the methods is the one that gaps are measured from."""
+        return any(row.run.is_reference for row in self.rows)
+
+    @property
+    def has_target(self) -> bool:
+        """True if there is an accuracy to reach."""
+        return any(row.run.config.target is not None for row in self.rows)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the results must know, each once."""
+        return list(dict.fromkeys(note for row in self.rows for result in row.results for note in result.notes))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, in full precision; accuracies and gaps are fractions."""
+        return {
+            "out": str(self.plan.out),
+            "fixed": self.plan.fixed,
+            "varied": self.plan.axes,
+            "seeds": self.plan.seeds,
+            "rows": [self._row(row) for row in self.rows],
+            "failed": [
+                {"run": str(run), "directory": str(run.directory), "why": str(self.failures[run.directory])}
+                for run in self.plan.runs
+                if run.directory in self.failures
+            ],
+            "notes": self.notes,
+        }
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        means = {name: None if (found := row.of(name)) is None else asdict(found) for name in MEASURED}
+        return {
+            "method": row.method,
+            "spec": row.run.config.method,
+            "varied": dict(row.run.varied),
+            "own": dict(row.run.own),
+            "buffers": row.run.buffers,
+            "target": row.run.config.target,
+            "missing": row.missing,
+            "diverged": row.diverged,
+            **means,
+            "gap": None if row.gap is None else asdict(row.gap),
+            "runs": [asdict(result) for result in row.results],
+        }
+
+
+def _shown(accuracy: Stat | None) -> str:
+    if accuracy is None:
+        return "no result"
+    spread = "" if accuracy.std is None else f" ± {100 * accuracy.std:.2f}"
+    return f"{100 * accuracy.mean:.2f}{spread} %"
+
+
+def rows(plan: Plan, results: Mapping[Path, Result]) -> tuple[Row, ...]:
+    """One row a method and combination, from the results by directory; gaps are within a combination."""
+    found: list[Row] = []
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in plan.runs:
+        groups.setdefault((run.setting, run.label), []).append(run)
+    for runs in groups.values():
+        there = tuple(results[run.directory] for run in runs if run.directory in results)
+        found.append(Row(runs[0], tuple(run.config.seed for run in runs), there))
+    return tuple(_with_gap(row, found) for row in found)
+
+
+def _with_gap(row: Row, others: Iterable[Row]) -> Row:
+    """The row with its gap from the first reference under the same settings."""
+    beside = [other for other in others if other.run.setting == row.run.setting and other.run.is_reference]
+    if not beside or row is beside[0]:
+        return row
+    return replace(row, gap=gap(beside[0].by_seed(), row.by_seed()))
+
+
+def tabulate(plan: Plan, failures: Mapping[Path, FedstrataError] | None = None) -> Comparison:
+    """The table of what is there."""
+    found = {run.directory: result for run in plan.runs if (result := find(run)) is not None}
+    return Comparison(plan, rows(plan, found), dict(failures or {}))

@@ -1,0 +1,242 @@
+"""What techniques do during a visit: their hooks side by side (Crew), and the loss that they shape (Objective)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
+
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots
+from fedstrata.data.examples import Examples
+from fedstrata.errors import FedstrataError, UsageError, did_you_mean
+from fedstrata.methods import Method
+from fedstrata.tensors import Tensors, add
+from fedstrata.workshop import Bench, task_loss
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The hooks of a visit, sorted by what they do."""
+
+    hooks: Mapping[str, Hooks]
+
+    def all(self, kind: str) -> list[Any]:
+        """Every technique's hook of a kind, left to right, where there is one."""
+        return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
+
+    @contextmanager
+    def tapped(self, objective: Objective) -> Iterator[None]:
+        """The `features` hooks, attached to the modules that they name."""
+        handles = []
+        for functions in self.all("features"):
+            for name, function in functions.items():
+                handles.append(at_place(objective.model, name, partial(_replaced, function, objective)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
+        """What the techniques sum up, one step later."""
+        hooks = ((name, h.tally) for name, h in self.hooks.items())
+        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in hooks if tally is not None}
+
+    def corrected(self, grads: Tensors, batch: Batch) -> Tensors:
+        """The gradients with every technique's correction, each computed from the raw gradients, added."""
+        out = grads
+        for correct in self.all("correct"):
+            out = add(out, correct(grads, batch))
+        return out
+
+    def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
+        """The product of the techniques' scales for the trained names, or None where nobody scales."""
+        scales = self.all("scale")
+        if not scales:
+            return None
+        one = torch.ones((), device=device)
+        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
+
+    def uploaded(self, delta: Tensors) -> Tensors:
+        """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
+        sent = delta
+        for upload in self.all("upload"):
+            sent = add(sent, upload(delta))
+        return sent
+
+    def finished(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
+        """(slots that travel, the client's whole new memory)."""
+        slots: Slots = {}
+        kept = dict(memory)
+        for name, hook in self.hooks.items():
+            if hook.finish is not None:
+                slot, remembered = hook.finish(delta, tallies.get(name, {}))
+                if slot:
+                    slots[name] = slot
+                if remembered is not None:
+                    kept[name] = remembered
+        return slots, kept
+
+    @property
+    def present(self) -> tuple[Any, ...]:
+        """What settles how much the hooks compute: which of them there are, and the variant that they name."""
+        return tuple(
+            (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
+            for name, hook in self.hooks.items()
+        )
+
+
+def _replaced(function: Callable[[Batch, Tensor], Tensor], objective: Objective, there: Tensor) -> Tensor:
+    return there if objective.silent else function(objective.current[-1], there)
+
+
+def at_place(model: nn.Module, place: str, function: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    """Let a function replace a module's output or, for an `Into`, its input, until the handle is removed."""
+    module = _module(model, place)
+    if isinstance(place, Into):
+        return module.register_forward_pre_hook(lambda m, args: (function(args[0]), *args[1:]))
+    return module.register_forward_hook(lambda m, args, output: function(output))
+
+
+def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
+    """What is at a place of the model while it runs."""
+    seen: list[Tensor] = []
+
+    def see(there: Tensor) -> Tensor:
+        seen.append(there)
+        return there
+
+    handle = at_place(model, place, see)
+    try:
+        run()
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        known = [known for known, _ in model.named_modules() if known]
+        raise UsageError(f"the model has no module '{name}'{did_you_mean(name, known)}") from None
+
+
+Differentiate = Callable[[Callable[[Tensors], Tensor], Tensors], Tensors]
+"""(loss as a function of named tensors, where) → its gradient there."""
+
+
+def by_autograd(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
+    """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
+    leaves = {n: p.detach().requires_grad_() for n, p in at.items()}
+    with torch.enable_grad():
+        value = loss(leaves)
+    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
+
+
+@dataclass(eq=False)
+class Objective:
+    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
+
+    Args:
+        model: called with parameters of its own, or with others for a hook that asks for them.
+        params: the parameters at the current step.
+        buffers: the running statistics; a hook's own passes leave them as they are.
+        outputs: the techniques' `output` hooks.
+        losses: their `loss` hooks.
+        task: (logits, labels) → the task's loss.
+        differentiate: how a hook's wish for a gradient elsewhere is met.
+    """
+
+    model: nn.Module
+    params: Tensors
+    buffers: Tensors
+    outputs: Sequence[Callable[[Batch], Tensor]]
+    losses: Sequence[Callable[[Batch], Tensor]]
+    task: Callable[[Tensor, Tensor], Tensor] = task_loss
+    differentiate: Differentiate = by_autograd
+    current: list[Batch] = field(default_factory=list)
+    nested: bool = False
+    silent: bool = False
+
+    def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
+        """A step as the hooks will see it."""
+        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
+
+    def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """(task loss, whole loss)."""
+        self.current[:] = [batch]
+        batch.logits = forward(batch.x)
+        for output in self.outputs:
+            batch.logits = output(batch)
+        task = loss = self.task(batch.logits, batch.y)
+        for term in self.losses:
+            loss = loss + term(batch)
+        return task, loss
+
+    def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
+        """What the model or one of its modules puts out at other parameters, without hooks."""
+        buffers = {n: b.clone() for n, b in self.buffers.items()}
+        values = {**self.params, **given, **buffers}
+        self.silent = True
+        try:
+            return seen_at(self.model, module, lambda: functional_call(self.model, values, (x,)))
+        finally:
+            self.silent = False
+
+    def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
+        """Gradient of the whole loss at other parameters; running statistics stay untouched."""
+        if self.nested:
+            raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
+        before, self.nested = list(self.current), True
+        buffers = {n: b.clone() for n, b in self.buffers.items()}
+
+        def loss(moved: Tensors) -> Tensor:
+            params = {**self.params, **moved}
+            batch = self.batch(x, y, step, params)
+            batch.again = True
+            return self(batch, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))[1]
+
+        try:
+            return self.differentiate(loss, given)
+        finally:
+            self.current[:], self.nested = before, False
+
+
+def open_crew(
+    method: Method,
+    bench: Bench,
+    data: Examples,
+    a: Assignment,
+    memory: Slots,
+    rng: Callable[[str], torch.Generator],
+    counts: Callable[[], Tensor],
+    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]],
+) -> Crew:
+    """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
+    return Crew(
+        {
+            t.name: t.local(
+                ClientView(
+                    model=bench.model,
+                    data=data,
+                    assignment=a,
+                    strata=bench.strata,
+                    slot=a.slots.get(t.name, {}),
+                    memory=memory.get(t.name, {}),
+                    rng=rng(t.name),
+                    counts=counts,
+                    outputs=outputs,
+                )
+            )
+            for t in method.at("local")
+        }
+    )

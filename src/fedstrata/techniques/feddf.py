@@ -1,0 +1,111 @@
+"""FedDF: the average, then distilled from the clients' models together.
+
+Lin, Kong, Stich and Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstrata.core import RoundView, Setting, Technique
+from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.tensors import Tensors, add, generator
+
+
+def distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(σ(teacher's logits) ‖ σ(student's logits)), the mean over rows."""
+    return F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDF(Technique):
+    """The average, distilled: after the mean, trained towards the mean of the clients' logits on unlabelled inputs.
+
+    In every round w ← mean of the w_k, then `steps` steps of Adam, its rate falling to 0 along a cosine, on
+    KL(σ(1/|S| Σ_k f(w_k, x)) ‖ σ(f(w, x))). Inputs come from the server's public data (`public`: a dataset, or inputs
+    of the user's own, without labels), or are noise. Clients of different depth teach with the models that they have.
+
+    Args:
+        noise: take standard normal noise in place of public data.
+        steps: of the server in every round; 0 is FedAvg.
+        lr: of Adam, as in the paper.
+        batch_size: inputs a step, as in the paper.
+
+    Deviations: the paper takes up to 10,000 steps and stops early on a validation set; here their number is fixed.
+    Norm layers keep the averaged running statistics. What does not travel in a round does not move. The server's
+    computation is in a run's seconds, not in its FLOPs, which are those of the clients.
+    """
+
+    name: ClassVar[str] = "feddf"
+    needs_deltas: ClassVar[bool] = True
+    noise: bool = False
+    steps: int = 100
+    lr: float = 1e-3
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        not_negative("feddf", steps=self.steps)
+        positive("feddf", lr=self.lr, batch_size=self.batch_size)
+
+    def check(self, setting: Setting) -> None:
+        if not self.noise and setting.public is None:
+            raise UsageError("feddf distils on unlabelled inputs: give public data, or say feddf(noise=True)")
+        if self.noise and not setting.sample.is_floating_point():
+            raise UsageError("feddf(noise=True) needs inputs that are real numbers, and these are whole ones")
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        if not self.steps or not round.arrived:
+            return delta, state
+        inputs = list(self._inputs(round))
+        taught = _mean_logits(round, inputs)
+        start = add(round.params, delta)
+        student = round.model(start, round.buffers, "")
+        for name, parameter in student.named_parameters():
+            parameter.requires_grad_(name in round.arrived)
+        moving = {n: p for n, p in student.named_parameters() if p.requires_grad}
+        self._distil(student, list(moving.values()), inputs, taught)
+        return {**delta, **{n: p.detach() - round.params[n] for n, p in moving.items()}}, state
+
+    def _inputs(self, round: RoundView) -> Iterator[Tensor]:
+        """A batch of unlabelled inputs for every step."""
+        rng = generator(round.seed, self.name)
+        if self.noise or round.public is None:
+            for _ in range(self.steps):
+                yield torch.randn(self.batch_size, *round.like.shape[1:], generator=rng, dtype=round.like.dtype)
+            return
+        left = torch.empty(0, dtype=torch.int64)
+        size = min(self.batch_size, len(round.public))
+        for _ in range(self.steps):
+            if len(left) < size:
+                left = torch.randperm(len(round.public), generator=rng)
+            yield round.public.batch(left[:size])[0]
+            left = left[size:]
+
+    def _distil(
+        self, student: nn.Module, moving: Sequence[Tensor], inputs: Sequence[Tensor], taught: Sequence[Tensor]
+    ) -> None:
+        optimizer = torch.optim.Adam(moving, lr=self.lr)
+        for step, (x, teacher) in enumerate(zip(inputs, taught, strict=True)):
+            optimizer.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
+            optimizer.zero_grad()
+            torch.autograd.backward(distillation(student(x), teacher))
+            optimizer.step()
+
+
+def _mean_logits(round: RoundView, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The mean over the clients' models of their logits, for every batch."""
+    sums: list[Tensor] = []
+    for update, asked in zip(round.updates, round.asked, strict=True):
+        params = add({n: round.params[n] for n in asked.params}, update.delta)
+        teacher = round.model(params, {**round.buffers, **update.buffers}, asked.arch)
+        with torch.no_grad():
+            logits = [teacher(x) for x in inputs]
+        sums = [a + b for a, b in zip(sums, logits, strict=True)] if sums else logits
+    return [total / len(round.updates) for total in sums]

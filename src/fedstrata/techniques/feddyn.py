@@ -1,0 +1,66 @@
+"""FedDyn: a dynamic regulariser that lines the clients' optima up with the global one.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning Based on Dynamic Regularization",
+ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique
+from fedstrata.errors import positive
+from fedstrata.techniques.fedprox import pull
+from fedstrata.tensors import Tensors, add, scale, subtract, zeros_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Technique):
+    """A dynamic regulariser: the local loss minus ⟨h_k, w_k⟩ plus α/2·‖w_k − w‖².
+
+    Client: h_k ← h_k − α(w_k − w). Server: h ← h − (α/N) Σ_{k∈S} (w_k − w); w ← mean_{k∈S} w_k − h/α, all clients
+    weighted alike. The terms enter as their gradient, −h_k + α(w_k − w); h_k stays on its client and nothing more than
+    Δ_k travels.
+
+    Args:
+        alpha: α, the strength; the paper uses 0.1, 0.01 and 0.001. It cannot be 0: h/α does not vanish with it.
+
+    Deviation: N is the number of clients whose model holds the parameter, which matters only for clients of different
+    depth. What does not train in a round keeps its h and h_k.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
+    vectorises: ClassVar[bool] = True
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("feddyn", alpha=self.alpha)
+
+    def init(self, params: Tensors) -> Tensors:
+        return zeros_like(params)
+
+    def local(self, view: ClientView) -> Hooks:
+        names, anchor = view.assignment.trains, view.assignment.params
+        if not names:
+            return Hooks()
+        mine = {n: view.memory[n] if n in view.memory else torch.zeros_like(anchor[n]) for n in names}
+
+        def correct(grads: Tensors, batch: Batch) -> Tensors:
+            return subtract(pull(batch.params, anchor, list(grads), self.alpha), mine, list(grads))
+
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            return {}, {**view.memory, **add({n: mine[n] for n in delta}, delta, alpha=-self.alpha)}
+
+        return Hooks(correct=correct, finish=finish)
+
+    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        return {**total, **add(delta, total)}
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        sums = round.totals[self.name]
+        moved = {n: state[n] - self.alpha / round.owners(n) * change for n, change in sums.items()}
+        return add(delta, scale(moved, -1 / self.alpha)), {**state, **moved}

@@ -1,0 +1,56 @@
+"""FedLC: logits calibrated by how many examples of each class a client has.
+
+Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.errors import not_negative
+
+
+def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
+    """logit_c − τ·n_c^(−1/4); a class without examples is left out of the softmax.
+
+    Left out by a number so low that its exponential is 0, not by −∞: a row that only fills a batch up may carry the
+    label of such a class, and 0 · ∞ would be no number.
+    """
+    margin = tau * counts.clamp(min=1.0).pow(-0.25)
+    return torch.where(counts > 0, logits - margin.to(logits), torch.finfo(logits.dtype).min / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLC(Technique):
+    """Calibrated logits: in local training logit_c − τ·n_c^(−1/4), with n_c the client's examples of class c.
+
+    Classes that the client lacks are left out of the softmax: there the margin is infinite.
+
+    Args:
+        tau: τ, the strength of the margin; 0 is no calibration at all, which is FedAvg.
+    """
+
+    name: ClassVar[str] = "fedlc"
+    refuses: ClassVar[dict[str, str]] = {
+        "fedrs": "fedlc leaves the classes that a client lacks out of the softmax, and fedrs has nothing left to scale",
+    }
+    vectorises: ClassVar[bool] = True
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        not_negative("fedlc", tau=self.tau)
+
+    def local(self, view: ClientView) -> Hooks:
+        if not self.tau or not view.assignment.trains:
+            return Hooks()
+        counts = view.counts()
+
+        def output(batch: Batch) -> Tensor:
+            return calibrated(batch.logits, counts, self.tau)
+
+        return Hooks(output=output)

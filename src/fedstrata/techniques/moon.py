@@ -1,0 +1,76 @@
+"""MOON: features near the global model's and far from the client's last ones.
+
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedstrata.core import Batch, ClientView, Hooks, Into, Technique
+from fedstrata.errors import not_negative, positive
+from fedstrata.tensors import Tensors, add
+
+
+def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """The mean over rows of −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), sim the cosine.
+
+    Written as log(1 + e^{(sim(z, z_prev) − sim(z, z_glob))/τ}), which cannot overflow.
+    """
+    similar = F.cosine_similarity
+    return F.softplus((similar(now, far) - similar(now, near)) / tau).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(Technique):
+    """Features z near the global model's and far from the client's last: the local loss plus μ·contrast(z).
+
+    contrast = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})). z_glob comes from the
+    received model, z_prev from the client's model at the end of its last visit, which it keeps. In a first visit there
+    is none: with z_prev = z_glob the term would be constant, so it is left out.
+
+    Args:
+        mu: μ, the strength; 0 is FedAvg. The paper tunes it in {0.1, 1, 5, 10}.
+        tau: τ, the temperature.
+        stage: the module whose output z is; by default z is what goes into the last weight layer.
+
+    Deviation: the paper adds a projection head before the classifier; give the model one, and name it in `stage`.
+    """
+
+    name: ClassVar[str] = "moon"
+    mu: float = 1.0
+    tau: float = 0.5
+    stage: str | None = None
+
+    def __post_init__(self) -> None:
+        not_negative("moon", mu=self.mu)
+        positive("moon", tau=self.tau)
+
+    def local(self, view: ClientView) -> Hooks:
+        if not self.mu or not view.assignment.trains:
+            return Hooks()
+        place = Into(view.strata[-1].name) if self.stage is None else self.stage
+        anchor = dict(view.assignment.params)
+
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            return {}, add(anchor, delta)
+
+        if not view.memory:
+            return Hooks(finish=finish)
+        now: list[Tensor] = []
+
+        def tap(batch: Batch, features: Tensor) -> Tensor:
+            now[:] = [features[: len(batch.y)]]
+            return features
+
+        def loss(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                near, far = (batch.forward(params, place).flatten(1) for params in (anchor, view.memory))
+            return self.mu * contrast(now[0].flatten(1), near, far, self.tau)
+
+        return Hooks(features={place: tap}, loss=loss, finish=finish)

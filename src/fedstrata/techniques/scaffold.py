@@ -1,0 +1,80 @@
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique
+from fedstrata.tensors import Tensors, add, subtract, zeros_like
+
+_STEPS = "(steps)"
+
+
+def _wide_zeros(like: Tensors) -> Tensors:
+    """Zeros to sum up from: half precision would lose gradients after a few hundred of them."""
+    return {n: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) for n, t in like.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Technique):
+    """Control variates against client drift: every gradient plus c − c_k.
+
+    c_k⁺ = (1/τ) Σ g_k, the mean raw gradient of the visit; c ← c + (1/N) Σ_{k∈S} (c_k⁺ − c_k); w ← mean of the w_k,
+    all clients weighted alike. Up travels Δ_k and c_k⁺ − c_k; c_k stays on its client.
+
+    Under plain SGD the mean gradient is the paper's Option II, c_k⁺ = c_k − c + (w − w_k)/(τη). Under momentum, Adam or
+    scaled steps, where (w − w_k)/(τη) is no gradient, it still is one. The paper's global step size η_g is
+    `fedavg(server_lr=…)`.
+
+    Deviation: N is the number of clients whose model holds the parameter, which matters only for clients of different
+    depth. What does not train in a round keeps its variates on both sides.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
+    vectorises: ClassVar[bool] = True
+
+    def init(self, params: Tensors) -> Tensors:
+        return zeros_like(params)
+
+    def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        return {n: state[n] for n in assignment.trains}
+
+    def local(self, view: ClientView) -> Hooks:
+        names = view.assignment.trains
+        if not names:
+            return Hooks()
+        mine = {n: view.memory[n] if n in view.memory else torch.zeros_like(view.slot[n]) for n in names}
+        shift = subtract(view.slot, mine, names)
+
+        def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
+            total = total or {**_wide_zeros(mine), _STEPS: torch.zeros((), device=mine[names[0]].device)}
+            return {**add(total, grads), _STEPS: total[_STEPS] + 1}
+
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            if not tally:  # not one step was possible: the server refuses such an update
+                return {}, None
+            mean = {n: (tally[n] / tally[_STEPS]).to(mine[n].dtype) for n in names}
+            return subtract(mean, mine, names), {**view.memory, **mean}
+
+        return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
+
+    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        return {**total, **add(slot, total)}
+
+    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+        if slot.keys() != set(assignment.trains):
+            return "its control variates are not those of what it trained"
+        wrong = next((n for n, t in slot.items() if t.shape != assignment.params[n].shape), None)
+        return None if wrong is None else f"its control variate of '{wrong}' has another shape"
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        moved = {n: state[n] + change / round.owners(n) for n, change in round.totals[self.name].items()}
+        return delta, {**state, **moved}

@@ -1,0 +1,1 @@
+"""The equations of the techniques, worked out again in NumPy."""

@@ -1,0 +1,45 @@
+"""FedDyn, Acar et al. 2021."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.techniques.worlds import (
+    agree,
+    descend,
+    differ,
+    fedavg,
+    flat,
+    gradient,
+    linear,
+    mean,
+    parties,
+    present,
+    returns,
+    run,
+)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_a_client_that_sits_one_out(alpha: float) -> None:
+    """Two of three clients a round, four rounds; the paper's m is our N = 3, sat out or not.
+
+    Local: θ_k minimises L_k(θ) − ⟨h_k, θ⟩ + α/2‖θ − θ^t‖², so a step uses ∇L_k(θ) − h_k + α(θ − θ^t). Then
+    h_k ← h_k − α(θ_k − θ^t). Server: h ← h − (α/N) Σ_{k∈P} (θ_k − θ^t), and θ^{t+1} = mean_{k∈P} θ_k − h/α.
+    """
+    clients = parties()
+    fed = run(f"feddyn(alpha={alpha})", clients, participation=2, rounds=4)
+    assert returns(present(fed))
+    theta = flat(linear())
+    h, own = np.zeros_like(theta), [np.zeros_like(theta) for _ in clients]
+    for took_part in present(fed):
+        ends = []
+        for k in took_part:
+            c, h_k, centre = clients[k], own[k], theta
+            ends.append(descend(theta, lambda v, c=c, h=h_k, o=centre: gradient(v, c) - h + alpha * (v - o)))
+            own[k] = h_k - alpha * (ends[-1] - theta)
+        h = h - alpha / len(clients) * sum(end - theta for end in ends)
+        theta = mean(ends) - h / alpha
+    agree(fed, theta)
+    differ(theta, fedavg(clients, present(fed), uniform=True))

@@ -1,0 +1,148 @@
+"""Clients that lie: of twenty, six send their change four times as large with the sign flipped, and six send NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import fedstrata as fs
+from fedstrata.core import ClientView, Hooks, Technique
+from fedstrata.tensors import Tensors, scale
+
+ALL = ("median", "trimmed_mean(share=0.45)", "krum(share=0.45)", "multi_krum(share=0.45)", "geometric_median")
+"""Against six liars among the fourteen whose updates are numbers."""
+SOME = ("median", "trimmed_mean(share=0.3)", "multi_krum(share=0.3)", "geometric_median")
+"""Against six liars among twenty; Krum, which goes by one client's seventy digits a round, is not among them."""
+SIMPLE = "synthetic(shape=(16,), classes=5, examples=8000, test_examples=2000, separation=0.6)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traitors(Technique):
+    """The first clients send −strength·Δ, the next ones NaN."""
+
+    name: ClassVar[str] = "traitors"
+    flipping: int = 0
+    broken: int = 0
+    strength: float = 4.0
+
+    def local(self, view: ClientView) -> Hooks:
+        client = view.assignment.client
+        if client < self.flipping:
+            return Hooks(upload=lambda delta: scale(delta, -1 - self.strength))
+        if client < self.flipping + self.broken:
+            return Hooks(upload=lambda delta: scale(delta, torch.nan))
+        return Hooks()
+
+
+@cache
+def world(name: str = "digits") -> tuple[Any, list[Any], Any]:
+    data = fs.load_dataset(name)
+    parts = fs.partition(data.train.labels(), "iid", clients=20, seed=0)
+    return data, [data.train.select(p) for p in parts], data.test
+
+
+def accuracy(name: str, *techniques: Technique, reduce: str | None = None) -> float:
+    data, clients, test = world(name)
+    real = name == "digits"
+    model = fs.build_model(f"mlp(hidden=({32 if real else 16},))", data.input_shape, data.classes, seed=0)
+    how: dict[str, Any] = {"rounds": 60, "lr": 0.2, "batch_size": 32} if real else {"lr": 0.3, "batch_size": 400}
+    method = fs.chain(*techniques, reduce=reduce)
+    fed = fs.Federation(model, clients, test, method=method, steps=5, **{"rounds": 40, "eval_every": 60, **how})
+    try:
+        reached = fed.fit().accuracy
+    except fs.Diverged:
+        return 0.0
+    assert reached is not None
+    refused = {r["client"] for record in fed.records for r in record.refused}
+    assert len(refused) == sum(getattr(t, "broken", 0) for t in techniques)  # NaN is refused whatever the reducer
+    return reached
+
+
+@cache
+def clean(name: str) -> float:
+    return accuracy(name)
+
+
+def test_the_clean_runs_are_good() -> None:
+    assert clean("digits") > 0.95
+    assert clean(SIMPLE) > 0.85
+
+
+def test_the_mean_fails() -> None:
+    """Six of twenty: Σ = 14 − 6·4 = −10 turns the mean around; of fourteen, 8 − 6·4 = −16."""
+    assert accuracy("digits", Traitors(flipping=6)) < 0.5
+    assert accuracy(SIMPLE, Traitors(flipping=6, broken=6)) < 0.5
+
+
+@pytest.mark.parametrize("reduce", ALL)
+def test_they_hold_with_thirty_percent_flipped_and_thirty_percent_broken(reduce: str) -> None:
+    assert accuracy(SIMPLE, Traitors(flipping=6, broken=6), reduce=reduce) >= clean(SIMPLE) - 0.03
+
+
+@pytest.mark.parametrize("reduce", SOME)
+def test_they_hold_on_real_digits_with_thirty_percent_flipped(reduce: str) -> None:
+    assert accuracy("digits", Traitors(flipping=6), reduce=reduce) >= clean("digits") - 0.03
+
+
+@pytest.mark.parametrize("reduce", [None, *SOME])
+def test_broken_clients_alone_harm_nobody(reduce: str | None) -> None:
+    """NaN never reaches the mean: such updates are refused, so that FedAvg holds too."""
+    assert accuracy("digits", Traitors(broken=6), reduce=reduce) >= clean("digits") - 0.03
+
+
+def test_running_statistics_are_guarded_too() -> None:
+    """A liar's running statistics are a thousand times too large: the mean takes them, the median does not."""
+    _, clients, test = world()
+    results = {}
+    for reduce in (None, "median"):
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+        fed = fs.Federation(net, clients, test, method=fs.chain(reduce=reduce), rounds=2, batch_size=16)
+        original = fed._engine.run
+
+        def lying(assignments: Any, recall: Any, original: Any = original) -> Any:
+            for update, memory in original(assignments, recall):
+                if update.client < 6:
+                    update.buffers["2.running_var"].mul_(1e6)
+                yield update, memory
+
+        fed._engine.run = lying  # type: ignore[method-assign]
+        fed.fit()
+        results[reduce] = float(fed.state.buffers["2.running_var"].max())
+    assert results[None] > 1e4
+    assert results["median"] < 1e3
+
+
+@pytest.mark.parametrize("technique", ["scaffold", "feddyn", "ccvr", "feddf(noise=True)"])
+def test_what_a_reducer_cannot_guard_is_refused(technique: str) -> None:
+    name = technique.partition("(")[0]
+    with pytest.raises(fs.UsageError, match=f"'{name}' and reduce='median' cannot be combined"):
+        fs.method(f"fedavg(reduce='median') + {technique}")
+
+
+def test_a_wrong_reducer_gets_one_sentence() -> None:
+    with pytest.raises(fs.UsageError, match="did you mean 'median'"):
+        fs.method("fedavg(reduce='medain')")
+    with pytest.raises(fs.UsageError, match="share"):
+        fs.method("fedavg(reduce='trimmed_mean(share=0.5)')")
+
+
+def test_a_method_with_a_reducer_reads_back() -> None:
+    method = fs.method("fedavg(reduce='trimmed_mean(share=0.2)') + fedprox")
+    assert fs.method(str(method)) == method
+    assert fs.method(str(method)).digest == method.digest
+
+
+def test_the_mean_by_name_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, clients, test = world()
+    ends: list[Tensors] = []
+    for reduce in (None, "mean"):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        torch.nn.init.zeros_(model[1].weight), torch.nn.init.zeros_(model[1].bias)
+        fed = fs.Federation(model, clients, test, method=fs.chain(reduce=reduce), rounds=2)
+        fed.fit()
+        ends.append(fed.state.params)
+    assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
