@@ -11,8 +11,8 @@ import pytest
 
 import fedstrata
 from fedstrata.core import Assignment, Hooks, Technique, Update, Work, overrides
-from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.errors import UsageError
+from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.techniques import TECHNIQUES, method
 
 

@@ -99,7 +99,7 @@ def test_a_file_of_inputs(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("public", "why"),
     [
-        ("nowhere.npy", "cannot read nowhere.npy"),
+        ("nowhere.npy", "nowhere.npy: no such file"),
         ("text.npy", "text.npy holds no array of numbers"),
         ("words.npy", "words.npy holds no array of numbers"),
         ("digitz", "there is no dataset 'digitz'"),

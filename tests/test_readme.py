@@ -29,17 +29,18 @@ def test_the_two_commands_come_first() -> None:
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every `fedstrata` line of the README, in an empty folder; rounds are cut short, and nothing is downloaded."""
+    """Every `fedstrata` line of the README, in an empty folder; runs are cut short, and nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "fetch", lambda name, where, **settings: [])
     text = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
     lines = [shlex.split(line, comments=True)[2:] for line in text.splitlines() if line.startswith("$ fedstrata")]
     assert len(lines) >= 6
     for line in lines:
-        if line[0] == "run":
-            line += ["--rounds", "2"]
+        if line[0] in ("run", "compare"):
+            line += ["--rounds", "2", "--steps", "1"]
         assert cli._guarded(line, debug=True) == 0, line
     assert (tmp_path / "runs/wider/model.safetensors").exists()
     assert 'model = "cnn2(width=32)"' in (tmp_path / "runs/wider/run.toml").read_text()
     assert (tmp_path / "partition.png").exists()
-    capsys.readouterr()
+    assert len(list((tmp_path / "runs/compare").glob("*/summary.json"))) == 9
+    assert "gap" in capsys.readouterr().out

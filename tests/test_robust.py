@@ -116,7 +116,14 @@ def test_running_statistics_are_guarded_too() -> None:
     assert results["median"] < 1e3
 
 
-@pytest.mark.parametrize("technique", ["scaffold", "feddyn", "ccvr", "feddf(noise=True)"])
+def test_where_some_may_lie_all_count_alike_unless_said_otherwise() -> None:
+    """A liar would claim a billion examples."""
+    assert fs.method("fedavg").weight == "examples"
+    assert fs.method("fedavg(reduce='geometric_median')").weight == "uniform"
+    assert fs.method("fedavg(reduce='geometric_median', weight='examples')").weight == "examples"
+
+
+@pytest.mark.parametrize("technique", ["scaffold", "fednova", "feddyn", "ccvr", "feddf(noise=True)"])
 def test_what_a_reducer_cannot_guard_is_refused(technique: str) -> None:
     name = technique.partition("(")[0]
     with pytest.raises(fs.UsageError, match=f"'{name}' and reduce='median' cannot be combined"):

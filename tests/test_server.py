@@ -190,7 +190,7 @@ def test_server_lr():
 def test_what_a_round_counts():
     """Losses 1 and 4 of clients with 1 and 2 examples: (1 + 8)/3 = 3; FLOPs 10 + 20; steps 2 + 5."""
     made, state = server()
-    assignments = made.open(state, [0, 1], Work())
+    assignments = made.open(state, [0, 1], Work(epochs=5))
     updates = [
         answer(assignments[0], examples=1, steps=2, metrics={"flops": 10.0, "train_loss": 1.0}),
         answer(assignments[1], examples=2, steps=5, metrics={"flops": 20.0, "train_loss": 4.0}),
@@ -202,6 +202,16 @@ def test_what_a_round_counts():
     assert outcome.active == ("a", "c")
     assert outcome.accepted == (0, 1)
     assert not outcome.diverged
+
+
+@pytest.mark.parametrize(("work", "most"), [(Work(epochs=2, batch_size=3), 8), (Work(steps=5), 5)])
+def test_more_steps_than_were_asked_for_are_refused(work: Work, most: int):
+    """Ten examples in batches of three are four steps an epoch; who claims more would count for more under FedNova."""
+    made, state = server()
+    for steps, refused in ((most, []), (most + 1, [0])):
+        assignments = made.open(state, [0], work)
+        _, outcome, _ = close(made, state, assignments, [answer(assignments[0], examples=10, steps=steps)])
+        assert [client for client, _ in outcome.refused] == refused
 
 
 # Techniques -------------------------------------------------------------------------------------------------

@@ -9,7 +9,20 @@ history = fs.Federation(model, [data.train.select(p) for p in parts], data.test,
 """
 
 from fedstrata._version import __version__
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Slots, Technique, Update, Work
+from fedstrata.compare import Comparison, compare
+from fedstrata.core import (
+    Assignment,
+    Batch,
+    ClientView,
+    Hooks,
+    Into,
+    RoundView,
+    Setting,
+    Slots,
+    Technique,
+    Update,
+    Work,
+)
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, Examples, MapExamples, TensorExamples
 from fedstrata.data.partition import partition
@@ -26,6 +39,7 @@ __all__ = [
     "Assignment",
     "Batch",
     "ClientView",
+    "Comparison",
     "Costs",
     "Dataset",
     "Diverged",
@@ -35,10 +49,12 @@ __all__ = [
     "FedstrataError",
     "History",
     "Hooks",
+    "Into",
     "MapExamples",
     "Method",
     "Record",
     "RoundView",
+    "Setting",
     "Slots",
     "Stratum",
     "Technique",
@@ -50,6 +66,7 @@ __all__ = [
     "__version__",
     "build_model",
     "chain",
+    "compare",
     "load_dataset",
     "method",
     "partition",

@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    method: str = Field("fedavg", description="what to run, as papers write it: 'feddyn(alpha=0.1) + fednlr'")
+    method: str = Field("fedavg", description="what to run, as papers write it: 'feddyn(alpha=0.1) + fedlc'")
     rounds: int = Field(20, ge=1, description="number of rounds")
     participation: int | float = Field(
         1.0, description="clients a round: a fraction (1.0 is all) or, without a decimal point, a number"
@@ -90,6 +90,12 @@ class RunConfig(Settings):
     partition: str = Field("dirichlet(alpha=0.1)", description="how examples are dealt to clients")
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
     public: str | None = Field(None, description="unlabelled inputs of the server: a dataset, or a file of them, X.npy")
+
+    @field_validator("public")
+    @classmethod
+    def _whole_path(cls, value: str | None) -> str | None:
+        """A file's whole path, so that a run means the same from another working directory."""
+        return str(Path(value).expanduser().resolve()) if value is not None and value.endswith(".npy") else value
 
     @model_validator(mode="after")
     def _sources(self) -> RunConfig:

@@ -84,7 +84,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
-        "clients": f"{federation.sampled} of {len(federation.clients)} in every round",
+        "clients": f"{federation.roster.sampled} of {len(federation.clients)} in every round",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
     }
     if federation.records:
@@ -455,7 +455,7 @@ class RunsWatcher:
         directory = news.run.directory
         if directory not in self._tasks:
             name = one_line(str(news.run), max(20, self._console.width - 45))
-            self._tasks[directory] = self._bars.add_task(name, total=news.run.config.rounds)
+            self._tasks[directory] = self._bars.add_task(name, total=news.run.rounds)
         if not news.ended:
             self._bars.update(self._tasks[directory], completed=news.rounds)
             return

@@ -148,6 +148,8 @@ class Federation:
         self.method = chosen.with_buffers(buffers)
         said = given | {"method": str(self.method), "buffers": self.method.buffers}
         self.settings = checked(Settings, {name: said[name] for name in Settings.model_fields})
+        if self.settings.stop_at_target and self.method.epilogue:
+            raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
         parties = clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
@@ -173,7 +175,7 @@ class Federation:
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)
-        self._roster = Roster(
+        self.roster = Roster(
             parties,
             arch_of,
             self.settings.participation,
@@ -182,7 +184,7 @@ class Federation:
             self.method.pools,
             drop_single=normalises_batches(models[""]),
         )
-        self.clients = self._roster.clients
+        self.clients = self.roster.clients
         for technique in self.method.at("check"):
             for name, module in models.items():
                 technique.check(Setting(module, architectures[name].strata, self._work(0), sample, inputs))
@@ -191,7 +193,7 @@ class Federation:
             architectures,
             len(self.clients),
             self.settings.seed,
-            self._roster.arch_of,
+            self.roster.arch_of,
             rounds=self.settings.rounds,
             model=self._model,
             like=sample[:0].clone(),
@@ -204,7 +206,7 @@ class Federation:
             shop,
             self.clients,
             self.test,
-            visits=self.settings.rounds * self._roster.sampled,
+            visits=self.settings.rounds * self.roster.sampled,
         )
         self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
         self.records: list[Record] = []
@@ -338,7 +340,7 @@ class Federation:
         with own_rng(), computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
-                assignments = self._server.open(state, self._roster.sample(number), work)
+                assignments = self._server.open(state, self.roster.sample(number), work)
             visits = self._engine.run(assignments, partial(self._recall, state))
             counted = self._counted(visits, len(assignments))
             with timed("train and close"):
@@ -356,7 +358,7 @@ class Federation:
             return self._engine.evaluate(Exam(after.params, after.buffers, policy, seed))
 
         def mean() -> tuple[float, float]:
-            own = (self._own(after, client) for client in self._roster.everybody)
+            own = (self._own(after, client) for client in self.roster.everybody)
             marks = [self._engine.evaluate(Exam(params, buffers, policy, seed))() for params, buffers in own]
             accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
             return accuracy, loss
@@ -422,12 +424,7 @@ class Federation:
     def _work(self, number: int) -> Work:
         s = self.settings
         lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
-        return self._roster.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
-
-    @property
-    def sampled(self) -> int:
-        """How many clients take part in a round."""
-        return self._roster.sampled
+        return self.roster.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
 
     def _recall(self, state: ServerState, client: int) -> Slots:
         return self._store.get(client, int(state.remembers.numpy()[client]))

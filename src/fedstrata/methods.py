@@ -73,7 +73,7 @@ class Method:
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         for technique in self.techniques if self.reducer is not None else ():
-            if overrides(technique, "fold") or technique.needs_deltas:
+            if overrides(technique, "fold") or overrides(technique, "gather") or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "
                     "takes from the clients does not pass through the mean, so nothing guards it"
@@ -91,8 +91,8 @@ class Method:
 
     @cached_property
     def weight(self) -> Weight:
-        """How the mean weighs clients."""
-        weight: Weight = self._setting("weight", "examples")
+        """How the mean weighs clients: all alike where some may lie, for they would claim many examples."""
+        weight: Weight = self._setting("weight", "examples" if self.reducer is None else "uniform")
         return weight
 
     @cached_property
@@ -163,7 +163,7 @@ def chain(
 
 
 def parse(text: str, table: Mapping[str, Callable[..., Any]]) -> Method:
-    """Read a method as papers write it, `"feddyn(alpha=0.1) + fednlr"`, with the techniques of a table."""
+    """Read a method as papers write it, `"feddyn(alpha=0.1) + fedlc"`, with the techniques of a table."""
     techniques: list[Technique] = []
     bases: list[FedAvg] = []
     for call in parse_sum(text):

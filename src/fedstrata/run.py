@@ -55,25 +55,18 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         resume=resume,
         public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
-        | {
-            "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE)),
-            "public": _absolute(config.public) if _is_file(config.public) else config.public,
-        },
+        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
 
 
-def _is_file(public: str | None) -> bool:
-    return public is not None and public.endswith(".npy")
-
-
 def _public(public: str, data_dir: str | None) -> Any:
     """The server's unlabelled inputs: an array of them from a file, or a dataset's training examples."""
-    if not _is_file(public):
+    if not public.endswith(".npy"):
         return load_dataset(public, data_dir).train
     try:
-        inputs = np.load(Path(public).expanduser(), allow_pickle=False)
+        inputs = np.load(public, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"cannot read {public}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:

@@ -385,6 +385,9 @@ class Server:
         least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
         if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
             return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
+        most = _most_steps(update.examples, assignment.work)
+        if update.steps > most:
+            return f"it took {str(update.steps)[:20]} steps, and {str(most)[:20]} were asked for"
         if not {"flops", "train_loss"} <= update.metrics.keys():
             return "its metrics are incomplete"
         values = () if self.method.buffers == "drop" else self.architectures[assignment.arch].buffers
@@ -403,6 +406,11 @@ class Server:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+
+def _most_steps(examples: int, work: Work) -> int:
+    """How many steps a client with so many examples may take."""
+    return work.epochs * -(-examples // work.batch_size) if work.steps is None else work.steps
 
 
 def _arrived(asked: Sequence[Assignment]) -> dict[str, int]:

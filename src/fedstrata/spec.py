@@ -85,7 +85,7 @@ def parse_call(text: str) -> Call:
 
 
 def parse_sum(text: str) -> list[Call]:
-    """Read names with arguments joined by `+`, left to right: `feddyn(alpha=0.1) + fednlr`."""
+    """Read names with arguments joined by `+`, left to right: `feddyn(alpha=0.1) + fedlc`."""
     calls: list[Call] = []
     waiting = [parse_expression(text)]
     while waiting:  # without recursion, since a user's text may be long

@@ -56,6 +56,11 @@ class Run:
         return method(self.config.method).with_buffers(self.config.buffers).buffers
 
     @property
+    def rounds(self) -> int:
+        """How many rounds it has, with those after the last one in which nobody trains."""
+        return self.config.rounds + method(self.config.method).epilogue
+
+    @property
     def is_reference(self) -> bool:
         """True if gaps are measured from this method."""
         return method(self.config.method).pools

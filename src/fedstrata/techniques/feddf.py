@@ -55,7 +55,7 @@ class FedDF(Technique):
         positive("feddf", lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
-        if not self.noise and setting.public is None:
+        if not self.noise and setting.public is None and self.steps:
             raise UsageError("feddf distils on unlabelled inputs: give public data, or say feddf(noise=True)")
         if self.noise and not setting.sample.is_floating_point():
             raise UsageError("feddf(noise=True) needs inputs that are real numbers, and these are whole ones")

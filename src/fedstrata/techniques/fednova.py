@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 from fedstrata.core import Assignment, Technique, Update, altered
 from fedstrata.optim import Sgd, build_optimizer
 
 
-@lru_cache(maxsize=4096)
 def accumulation(steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:
     """‖a‖₁: the sum of the weights with which the gradients of so many steps enter the change of the model.
 
-    τ for SGD; [τ − ρ(1 − ρ^τ)/(1 − ρ)]/(1 − ρ) with momentum ρ. Summed up step by step: v ← ρv + 1, then + v (or, by
-    Nesterov, + 1 + ρv).
+    τ for SGD; [τ − ρ(1 − ρ^τ)/(1 − ρ)]/(1 − ρ) with momentum ρ, and with ρ² in place of the first ρ by Nesterov: step s
+    adds (1 − ρ^s)/(1 − ρ), or (1 − ρ^(s+1))/(1 − ρ).
     """
-    total = velocity = 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + 1.0
-        total += 1.0 + momentum * velocity if nesterov else velocity
-    return total
+    if momentum == 1:
+        return steps * (steps + (3 if nesterov else 1)) / 2
+    tail = momentum ** (2 if nesterov else 1) * (1 - momentum**steps) / (1 - momentum)
+    return (steps - tail) / (1 - momentum)
 
 
 def _accumulated(update: Update, asked: Assignment) -> float:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstrata.core import Batch, ClientView, Hooks, Into, Technique
-from fedstrata.errors import not_negative, positive
+from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique
+from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
 from fedstrata.tensors import Tensors, add
 
 
@@ -50,6 +50,11 @@ class Moon(Technique):
     def __post_init__(self) -> None:
         not_negative("moon", mu=self.mu)
         positive("moon", tau=self.tau)
+
+    def check(self, setting: Setting) -> None:
+        known = dict(setting.model.named_modules())
+        if self.stage is not None and self.stage not in known:
+            raise UsageError(f"moon's stage: the model has no module '{self.stage}'{did_you_mean(self.stage, known)}")
 
     def local(self, view: ClientView) -> Hooks:
         if not self.mu or not view.assignment.trains:

@@ -26,7 +26,7 @@ class Centralised(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Technique):
-    """Reference: every client trains on its own data alone, and nothing travels.
+    """Reference: every client trains on its own data alone, and no parameter travels.
 
     Whoever is asked in a round takes the steps that it would take in a federation, and goes on with its own model. The
     run's accuracy is the mean over all clients of their own models' on the test set; the server's model never moves.
