@@ -38,6 +38,7 @@ from torch.nn import functional as F
 
 import fedstrata as fs
 from fedstrata.tensors import derive, generator
+from fedstrata.workshop import Workshop
 
 Clients = list[fs.TensorExamples]
 Loop = Callable[[], object]
@@ -45,13 +46,13 @@ Loop = Callable[[], object]
 MODELS = ("cnn4(width=8)", "mlp(hidden=(64,))")
 SIZES = (450, 550) * 4  # ten steps on average, but not the same number for all, or FedNova would have nothing to do
 FEW = (100, 150) * 4  # for the check
-BATCH, LR, CLASSES = 50, 0.05, 10
+BATCH, LR, CLASSES = 50, 0.02, 10
 WARM_UP = 3  # rounds: in the first clients have no memory yet, and what is new in the second is counted there
 TOLERANCE = 1e-6
 GOAL = 0.05
 
 
-def make_clients(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Clients:
+def make_clients(sizes: Sequence[int], dtype: torch.dtype) -> Clients:
     """Clients with two or three classes each."""
     train = fs.load_dataset(f"synthetic(shape=(1, 28, 28), examples={sum(sizes)})").train
     train = fs.TensorExamples(train.x.to(dtype), train.y)
@@ -68,9 +69,9 @@ class FedAvg:
     uniform: ClassVar[bool] = False
 
     def __init__(self, model: nn.Sequential, clients: Clients) -> None:
-        convolves = any(isinstance(m, nn.Conv2d) for m in model.modules())
-        self.layout = torch.channels_last if convolves else torch.contiguous_format
-        self.model = copy.deepcopy(model).to(memory_format=self.layout).train()
+        sample = clients[0].batch(torch.arange(2))[0]
+        shop = Workshop(lambda arch: copy.deepcopy(model), fs.method("fedavg"), sample=sample, channels_last=True)
+        self.model, self.inputs = shop.bench("").model, shop.bench("").inputs  # in the layout that Federation trains in
         self.clients, self.number = clients, 0
         self.leaves = list(self.model.parameters())
         self.here = [p.detach() for p in self.leaves]
@@ -91,7 +92,7 @@ class FedAvg:
             self.begin(client)
             for index in torch.randperm(len(data), generator=rng).split(BATCH):
                 x, y = data.batch(index)
-                grads = self.gradient(client, x.contiguous(memory_format=self.layout), y)
+                grads = self.gradient(client, self.inputs(x), y)
                 torch._foreach_add_(self.here, grads, alpha=-LR)
             delta = torch._foreach_sub(self.here, self.there)
             self.end(client, delta)
@@ -295,20 +296,20 @@ class FedDF(FedAvg):
     def open(self) -> None:
         rng = generator(derive(0, "server", self.number), "feddf")
         dtype = self.there[0].dtype
-        drawn = [torch.randn(128, 1, 28, 28, generator=rng, dtype=dtype) for _ in range(self.steps)]
-        self.inputs = [x.contiguous(memory_format=self.layout) for x in drawn]
+        drawn = (torch.randn(128, 1, 28, 28, generator=rng, dtype=dtype) for _ in range(self.steps))
+        self.public = [self.inputs(x) for x in drawn]
         self.taught = [torch.zeros(128, CLASSES, dtype=dtype) for _ in range(self.steps)]
 
     def end(self, client: int, delta: list[Tensor]) -> None:
         with torch.no_grad():
-            for x, total in zip(self.inputs, self.taught, strict=True):
+            for x, total in zip(self.public, self.taught, strict=True):
                 total.add_(self.model(x), alpha=1 / len(self.clients))
 
     def close(self, mean: list[Tensor]) -> None:
         torch._foreach_add_(self.there, mean)
         torch._foreach_copy_(self.here, self.there)
         optimizer = torch.optim.Adam(self.leaves, lr=1e-3, fused=True)
-        for step, (x, teacher) in enumerate(zip(self.inputs, self.taught, strict=True)):
+        for step, (x, teacher) in enumerate(zip(self.public, self.taught, strict=True)):
             optimizer.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / self.steps)) / 2
             student, teacher = self.model(x).log_softmax(1), teacher.log_softmax(1)
             optimizer.zero_grad()
@@ -334,14 +335,14 @@ class FedAvgM(FedAvg):
 class FedAdagrad(FedAvg):
     """v ← v + Δ²; w ← w + lr·Δ/(√v + τ)."""
 
-    method = "fedadagrad(lr=0.1, beta1=0.0, tau=0.001)"
+    method = "fedadagrad(lr=0.01, beta1=0.0, tau=0.001)"
 
     def prepare(self) -> None:
         self.m, self.v = self.zeros(), [torch.full_like(p, 1e-6) for p in self.there]
 
     def close(self, mean: list[Tensor]) -> None:
         torch._foreach_addcmul_(self.v, mean, mean)
-        self.move(mean, 0.1)
+        self.move(mean, 0.01)
 
     def move(self, along: list[Tensor], lr: float) -> None:
         root = torch._foreach_sqrt(self.v)
@@ -352,19 +353,19 @@ class FedAdagrad(FedAvg):
 class FedAdam(FedAdagrad):
     """m ← β₁m + (1 − β₁)Δ; v ← β₂v + (1 − β₂)Δ²; w ← w + lr·m/(√v + τ)."""
 
-    method = "fedadam(lr=0.03, beta1=0.9, beta2=0.99, tau=0.001)"
+    method = "fedadam(lr=0.003, beta1=0.9, beta2=0.99, tau=0.001)"
 
     def close(self, mean: list[Tensor]) -> None:
         torch._foreach_lerp_(self.m, mean, 0.1)
         torch._foreach_mul_(self.v, 0.99)
         torch._foreach_addcmul_(self.v, mean, mean, 0.01)
-        self.move(self.m, 0.03)
+        self.move(self.m, 0.003)
 
 
 class FedYogi(FedAdagrad):
     """As Adam, with v ← v − (1 − β₂)Δ²·sign(v − Δ²)."""
 
-    method = "fedyogi(lr=0.03, beta1=0.9, beta2=0.99, tau=0.001)"
+    method = "fedyogi(lr=0.003, beta1=0.9, beta2=0.99, tau=0.001)"
 
     def close(self, mean: list[Tensor]) -> None:
         torch._foreach_lerp_(self.m, mean, 0.1)
@@ -372,7 +373,7 @@ class FedYogi(FedAdagrad):
         sign = torch._foreach_sub(self.v, square)
         torch._foreach_sign_(sign)
         torch._foreach_addcmul_(self.v, square, sign, -0.01)
-        self.move(self.m, 0.03)
+        self.move(self.m, 0.003)
 
 
 class CCVR(FedAvg):
@@ -423,7 +424,7 @@ class CCVR(FedAvg):
         with torch.no_grad():
             for index in torch.arange(len(data)).split(256):
                 x, y = data.batch(index)
-                features.append(body(x.contiguous(memory_format=self.layout)))
+                features.append(body(self.inputs(x)))
                 labels.append(y)
         rows, y = torch.cat(features).double(), torch.cat(labels)
         found = {}
@@ -435,7 +436,7 @@ class CCVR(FedAvg):
         return found
 
 
-CLOSING = "ccvr, closing"
+CLOSING = "ccvr-closing"
 BY_HAND: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -504,56 +505,68 @@ def settled(eigh: Callable[[Tensor], tuple[Tensor, Tensor]], matrix: Tensor) -> 
     return torch.where(values > 1e-6 * values.max(), values, 0.0), vectors * largest.sign()
 
 
-def check(name: str, model: nn.Sequential) -> tuple[float, float]:
-    """(how far apart a technique's two loops end, how far from FedAvg's)."""
-    model, clients = copy.deepcopy(model).double(), make_clients(FEW, torch.float64)
-    plain, _ = warmed("fedavg", model, clients)
-    with mock.patch.object(torch.linalg, "eigh", partial(settled, torch.linalg.eigh)):
-        ours, hand = warmed(name, model, clients)
-    found, effect = apart(ours.params, hand.there), apart(ours.params, plain.params)
-    if found > TOLERANCE:
-        raise SystemExit(f"{name}: Federation and the loop by hand end {found:.1e} apart")
-    if effect <= TOLERANCE and name not in ("fedavg", "ccvr"):
-        raise SystemExit(f"{name}: this is FedAvg, up to {effect:.1e}")
-    return found, effect
+class Bench:
+    """All that is measured on one model; FedAvg's loops are the same for all techniques."""
 
+    def __init__(self, spec: str) -> None:
+        self.spec, self.model = spec, fs.build_model(spec, (1, 28, 28), CLASSES, seed=0)
+        self.clients = make_clients(SIZES, torch.float32)
+        self.fedavg = warmed("fedavg", self.model, self.clients)
+        self.exact = copy.deepcopy(self.model).double(), make_clients(FEW, torch.float64)
+        self.plain = warmed("fedavg", *self.exact)[0].params
 
-def measure(name: str, spec: str, model: nn.Sequential, clients: Clients, repeats: int, rounds: int) -> dict[str, Any]:
-    """The samples of one technique, and their medians."""
-    found, effect = check(name, model)
-    plain, by_hand = warmed("fedavg", model, clients)
-    ours, hand = warmed(name, model, clients)
-    loops: dict[str, Loop] = {"F": plain.round, "T": ours.round, "f": by_hand.round, "t": hand.round}
-    if name == CLOSING:
-        loops |= {"T": ours.closing, "t": hand.closing}
-    samples: list[dict[str, float]] = []
-    for repeat in range(repeats):
-        seconds = dict.fromkeys(loops, 0.0)
-        order = list(loops.items())[:: 1 if repeat % 2 == 0 else -1]
-        for _ in range(rounds):
-            for loop, run in order:
-                begin = time.perf_counter()
-                run()
-                seconds[loop] += time.perf_counter() - begin
-        samples.append({loop: spent / rounds for loop, spent in seconds.items()})
-    base = 0 if name == CLOSING else 1
-    own = [(s["T"] - s["t"] - base * (s["F"] - s["f"])) / s["F"] for s in samples]
-    return {
-        "model": spec,
-        "technique": name,
-        "method": BY_HAND[name].method,
-        "fedavg_ms": 1000 * statistics.median(s["F"] for s in samples),
-        "by_hand_ms": 1000 * statistics.median(s["f"] for s in samples),
-        "round": statistics.median(s["T"] / s["F"] for s in samples),
-        "formula": statistics.median((s["t"] - base * s["f"]) / s["f"] for s in samples),
-        "own": statistics.median(own),
-        "own_least": min(own),
-        "own_largest": max(own),
-        "above": statistics.median(own) > GOAL,
-        "apart": found,
-        "effect": effect,
-        "samples": samples,
-    }
+    def check(self, name: str) -> tuple[float, float]:
+        """(how far apart a technique's two loops end, how far from FedAvg's)."""
+        with mock.patch.object(torch.linalg, "eigh", partial(settled, torch.linalg.eigh)):
+            ours, hand = warmed(name, *self.exact)
+        found, effect = apart(ours.params, hand.there), apart(ours.params, self.plain)
+        if found > TOLERANCE:
+            raise SystemExit(f"{name}: Federation and the loop by hand end {found:.1e} apart")
+        if effect <= TOLERANCE and name not in ("fedavg", "ccvr"):
+            raise SystemExit(f"{name}: this is FedAvg, up to {effect:.1e}")
+        return found, effect
+
+    def samples(self, name: str, repeats: int, rounds: int) -> list[dict[str, float]]:
+        """Seconds a round of the four loops."""
+        plain, by_hand = self.fedavg
+        ours, hand = warmed(name, self.model, self.clients)
+        loops: dict[str, Loop] = {"F": plain.round, "T": ours.round, "f": by_hand.round, "t": hand.round}
+        if name == CLOSING:
+            loops |= {"T": ours.closing, "t": hand.closing}
+        samples = []
+        for repeat in range(repeats):
+            seconds = dict.fromkeys(loops, 0.0)
+            order = list(loops.items())[:: 1 if repeat % 2 == 0 else -1]
+            for _ in range(rounds):
+                for loop, run in order:
+                    begin = time.perf_counter()
+                    run()
+                    seconds[loop] += time.perf_counter() - begin
+            samples.append({loop: spent / rounds for loop, spent in seconds.items()})
+        return samples
+
+    def measure(self, name: str, repeats: int, rounds: int) -> dict[str, Any]:
+        """A technique's row."""
+        found, effect = self.check(name)
+        samples = self.samples(name, repeats, rounds)
+        base = 0 if name == CLOSING else 1
+        own = [(s["T"] - s["t"] - base * (s["F"] - s["f"])) / s["F"] for s in samples]
+        return {
+            "model": self.spec,
+            "technique": name,
+            "method": BY_HAND[name].method,
+            "fedavg_ms": 1000 * statistics.median(s["F"] for s in samples),
+            "by_hand_ms": 1000 * statistics.median(s["f"] for s in samples),
+            "round": statistics.median(s["T"] / s["F"] for s in samples),
+            "formula": statistics.median((s["t"] - base * s["f"]) / s["f"] for s in samples),
+            "own": statistics.median(own),
+            "own_least": min(own),
+            "own_largest": max(own),
+            "above": statistics.median(own) > GOAL,
+            "apart": found,
+            "effect": effect,
+            "samples": samples,
+        }
 
 
 HEAD = (
@@ -581,14 +594,13 @@ def main() -> None:
         parser.error("--repeats and --rounds must be 1 or more")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as Federation's rounds have it
-    clients = make_clients(SIZES)
     rows = []
     if not options.json:
         print(HEAD, flush=True)
     for spec in MODELS:
-        model = fs.build_model(spec, (1, 28, 28), CLASSES, seed=0)
+        bench = Bench(spec)
         for name in options.techniques:
-            rows.append(measure(name, spec, model, clients, options.repeats, options.rounds))
+            rows.append(bench.measure(name, options.repeats, options.rounds))
             if not options.json:
                 print(line(rows[-1]), flush=True)
     if options.json:

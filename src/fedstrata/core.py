@@ -220,6 +220,11 @@ class ClientView:
     counts: Callable[[], Tensor]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
 
+    def remembered(self, names: Sequence[str]) -> Tensors:
+        """What this technique remembers under parameters' names; zeros where there is nothing yet."""
+        params, memory = self.assignment.params, self.memory
+        return {n: memory[n] if n in memory else torch.zeros_like(params[n]) for n in names}
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:

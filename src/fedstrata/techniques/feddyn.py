@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
@@ -47,7 +45,7 @@ class FedDyn(Technique):
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
-        mine = {n: view.memory[n] if n in view.memory else torch.zeros_like(anchor[n]) for n in names}
+        mine = view.remembered(names)
 
         def correct(grads: Tensors, batch: Batch) -> Tensors:
             return subtract(pull(batch.params, anchor, list(grads), self.alpha), mine, list(grads))

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.fedprox import pull
@@ -58,7 +56,7 @@ class FedSpeed(Technique):
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
-        mine = {n: view.memory[n] if n in view.memory else torch.zeros_like(anchor[n]) for n in names}
+        mine = view.remembered(names)
 
         def correct(grads: Tensors, batch: Batch) -> Tensors:
             here = list(grads)

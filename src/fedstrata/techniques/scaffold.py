@@ -51,7 +51,7 @@ class Scaffold(Technique):
         names = view.assignment.trains
         if not names:
             return Hooks()
-        mine = {n: view.memory[n] if n in view.memory else torch.zeros_like(view.slot[n]) for n in names}
+        mine = view.remembered(names)
         shift = subtract(view.slot, mine, names)
 
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
