@@ -8,9 +8,8 @@ import json
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,11 +21,9 @@ from fedstrata.compare.plan import directory_name, identity
 from fedstrata.compare.running import _attempt, find, missing
 from fedstrata.compare.table import gap, rows, stat
 from fedstrata.config import RunConfig, checked, to_toml
-from fedstrata.core import Technique
 from fedstrata.errors import Diverged, FedstrataError, UsageError
 from fedstrata.federation import Federation
 from fedstrata.run import open_run
-from fedstrata.techniques import TECHNIQUES
 from tests.runs import fedstrata, metrics, one_sentence, process, same, sentence, strays
 
 Capture = pytest.CaptureFixture[str]
@@ -51,18 +48,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEDSTRATA_DATA", "FEDSTRATA_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Centralised(Technique):
-    """Only a name."""
-
-    name: ClassVar[str] = "centralised"
-
-
-@pytest.fixture
-def _centralised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TECHNIQUES, "centralised", Centralised)  # type: ignore[attr-defined]
 
 
 def config(**changes: Any) -> RunConfig:
@@ -324,7 +309,6 @@ def result(made: Plan, place: int, accuracy: float | None, **changes: Any) -> tu
     return run.directory, Result(run.config.seed, str(run.directory), accuracy, **values)
 
 
-@pytest.mark.usefixtures("_centralised")
 def test_rows() -> None:
     """Per lr one reference, of two seeds. At lr 0.1: 0.9 − 0.6 and 0.8 − 0.7 for fedavg, mean 0.2, std √0.02."""
     made = plan({**TWO, "method": ["fedavg", "centralised", UNIFORM], "lr": [0.1, 0.2], "target": 0.5}, "out")

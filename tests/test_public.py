@@ -31,13 +31,24 @@ class Inputs(torch.utils.data.Dataset[Tensor]):
 
 class Pairs(Inputs):
     def __getitem__(self, row: int) -> Any:
-        return X[row], 3
+        return X[row], "a cat"
 
 
 @pytest.mark.parametrize(
     "given",
-    [X, X.numpy(), (X, torch.zeros(6, dtype=torch.long)), Inputs(), Pairs(), fs.TensorExamples(X, torch.zeros(6))],
-    ids=["tensor", "array", "pair", "inputs", "pairs", "examples"],
+    [
+        X,
+        X.numpy(),
+        X.clone().requires_grad_(),
+        (X, torch.zeros(6, dtype=torch.long)),
+        (X, None),
+        Inputs(),
+        Pairs(),
+        torch.utils.data.TensorDataset(X),
+        list(X),
+        fs.TensorExamples(X, torch.zeros(6)),
+    ],
+    ids=["tensor", "array", "leaf", "pair", "no labels", "inputs", "pairs", "TensorDataset", "list", "examples"],
 )
 def test_every_form_of_inputs(given: Any) -> None:
     read = unlabelled(given)
@@ -69,13 +80,35 @@ def test_labels_are_never_looked_at() -> None:
         (None, "feddf distils on unlabelled inputs"),
         (torch.zeros(0, 4), "public data is empty"),
         (torch.zeros(5, 7), r"its inputs are \[7\] and not \[4\]"),
-        (3, "not int"),
+        (3, "public data is an array of inputs or a map-style Dataset, not int"),
+        ({"x": X}, "not dict"),
+        (np.array(["a"] * 4), "not ndarray"),
+        (torch.tensor(1.0), "not Tensor"),
+        (torch.full((5, 4), torch.nan), "NaN"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(public: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(fs.UsageError, match=why):
         federation(public, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Shaken(Inputs):
+    """Rows with transforms that draw random numbers."""
+
+    def __getitem__(self, row: int) -> Tensor:
+        return X[row] + torch.randn(4) + float(np.random.rand())
+
+
+def test_random_transforms_give_the_same_bits_in_workers() -> None:
+    ends = []
+    for engine in ("serial", "processes"):
+        torch.manual_seed(len(ends))
+        np.random.seed(len(ends))
+        fed = federation(Shaken(), engine=engine, workers=1 if engine == "serial" else 2)
+        fed.fit()
+        ends.append(fed.state.params["0.weight"])
+    assert torch.equal(ends[0], ends[1])
 
 
 def test_a_resumed_run_needs_the_same_inputs(tmp_path: Path) -> None:

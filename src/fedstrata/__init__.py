@@ -9,7 +9,6 @@ history = fs.Federation(model, [data.train.select(p) for p in parts], data.test,
 """
 
 from fedstrata._version import __version__
-from fedstrata.compare import Comparison, compare
 from fedstrata.core import (
     Assignment,
     Batch,
@@ -39,7 +38,6 @@ __all__ = [
     "Assignment",
     "Batch",
     "ClientView",
-    "Comparison",
     "Costs",
     "Dataset",
     "Diverged",
@@ -66,7 +64,6 @@ __all__ = [
     "__version__",
     "build_model",
     "chain",
-    "compare",
     "load_dataset",
     "method",
     "partition",

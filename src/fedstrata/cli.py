@@ -213,7 +213,7 @@ def demo(
 def compare(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
+        list[str] | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
     ] = None,
     seeds: Annotated[list[str] | None, typer.Option(metavar="0 1 2 …", help="run each with all of these seeds")] = None,
     vary: Annotated[
@@ -238,7 +238,10 @@ def compare(
     if as_markdown + as_csv + as_json > 1:
         raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
     values = {} if config is None else read_toml(config)
-    grid = plan(overlaid(values, _numbers(given), methods, seeds or [], vary or [], sets or []), out)
+    grid = plan(
+        overlaid(values, _numbers(given), "; ".join(methods) if methods else None, seeds or [], vary or [], sets or []),
+        out,
+    )
     failures = {}
     if not table_only:
         plain = as_markdown or as_csv or as_json

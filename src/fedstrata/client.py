@@ -32,9 +32,8 @@ Forward = Callable[[Tensor], Tensor]
 
 def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
     """The client's own running statistics, the server's, or, where there are none yet, the model's initial ones."""
-    if method.buffers == "local":
-        return memory.get(BUFFERS, bench.initial)
-    return assignment.buffers or bench.initial
+    own = memory.get(BUFFERS) if method.buffers == "local" else None
+    return own or assignment.buffers or bench.initial
 
 
 def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
@@ -74,7 +73,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
     if mine:
         kept[PERSONAL] = {**memory.get(PERSONAL, {}), **{n: bench.params[n].detach().clone() for n in mine}}
     buffers: Tensors = {}
-    if method.buffers != "drop" and bench.buffers:
+    if method.buffers != "drop" and bench.buffers and a.trains:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -31,6 +31,14 @@ class Crew:
         """Every technique's hook of a kind, left to right, where there is one."""
         return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
 
+    @cached_property
+    def _corrections(self) -> list[Callable[[Tensors, Batch], Tensors]]:
+        return self.all("correct")
+
+    @cached_property
+    def _tallies(self) -> dict[str, Callable[[Tensors, Tensors, Batch], Tensors]]:
+        return {name: h.tally for name, h in self.hooks.items() if h.tally is not None}
+
     @contextmanager
     def tapped(self, objective: Objective) -> Iterator[None]:
         """The `features` hooks, attached to the modules that they name."""
@@ -46,13 +54,12 @@ class Crew:
 
     def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
         """What the techniques sum up, one step later."""
-        hooks = ((name, h.tally) for name, h in self.hooks.items())
-        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in hooks if tally is not None}
+        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in self._tallies.items()}
 
     def corrected(self, grads: Tensors, batch: Batch) -> Tensors:
         """The gradients with every technique's correction, each computed from the raw gradients, added."""
         out = grads
-        for correct in self.all("correct"):
+        for correct in self._corrections:
             out = add(out, correct(grads, batch))
         return out
 

@@ -32,14 +32,14 @@ class Stopped(FedstrataError):
 def not_negative(what: str, **values: float) -> None:
     """Refuse a number below 0, an infinite one, and none at all."""
     for name, value in values.items():
-        if not 0 <= value < math.inf:
+        if not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise UsageError(f"{what}'s {name} must be 0 or more, not {value}")
 
 
 def positive(what: str, **values: float) -> None:
     """Refuse a number that is not above 0, and an infinite one."""
     for name, value in values.items():
-        if not 0 < value < math.inf:
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise UsageError(f"{what}'s {name} must be above 0, not {value}")
 
 

@@ -16,12 +16,13 @@ from fedstrata.workshop import Bench, judging, load, own_rng, seed_global, task_
 
 @dataclass(frozen=True, eq=False)
 class Exam:
-    """What is to be judged: parameters and running statistics, the policy for the latter, and a seed."""
+    """What is to be judged: parameters and running statistics, the policy for the latter, a seed, and the model."""
 
     params: Tensors
     buffers: Tensors
     policy: Buffers
     seed: int = 0
+    arch: str = ""
 
 
 Mark = tuple[int, float]
@@ -76,6 +77,10 @@ def evaluate(
     seed: int = 0,
 ) -> tuple[float, float]:
     """(accuracy, mean loss) of a model with these parameters and running statistics."""
-    parts = sheets(examples, policy, batch_size)
-    exam = Exam(params, buffers, policy, seed)
+    return judge(bench, Exam(params, buffers, policy, seed), examples, batch_size)
+
+
+def judge(bench: Bench, exam: Exam, examples: Examples, batch_size: int = 512) -> tuple[float, float]:
+    """(accuracy, mean loss) of what is to be judged."""
+    parts = sheets(examples, exam.policy, batch_size)
     return total(mark(bench, exam, examples, parts, range(len(parts))), len(examples))

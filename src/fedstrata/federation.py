@@ -21,7 +21,7 @@ from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluate import Exam, evaluate
+from fedstrata.evaluate import Exam, judge
 from fedstrata.fitting import check_fit, fingerprint, first_unlike
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.machine import computing, device_of, keep_memory, peak_memory
@@ -197,6 +197,7 @@ class Federation:
             rounds=self.settings.rounds,
             model=self._model,
             like=sample[:0].clone(),
+            members=self.roster.everybody,
             public=inputs,
         )
         self.engine, self._engine = build_engine(
@@ -358,8 +359,7 @@ class Federation:
             return self._engine.evaluate(Exam(after.params, after.buffers, policy, seed))
 
         def mean() -> tuple[float, float]:
-            own = (self._own(after, client) for client in self.roster.everybody)
-            marks = [self._engine.evaluate(Exam(params, buffers, policy, seed))() for params, buffers in own]
+            marks = [self._engine.evaluate(self._own(after, client, seed))() for client in self.roster.everybody]
             accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
             return accuracy, loss
 
@@ -434,21 +434,22 @@ class Federation:
 
     def _evaluate_clients(self, state: ServerState) -> list[float | None]:
         """The global model on every client's own data."""
-        bench, policy = self._shop.bench(""), self.method.buffers
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
-            params, buffers = self._own(state, client)
-            seed = derive(self.settings.seed, "evaluate", state.round - 1, client)
-            accuracy = evaluate(bench, params, buffers, examples, policy, seed=seed)[0] if len(examples) else None
-            per_client.append(accuracy)
+            exam = self._own(state, client, derive(self.settings.seed, "evaluate", state.round - 1, client))
+            per_client.append(judge(self._shop.bench(exam.arch), exam, examples)[0] if len(examples) else None)
         return per_client
 
-    def _own(self, state: ServerState, client: int) -> tuple[Tensors, Tensors]:
-        """(parameters, running statistics) that a client would use: the global ones, but for what it keeps itself."""
-        if self.method.buffers != "local" and not self.method.personal:
-            return state.params, state.buffers
-        memory = self._recall(state, client)  # a sub-model has only some of its own
-        return {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}
+    def _own(self, state: ServerState, client: int, seed: int) -> Exam:
+        """A client's model, to be judged: the global one, but for what it keeps itself."""
+        params, buffers, policy, arch = state.params, state.buffers, self.method.buffers, ""
+        memory = self._recall(state, client) if policy == "local" or self.method.personal else {}
+        params, buffers = {**params, **memory.get(PERSONAL, {})}, {**buffers, **memory.get(BUFFERS, {})}
+        if self.method.personal:
+            arch = self.roster.arch_of(client)
+            held = self._shop.bench(arch)
+            params, buffers = {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}
+        return Exam(params, buffers, policy, seed, arch)
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

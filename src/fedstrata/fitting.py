@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.data.examples import Examples, Split, TensorExamples, sizes
 from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.tensors import all_finite
 from fedstrata.wire import carries
 from fedstrata.workshop import running
 
@@ -72,6 +73,8 @@ def _check_public(public: Examples, models: Mapping[str, nn.Module], sample: Ten
         raise UsageError(f"the server's public data does not look like the clients': its inputs are {shapes}")
     for model in models.values():
         _outputs(model, x)
+    if isinstance(public, TensorExamples) and not all_finite([public.x]):
+        raise UsageError("the server's public data holds NaN or infinite numbers")
 
 
 def first_unlike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:

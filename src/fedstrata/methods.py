@@ -46,7 +46,7 @@ class FedAvg:
                 raise UsageError(f"fedavg's {name} is one of {', '.join(get_args(choices))}, not {value!r}")
         if self.server_lr is not None and not 0 < self.server_lr < float("inf"):
             raise UsageError(f"fedavg's server_lr must be positive, not {self.server_lr}")
-        build_reducer(self.reduce or "mean")
+        build_reducer("mean" if self.reduce is None else self.reduce)
 
     def __str__(self) -> str:
         return text_of(self.name, changed(self))
@@ -72,6 +72,10 @@ class Method:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
+        for one in (t for t in self.techniques if t.alone):
+            for key, value in changed(self.base).items():
+                if key in ("server_lr", "reduce") or (one.personal and value == "average"):
+                    raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.alone}")
         for technique in self.techniques if self.reducer is not None else ():
             if overrides(technique, "fold") or overrides(technique, "gather") or technique.needs_deltas:
                 raise UsageError(
@@ -109,7 +113,7 @@ class Method:
     @cached_property
     def reducer(self) -> Reducer | None:
         """What takes the mean's place; None for the mean itself."""
-        return build_reducer(self.base.reduce or "mean")
+        return build_reducer("mean" if self.base.reduce is None else self.base.reduce)
 
     @property
     def epilogue(self) -> int:

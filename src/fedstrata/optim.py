@@ -48,6 +48,8 @@ class Sgd:
 
     def __post_init__(self) -> None:
         not_negative("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.momentum > 1:
+            raise UsageError(f"sgd's momentum must be 1 at most, not {self.momentum}")
         if self.nesterov and not self.momentum:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 

@@ -20,7 +20,7 @@ from fedstrata.reducers import Mean
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, add, all_finite, clone, derive, scale
 from fedstrata.timing import timed
-from fedstrata.workshop import running
+from fedstrata.workshop import running, seed_global
 
 NOT_FINITE = "it holds NaN or infinite numbers"
 NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
@@ -101,6 +101,7 @@ class Server:
         rounds: number of rounds of the run; in those after them nobody trains.
         model: (parameters, buffers, architecture) → a model, for techniques that compute on the server.
         like: a batch of no inputs, for their shape and type.
+        members: the clients that can take part, if not all.
         public: the server's unlabelled data, if it has any.
     """
 
@@ -114,10 +115,12 @@ class Server:
         rounds: int,
         model: Callable[[Tensors, Tensors, str], nn.Module],
         like: Tensor | None = None,
+        members: Sequence[int] | None = None,
         public: Examples | None = None,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
         self.rounds, self.model, self.arch_of, self.public = rounds, model, arch_of, public
+        self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
         self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
@@ -166,6 +169,7 @@ class Server:
     def _template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         held = self.architectures[arch]
         last = state.round >= self.rounds
+        sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
         trains = () if last else tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
         return Assignment(
@@ -175,7 +179,7 @@ class Server:
             client=-1,
             arch=arch,
             params=state.params if whole else {n: state.params[n] for n in held.params},
-            buffers={n: state.buffers[n] for n in held.buffers} if self.method.buffers == "average" else {},
+            buffers={n: state.buffers[n] for n in held.buffers} if sends else {},
             trains=trains,
             travels=trains,
             work=work,
@@ -332,7 +336,7 @@ class Server:
             asked=tuple(asked),
             totals=totals,
             weights=tuple(weights),
-            population=self.population,
+            population=len(self._members),
             owners=self.owners,
             arrived=_arrived(asked),
             model=self.model,
@@ -341,6 +345,8 @@ class Server:
             seed=derive(self.seed, "server", state.round),
         )
         states = dict(state.techniques)
+        if self._applies:
+            seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
         if self.method.server_lr != 1:
             delta = scale(delta, self.method.server_lr)
         for technique in self._applies:
@@ -363,7 +369,7 @@ class Server:
     @cached_property
     def _owners(self) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for client in range(self.population):
+        for client in self._members:
             arch = self.arch_of(client)
             counts[arch] = counts.get(arch, 0) + 1
         holds = {arch: set(self.architectures[arch].params) for arch in counts}
@@ -390,7 +396,8 @@ class Server:
             return f"it took {str(update.steps)[:20]} steps, and {str(most)[:20]} were asked for"
         if not {"flops", "train_loss"} <= update.metrics.keys():
             return "its metrics are incomplete"
-        values = () if self.method.buffers == "drop" else self.architectures[assignment.arch].buffers
+        none = self.method.buffers == "drop" or not assignment.trains
+        values = () if none else self.architectures[assignment.arch].buffers
         wrong = _mismatch(assignment.travels, assignment.params, update.delta)
         wrong = wrong or _mismatch(values, buffers, update.buffers)
         if wrong:

@@ -115,6 +115,11 @@ def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     return dict(zip(tensors, each("mul", list(tensors.values()), factor), strict=True))
 
 
+def laid_out(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
+    """Copies that lie in memory as others of the same names do: kernels are fastest on tensors of one layout."""
+    return {name: torch.empty_like(like[name]).copy_(tensor).detach() for name, tensor in tensors.items()}
+
+
 def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
     """A zero for every tensor."""
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}

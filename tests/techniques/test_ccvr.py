@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import fedstrata as fs
 from fedstrata.techniques.ccvr import drawn, merged, pooled, statistics
 from tests.techniques.worlds import (
     CLASSES,
@@ -37,22 +39,6 @@ def covariance(rows: Vector) -> Vector:
 
 def features(w: Vector, x: Vector) -> Vector:
     return np.tanh(layer(w[:FIRST], x, HIDDEN))
-
-
-@pytest.mark.parametrize("sizes", [(5, 9, 3), (1, 4), (1, 1, 1)])
-def test_the_papers_formula_is_the_pooled_covariance(sizes: tuple[int, ...]) -> None:
-    """μ = Σ n_k μ_k/n, Σ = [Σ (n_k − 1)Σ_k + Σ n_k μ_k μ_kᵀ − n μμᵀ]/(n − 1).
-
-    The first two sums are Σ_k Σ_i z_ki z_kiᵀ, because (n_k − 1)Σ_k = Σ_i z_ki z_kiᵀ − n_k μ_k μ_kᵀ.
-    """
-    rng = np.random.default_rng(0)
-    parts = [rng.normal(loc=rng.normal(size=HIDDEN), size=(n, HIDDEN)) for n in sizes]
-    n = sum(sizes)
-    mu = sum(len(p) * p.mean(0) for p in parts) / n
-    raw = sum((len(p) - 1) * covariance(p) + len(p) * np.outer(p.mean(0), p.mean(0)) for p in parts)
-    everything = np.concatenate(parts)
-    np.testing.assert_allclose(mu, everything.mean(0), atol=1e-12)
-    np.testing.assert_allclose((raw - n * np.outer(mu, mu)) / (n - 1), np.cov(everything.T), atol=1e-12)
 
 
 def test_statistics_batch_by_batch_and_merged() -> None:
@@ -161,3 +147,42 @@ def test_it_mends_a_skewed_classifier() -> None:
     fed.fit()
     before, after = (record.accuracy for record in fed.records[-2:])
     assert after > before + 0.1
+
+
+def test_the_draw_does_not_hang_on_rounding() -> None:
+    """Equal eigenvalues leave eigenvectors free, and rounding turns them; the symmetric root does not move."""
+    rng = np.random.default_rng(5)
+    mean, noise = torch.zeros(6, dtype=torch.float64), torch.from_numpy(rng.normal(size=(6, 6))) * 1e-12
+    for sigma in (torch.eye(6, dtype=torch.float64), torch.diag(torch.tensor([3.0, 3, 3, 1, 1, 0.5]).double())):
+        rows = [drawn(mean, c, 50, torch.Generator().manual_seed(1)) for c in (sigma, sigma + noise + noise.T)]
+        torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-9)
+
+
+def test_the_draw_has_the_covariance() -> None:
+    factor = torch.tensor([[2.0, 0.0], [1.0, 0.5]], dtype=torch.float64)
+    sigma = factor @ factor.T
+    rows = drawn(torch.tensor([1.0, -1.0]).double(), sigma, 200_000, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.cov(rows.T), sigma, rtol=0, atol=0.05)
+    torch.testing.assert_close(rows.mean(0), torch.tensor([1.0, -1.0]).double(), rtol=0, atol=0.02)
+
+
+class Negated(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ([nn.Linear(4, 3), Negated()], "changes them after it"),
+        ([nn.Linear(4, 3).requires_grad_(False)], "is frozen"),
+        ([nn.Conv1d(1, 3, 4), nn.Flatten()], "a linear last layer"),
+    ],
+)
+def test_a_last_layer_that_cannot_be_refitted_is_refused_at_once(last: list[nn.Module], why: str) -> None:
+    net = nn.Sequential(
+        nn.Linear(5, 4), *([nn.Unflatten(1, (1, 4))] if len(last) > 1 and "linear" in why else []), *last
+    )
+    data = (torch.randn(6, 5), torch.randint(0, 3, (6,)))
+    with pytest.raises(fs.UsageError, match=why):
+        fs.Federation(net, [data], None, method="ccvr", rounds=1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedstrata.techniques.fednova import accumulation
 from tests.techniques.worlds import Party, Vector, agree, alike, differ, flat, gradient, linear, mean, parties, run
 
 LR, TAUS = 0.1, (2, 8, 6)
@@ -80,6 +81,9 @@ def test_closed_forms_of_the_norm(rho: float, tau: int) -> None:
     assert norm(tau, rho, False) == pytest.approx((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho), rel=1e-12)
     terms = [(1 - rho ** (s + 1)) / (1 - rho) for s in range(1, tau + 1)]
     assert norm(tau, rho, True) == pytest.approx(sum(terms), rel=1e-12)
+    for nesterov in (False, True):
+        assert accumulation(tau, rho, nesterov) == pytest.approx(norm(tau, rho, nesterov), rel=1e-12)
+        assert accumulation(tau, 1.0, nesterov) == pytest.approx(norm(tau, 1.0, nesterov), rel=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.9)", "sgd(momentum=0.9, nesterov=True)"])

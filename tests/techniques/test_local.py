@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import fedstrata as fs
 from tests.techniques.worlds import (
     Party,
     Vector,
@@ -50,6 +56,26 @@ def test_mean_of_the_clients_own_models(participation: int) -> None:
         assert record.accuracy == pytest.approx(np.mean([accuracy(w, TEST) for w in own]), abs=1e-12)
         assert record.loss == pytest.approx(np.mean([loss(w, TEST) for w in own]), abs=1e-6)
     assert len({accuracy(w, TEST) for w in own}) > 1
+
+
+def test_a_shallow_client_is_judged_by_its_own_model() -> None:
+    """All clients hold first and head only; what is judged has no untrained `second` in between."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = {n: nn.Linear(a, b) for n, a, b in (("first", 6, 8), ("second", 8, 8), ("head", 8, 3))}
+        y = torch.arange(60) % 3
+        data = (torch.randn(60, 6) + 2 * nn.functional.one_hot(y, 6), y)
+    whole = nn.Sequential(OrderedDict(parts))
+    small = nn.Sequential(OrderedDict((n, parts[n]) for n in ("first", "head")))
+    settings: dict[str, Any] = {"method": "local", "rounds": 10, "lr": 0.3, "eval_clients": True}
+    shallow = fs.Federation(
+        whole, [data] * 2, data, archs={"small": small}, arch_of=lambda c: "small", **settings
+    ).fit()
+    alone = fs.Federation(small, [data] * 2, data, **settings).fit()
+    assert shallow.accuracy == alone.accuracy
+    assert shallow.records[-1].client_accuracy == alone.records[-1].client_accuracy
+    assert alone.accuracy is not None
+    assert alone.accuracy > 0.8
 
 
 def test_nothing_travels() -> None:

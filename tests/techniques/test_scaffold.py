@@ -83,3 +83,11 @@ def test_a_client_without_a_step_is_refused() -> None:
     model = nn.Sequential(nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double()
     fed = run("scaffold", parties((0, 1, 2), (1,), (2, 2, 0, 1)), model, rounds=2)
     assert [[r["client"] for r in record.refused] for record in fed.records] == [[1], [1]]
+
+
+def test_clients_without_examples_do_not_count() -> None:
+    """N is the number of clients that can take part."""
+    clients = parties()
+    empty = (clients[0][0][:0], clients[0][1][:0])
+    one, other = run("scaffold", clients), run("scaffold", [*clients, empty, empty])
+    np.testing.assert_array_equal(flat(one), flat(other))

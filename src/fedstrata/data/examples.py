@@ -5,7 +5,7 @@ Images stay uint8 and are scaled per batch; a client's part of a shared dataset 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload, runtime_checkable
@@ -182,30 +182,36 @@ def joined(clients: Sequence[Examples]) -> Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """A map-style dataset of bare inputs, as one of pairs."""
+class _Inputs:
+    """A map-style dataset's inputs: its rows, or the first part of each, whatever comes with it."""
 
-    inputs: Any
+    rows: Any
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.rows)
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
-        return self.inputs[row], 0
+        found = self.rows[row]
+        return found[0] if isinstance(found, tuple | list) else found, 0
 
 
 def unlabelled(data: Any) -> Examples:
-    """Whatever a user hands over as inputs without labels: a tensor, labelled data of any kind, or a Dataset of inputs.
+    """Whatever a user hands over as inputs without labels: an array of them, a pair, or a map-style Dataset.
 
     Labels, where there are any, are never looked at.
     """
-    if isinstance(data, Tensor | np.ndarray):
-        return TensorExamples(torch.as_tensor(data), torch.zeros(len(data), dtype=torch.int64))
-    if hasattr(data, "__getitem__") and not isinstance(data, Examples) and len(data):
-        row = data[0]
-        if not (isinstance(data, Sequence) and len(data) == 2) and not isinstance(row, tuple | list):
-            return MapExamples(_Rows(data))
-    return as_examples(data)
+    if isinstance(data, TensorExamples | MapExamples):
+        return data
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
+        data = data[0]
+    numbers = isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
+    if numbers and len(data.shape):
+        inputs = torch.as_tensor(data).detach()
+        return TensorExamples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+    rows = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if rows and not isinstance(data, Mapping | str | np.ndarray | Tensor):
+        return MapExamples(_Inputs(data))
+    raise UsageError(f"public data is an array of inputs or a map-style Dataset, not {type(data).__name__}")
 
 
 def as_examples(data: Any) -> Examples:

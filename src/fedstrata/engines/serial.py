@@ -11,7 +11,7 @@ from fedstrata.client import train_client
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
 from fedstrata.engines.training import ONE_BY_ONE, Trainer
-from fedstrata.evaluate import Exam, evaluate
+from fedstrata.evaluate import Exam, judge
 from fedstrata.tensors import Tensors
 from fedstrata.timing import Clock
 from fedstrata.workshop import Workshop
@@ -50,7 +50,7 @@ class Serial:
         """What judges on the test set when it is called."""
         assert self.test is not None
         test = self.test
-        return lambda: evaluate(self.shop.bench(""), exam.params, exam.buffers, test, exam.policy, seed=exam.seed)
+        return lambda: judge(self.shop.bench(exam.arch), exam, test)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -176,7 +176,7 @@ class Desk:
             buffers=self.memory.read(SHELF, task.buffers),
         )
         parts = sheets(self.test, exam.policy)
-        return mark(self.shop.bench(""), exam, self.test, parts, task.parts)
+        return mark(self.shop.bench(exam.arch), exam, self.test, parts, task.parts)
 
 
 def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: int) -> None:

@@ -6,6 +6,7 @@ Non-IID Data", NeurIPS 2021.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -68,10 +69,13 @@ def pooled(total: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def drawn(mean: Tensor, covariance: Tensor, samples: int, rng: torch.Generator) -> Tensor:
-    """Rows from N(μ, Σ); what rounding left below zero in Σ's spectrum counts as zero."""
+    """Rows from N(μ, Σ); what rounding left below zero in Σ's spectrum counts as zero.
+
+    By the symmetric root of Σ, which is a continuous function of it: eigenvectors alone change signs by rounding.
+    """
     values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp(min=0).sqrt()
-    rows: Tensor = torch.randn(samples, len(mean), generator=rng, dtype=mean.dtype) @ root.T
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    rows: Tensor = torch.randn(samples, len(mean), generator=rng, dtype=mean.dtype) @ root
     return mean + rows
 
 
@@ -91,7 +95,8 @@ class CCVR(Technique):
         lr: learning rate of SGD with momentum 0.9.
         batch_size: virtual features a step.
 
-    Deviation: the paper does not say how the classifier is trained; epochs, lr and batch size are ours.
+    Deviations: the paper does not say how the classifier is trained; epochs, lr and batch size are ours. Clients of
+    different depth send the features of different networks, which one Gaussian a class then has to fit.
     """
 
     name: ClassVar[str] = "ccvr"
@@ -107,9 +112,18 @@ class CCVR(Technique):
         positive("ccvr", epochs=self.epochs, lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
-        head = setting.model.get_submodule(setting.strata[-1].name)
+        model = copy.deepcopy(setting.model).eval()
+        head = model.get_submodule(setting.strata[-1].name)
         if not isinstance(head, nn.Linear):
             raise UsageError(f"ccvr refits a linear last layer, and this model's is a {type(head).__name__}")
+        if not head.weight.requires_grad:
+            raise UsageError("ccvr refits the last layer, and this model's is frozen")
+        seen: list[Tensor] = []
+        head.register_forward_hook(lambda module, args, output: seen.append(output))
+        with torch.no_grad():
+            logits = model(setting.sample)
+        if not (seen and seen[-1].shape == logits.shape and torch.equal(seen[-1], logits)):
+            raise UsageError("ccvr refits a last layer that puts the logits out, and this model changes them after it")
 
     def local(self, view: ClientView) -> Hooks:
         if view.assignment.trains or not self.samples:

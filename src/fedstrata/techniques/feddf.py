@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,9 @@ from torch.nn import functional as F
 from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.tensors import Tensors, add, generator
+
+AT_ONCE = 50
+"""Batches that are held in memory at a time."""
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -63,14 +67,12 @@ class FedDF(Technique):
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         if not self.steps or not round.arrived:
             return delta, state
-        inputs = list(self._inputs(round))
-        taught = _mean_logits(round, inputs)
         start = add(round.params, delta)
         student = round.model(start, round.buffers, "")
         for name, parameter in student.named_parameters():
             parameter.requires_grad_(name in round.arrived)
         moving = {n: p for n, p in student.named_parameters() if p.requires_grad}
-        self._distil(student, list(moving.values()), inputs, taught)
+        self._distil(student, list(moving.values()), round)
         return {**delta, **{n: p.detach() - round.params[n] for n, p in moving.items()}}, state
 
     def _inputs(self, round: RoundView) -> Iterator[Tensor]:
@@ -88,15 +90,16 @@ class FedDF(Technique):
             yield round.public.batch(left[:size])[0]
             left = left[size:]
 
-    def _distil(
-        self, student: nn.Module, moving: Sequence[Tensor], inputs: Sequence[Tensor], taught: Sequence[Tensor]
-    ) -> None:
+    def _distil(self, student: nn.Module, moving: Sequence[Tensor], round: RoundView) -> None:
         optimizer = torch.optim.Adam(moving, lr=self.lr)
-        for step, (x, teacher) in enumerate(zip(inputs, taught, strict=True)):
-            optimizer.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
-            optimizer.zero_grad()
-            torch.autograd.backward(distillation(student(x), teacher))
-            optimizer.step()
+        source, step = self._inputs(round), 0
+        while inputs := list(islice(source, AT_ONCE)):
+            for x, teacher in zip(inputs, _mean_logits(round, inputs), strict=True):
+                optimizer.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
+                optimizer.zero_grad()
+                torch.autograd.backward(distillation(student(x), teacher))
+                optimizer.step()
+                step += 1
 
 
 def _mean_logits(round: RoundView, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,8 @@ from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
 from fedstrata.tensors import Tensors, add, scale, subtract, zeros_like
 
+ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Technique):
@@ -32,6 +34,7 @@ class FedDyn(Technique):
 
     name: ClassVar[str] = "feddyn"
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
+    refuses: ClassVar[dict[str, str]] = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)
     vectorises: ClassVar[bool] = True
     alpha: float = 0.1
 

@@ -11,18 +11,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.errors import not_negative
 
+LEFT_OUT = 3e4
+"""Exponentials of numbers so much lower are 0 in every precision; half precision still holds it."""
 
-def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
-    """logit_c − τ·n_c^(−1/4); a class without examples is left out of the softmax.
 
-    Left out by a number so low that its exponential is 0, not by −∞: a row that only fills a batch up may carry the
-    label of such a class, and 0 · ∞ would be no number.
+def margins(counts: Tensor, tau: float) -> Tensor:
+    """What is taken from each class's logit: τ·n_c^(−1/4), and for a class without examples so much that it is out.
+
+    Its exponential is then 0. It is not ∞, since a row that only fills a batch up may carry the label of such a class,
+    and 0 · ∞ would be no number.
     """
-    margin = tau * counts.clamp(min=1.0).pow(-0.25)
-    return torch.where(counts > 0, logits - margin.to(logits), torch.finfo(logits.dtype).min / 2)
+    return torch.where(counts > 0, tau * counts.clamp(min=1.0).pow(-0.25), LEFT_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,5 @@ class FedLC(Technique):
     def local(self, view: ClientView) -> Hooks:
         if not self.tau or not view.assignment.trains:
             return Hooks()
-        counts = view.counts()
-
-        def output(batch: Batch) -> Tensor:
-            return calibrated(batch.logits, counts, self.tau)
-
-        return Hooks(output=output)
+        margin = margins(view.counts(), self.tau)
+        return Hooks(output=lambda batch: batch.logits - margin.to(batch.logits))

@@ -41,7 +41,8 @@ class FedNova(Technique):
     that hold the parameter in this round, so that layers that train alone and clients of different depth come out
     right. Equal a_k give FedAvg, bit for bit.
 
-    Deviations: weight decay is taken as part of the gradient; adaptive optimisers (Adam) count steps, a_k = τ_k.
+    Deviations: weight decay, and the pull of fedprox or feddyn beside it, are taken as part of the gradient (the paper
+    has another a_k for proximal steps); adaptive optimisers (Adam) count steps, a_k = τ_k.
     """
 
     name: ClassVar[str] = "fednova"

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import not_negative
-from fedstrata.tensors import Tensors, scale, subtract
+from fedstrata.tensors import Tensors, each, subtract
 
 
 def pull(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], names: Sequence[str], mu: float) -> Tensors:
     """∇ of μ/2·‖w_k − w‖²: μ(w_k − w), for the given names."""
-    return scale(subtract(params, anchor, names), mu)
+    drift = subtract(params, anchor, names)
+    each("mul_", list(drift.values()), mu)
+    return drift
 
 
 @dataclass(frozen=True, kw_only=True)

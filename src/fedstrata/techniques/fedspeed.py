@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
 from fedstrata.tensors import Tensors, add, scale, subtract, whole_norm
 
@@ -39,7 +40,8 @@ class FedSpeed(Technique):
     refuses: ClassVar[dict[str, str]] = {
         "feddyn": "both pull with a memory of their own, and what fedspeed adds to an upload would enter feddyn's h",
         "feddf": "fedspeed sends a corrected point, not the model whose logits feddf would average",
-    }
+        "fednova": "fedspeed sends a corrected point, which fednova cannot divide by the number of steps",
+    } | dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)
     vectorises: ClassVar[bool] = True
     rho: float = 0.1
     lambda_: float = 10.0

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
-from fedstrata.tensors import Tensors, add
+from fedstrata.tensors import Tensors, add, laid_out
 
 
 def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
@@ -22,8 +22,9 @@ def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
 
     Written as log(1 + e^{(sim(z, z_prev) − sim(z, z_glob))/τ}), which cannot overflow.
     """
-    similar = F.cosine_similarity
-    return F.softplus((similar(now, far) - similar(now, near)) / tau).mean()
+    with torch.no_grad():
+        away = F.normalize(far) - F.normalize(near)
+    return F.softplus((F.normalize(now) * away).sum(1) / tau).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,9 @@ class Moon(Technique):
 
         if not view.memory:
             return Hooks(finish=finish)
+        model = dict(view.model.named_parameters())
+        with torch.no_grad():
+            before = [laid_out(params, model) for params in (anchor, view.memory)]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
@@ -75,7 +79,7 @@ class Moon(Technique):
 
         def loss(batch: Batch) -> Tensor:
             with torch.no_grad():
-                near, far = (batch.forward(params, place).flatten(1) for params in (anchor, view.memory))
+                near, far = (batch.forward(params, place).flatten(1) for params in before)
             return self.mu * contrast(now[0].flatten(1), near, far, self.tau)
 
         return Hooks(features={place: tap}, loss=loss, finish=finish)

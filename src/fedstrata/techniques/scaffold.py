@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique
-from fedstrata.tensors import Tensors, add, subtract, zeros_like
+from fedstrata.tensors import Tensors, add, each, subtract, zeros_like
 
 _STEPS = "(steps)"
 
@@ -61,7 +61,8 @@ class Scaffold(Technique):
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             if not tally:  # not one step was possible: the server refuses such an update
                 return {}, None
-            mean = {n: (tally[n] / tally[_STEPS]).to(mine[n].dtype) for n in names}
+            means = each("div", [tally[n] for n in names], tally[_STEPS])
+            mean = {n: t.to(mine[n].dtype) for n, t in zip(names, means, strict=True)}
             return subtract(mean, mine, names), {**view.memory, **mean}
 
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
