@@ -53,7 +53,7 @@ class Moon(Technique):
         positive("moon", tau=self.tau)
 
     def check(self, setting: Setting) -> None:
-        known = dict(setting.model.named_modules())
+        known = [name for name, _ in setting.model.named_modules() if name]
         if self.stage is not None and self.stage not in known:
             raise UsageError(f"moon's stage: the model has no module '{self.stage}'{did_you_mean(self.stage, known)}")
 
