@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
@@ -192,7 +193,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "memory": (Keep(limit=0.05),),
     "one layer at a time": (Turn(), Pull(mu=0.5)),
     "server": (FedNova(), FedAvgM()),
-    "many": (Pull(mu=0.5), Scaffold(), FedRS(), Pace(), FedSpeed(), Keep(limit=0.05), FedNova(), FedAvgM(), Turn()),
+    "many": (Pull(mu=0.5), Scaffold(), FedRS(), Pace(), FedDyn(), Keep(limit=0.05), FedNova(), Turn()),
 }
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from fedstrata import Diverged, Federation, UsageError, chain, engines
 from fedstrata.core import Assignment, ClientView, Hooks, Slots, Technique, Update
 from fedstrata.engines import training
-from fedstrata.evaluate import evaluate as plain
+from fedstrata.evaluate import judge as plain
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone
 from fedstrata.wire import encode
@@ -370,7 +370,7 @@ def test_eval_every_and_always_at_the_end(every: int, evaluated: list[int]):
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that answer 0.2, 0.6, 0.5, 0.9, 0.9, …"""
     answers = iter([0.2, 0.6, 0.5, 0.9] + [0.9] * 9)
-    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args, **seed: (next(answers), 1.0))
+    monkeypatch.setattr("fedstrata.engines.serial.judge", lambda *args: (next(answers), 1.0))
 
 
 @pytest.mark.usefixtures("scripted")
@@ -904,7 +904,7 @@ def test_divergence():
 
 def test_divergence_of_the_test_loss(monkeypatch: pytest.MonkeyPatch):
     losses: list[float] = [1.0, math.nan]
-    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args, **seed: (0.5, losses.pop(0)))
+    monkeypatch.setattr("fedstrata.engines.serial.judge", lambda *args: (0.5, losses.pop(0)))
     federation = Federation(mlp(), clients(5), toy(9), rounds=5)
     with pytest.raises(Diverged, match=r"round 2.*test loss is nan"):
         federation.fit()
@@ -1113,13 +1113,13 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     )
     used: list[Tensors] = []
 
-    def evaluate(bench: Any, *args: Any, **seed: int) -> tuple[float, float]:
-        answer = plain(bench, *args, **seed)
+    def judge(bench: Any, *args: Any) -> tuple[float, float]:
+        answer = plain(bench, *args)
         used.append({n: b.clone() for n, b in bench.buffers.items() if n.endswith("mean")})
         return answer
 
-    monkeypatch.setattr("fedstrata.federation.evaluate", evaluate)
-    monkeypatch.setattr("fedstrata.engines.serial.evaluate", evaluate)
+    monkeypatch.setattr("fedstrata.federation.judge", judge)
+    monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
     everywhere, _, one, two = used
     own = federation._recall(federation.state, 2)[BUFFERS]

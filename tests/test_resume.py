@@ -231,7 +231,7 @@ def test_an_interrupt_at_any_place_of_a_round_leaves_a_run_that_goes_on(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in training, in evaluation, while memory is put away and while the metrics are written."""
-    places = ["fedstrata.engines.training.train_client", "fedstrata.engines.serial.evaluate"]
+    places = ["fedstrata.engines.training.train_client", "fedstrata.engines.serial.judge"]
     places += ["fedstrata.store.write_sealed", "fedstrata.rundir.append_line", "fedstrata.checkpoint.write_sealed"]
     for number, place in enumerate(places):
         module, _, name = place.rpartition(".")
