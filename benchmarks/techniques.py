@@ -405,8 +405,8 @@ class CCVR(FedAvg):
             n, mean = count[label], first[label] / count[label]
             covariance = second[label].addr_(mean, mean, alpha=-n.item()).div_((n - 1).clamp(min=1))
             values, vectors = torch.linalg.eigh(covariance)
-            root = vectors.mul_(values.clamp(min=0).sqrt())
-            rows.append(torch.addmm(mean, torch.randn(100, len(mean), generator=rng, dtype=mean.dtype), root.T))
+            root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+            rows.append(torch.addmm(mean, torch.randn(100, len(mean), generator=rng, dtype=mean.dtype), root))
         features, labels = torch.cat(rows).to(head.weight.dtype), torch.tensor(present).repeat_interleave(100)
         leaves, here = list(head.parameters()), [p.detach() for p in head.parameters()]
         velocity = [torch.zeros_like(p) for p in here]
