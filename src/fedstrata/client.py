@@ -23,7 +23,7 @@ from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, derive, generator, scale, subtract, whole_norm
 from fedstrata.timing import timed
-from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global
+from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global, sheets
 
 T = TypeVar("T")
 
@@ -285,7 +285,7 @@ def _outputs(method: Method, bench: Bench, data: Examples, place: str) -> Iterat
     """What is at a place of the model for all of a client's data, as the run would evaluate it."""
     device = next(iter(bench.params.values())).device
     with torch.no_grad(), judging(bench.model, method.buffers, len(data)):
-        for index in torch.split(torch.arange(len(data)), 256):
+        for index in sheets(data, method.buffers, 256):
             x, y = data.batch(index)
             yield seen_at(bench.model, place, partial(bench.model, bench.inputs(x.to(device)))), y.to(device)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples, TensorExamples
-from fedstrata.tensors import Tensors, derive, generator
-from fedstrata.workshop import Bench, judging, load, own_rng, seed_global, task_loss
+from fedstrata.tensors import Tensors, derive
+from fedstrata.workshop import Bench, judging, load, own_rng, seed_global, sheets, task_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,20 +27,6 @@ class Exam:
 
 Mark = tuple[int, float]
 """(examples that were right, sum of the losses) of one batch."""
-
-
-def sheets(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
-    """The examples' indices, batch by batch.
-
-    Under the policy `drop` norm layers use the statistics of each batch; batches are drawn in a fixed random order
-    then, so that a test set sorted by class is judged like any other.
-    """
-    by_batch = policy == "drop" and len(examples) > 1
-    order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
-    parts = list(torch.split(order, batch_size))
-    if by_batch and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
 
 
 def mark(bench: Bench, exam: Exam, examples: Examples, parts: Sequence[Tensor], which: Iterable[int]) -> list[Mark]:

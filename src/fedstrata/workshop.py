@@ -21,11 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedstrata.compiling import CompiledForward
 from fedstrata.core import Buffers, Work
-from fedstrata.data.examples import Augment
+from fedstrata.data.examples import Augment, Examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.methods import Method
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone, whole_lines
+from fedstrata.tensors import Tensors, clone, generator, whole_lines
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -197,6 +197,20 @@ def judging(model: nn.Module, policy: Buffers, examples: int) -> Iterator[None]:
     finally:
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum
+
+
+def sheets(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
+    """The examples' indices, batch by batch.
+
+    Under the policy `drop` norm layers use the statistics of each batch; batches are drawn in a fixed random order
+    then, so that a test set sorted by class is judged like any other.
+    """
+    by_batch = policy == "drop" and len(examples) > 1
+    order = torch.randperm(len(examples), generator=generator("evaluate")) if by_batch else torch.arange(len(examples))
+    parts = list(torch.split(order, batch_size))
+    if by_batch and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
 
 
 def without_statistics(model: nn.Module) -> nn.Module:

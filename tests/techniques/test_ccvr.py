@@ -186,3 +186,13 @@ def test_a_last_layer_that_cannot_be_refitted_is_refused_at_once(last: list[nn.M
     data = (torch.randn(6, 5), torch.randint(0, 3, (6,)))
     with pytest.raises(fs.UsageError, match=why):
         fs.Federation(net, [data], None, method="ccvr", rounds=1)
+
+
+def test_statistics_by_the_batch_at_hand_with_one_example_left_over() -> None:
+    """Under `drop` batch norm uses the batch at hand: 257 examples in batches of 256 would leave a batch of one."""
+    y = torch.arange(257) % 3
+    data = (torch.randn(257, 5, generator=torch.Generator().manual_seed(0)) + y[:, None], y)
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    history = fs.Federation(net, [data], None, method="fedavg(buffers='drop') + ccvr", rounds=1).fit()
+    assert len(history.records) == 2
+    assert not history.records[-1].refused

@@ -28,9 +28,9 @@ from fedstrata.engines.shared import SharedMemory, Shelf
 from fedstrata.engines.training import Trainer
 from fedstrata.engines.worker import SHELF, Desk, Failure, Judge, Report, Train, Visit, serve, write_slots
 from fedstrata.errors import FedstrataError, UsageError, one_line
-from fedstrata.evaluate import Exam, Mark, sheets, total
+from fedstrata.evaluate import Exam, Mark, total
 from fedstrata.timing import Clock, current, timed
-from fedstrata.workshop import Workshop
+from fedstrata.workshop import Workshop, sheets
 
 QUEUE = 2
 """Tasks that a worker has at most: one in its hands and one waiting, so that it never idles between two."""

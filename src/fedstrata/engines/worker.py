@@ -19,11 +19,11 @@ from fedstrata.core import Assignment, Slots, altered
 from fedstrata.data.examples import Examples
 from fedstrata.engines.shared import Layout, SharedMemory, plan
 from fedstrata.engines.training import Trainer
-from fedstrata.evaluate import Exam, Mark, mark, sheets
+from fedstrata.evaluate import Exam, Mark, mark
 from fedstrata.machine import computing, keep_memory
 from fedstrata.tensors import Tensors, all_finite
 from fedstrata.timing import Clock, timed, use
-from fedstrata.workshop import Workshop
+from fedstrata.workshop import Workshop, sheets
 
 SHELF = 0
 """The section that holds the server's tensors; every other one belongs to a task at a time."""
