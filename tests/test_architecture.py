@@ -13,7 +13,7 @@ LAYERS = [
     ["errors", "_version"],
     ["spec"],
     ["strata", "tensors", "files", "machine", "compiling", "timing"],
-    ["data", "cost"],
+    ["data", "cost", "prefix"],
     ["zoo"],
     ["core", "reducers", "optim"],
     ["methods"],
@@ -30,6 +30,7 @@ LAYERS = [
     ["compare"],
     [""],
     ["console"],
+    ["reproduce"],
     ["cli"],
     ["__main__"],
 ]

@@ -40,6 +40,7 @@ def server(*techniques: Technique, population: int = 4, seed: int = 0, **base: A
 
 def answer(a: Assignment, value: float = 1.0, examples: int = 1, **changes: Any) -> Update:
     """A sound update that moves everything that travels by `value`, with running statistics of its own."""
+    buffers = {"a.mean": torch.tensor([value]), "a.count": torch.tensor(1)}
     update = Update(
         round=a.round,
         client=a.client,
@@ -47,7 +48,7 @@ def answer(a: Assignment, value: float = 1.0, examples: int = 1, **changes: Any)
         examples=examples,
         steps=1,
         delta={n: torch.full_like(a.params[n], value) for n in a.travels},
-        buffers={"a.mean": torch.tensor([value]), "a.count": torch.tensor(1)},
+        buffers=buffers if a.reports is None else {n: buffers[n] for n in a.reports},
         metrics=dict(METRICS),
     )
     return replace(update, **changes)
@@ -310,7 +311,7 @@ def test_what_apply_adds_to_the_change_counts_as_changed():
     state, _ = play(made, state, [0])
     assert state.params["c.w"].item() == 4.0 + 2.0 + 2.0
     (again,) = made.open(state, [0], Work())
-    assert again.fresh == ("a.b", "c.w")
+    assert again.fresh == ("a.b", "c.w", "a.mean", "a.count")
 
 
 @pytest.mark.parametrize("needs", [True, False])
@@ -462,11 +463,13 @@ def test_fresh_is_what_changed_since_the_clients_last_accepted_round():
     A client of round r holds the parameters as they were when r opened: it lacks what r itself changed, and all after.
     """
     turns = {1: ("a.w",), 2: ("a.b",), 3: ("a.w",)}
-    made, state = server(
-        planning(
-            "turns", lambda a: replace(a, trains=turns.get(a.round, a.trains), travels=turns.get(a.round, a.travels))
-        )
-    )
+    statistics = {1: (), 2: ("a.mean",), 3: ()}
+
+    def plan(a: Assignment) -> Assignment:
+        names = turns.get(a.round, a.trains)
+        return replace(a, trains=names, travels=names, reports=statistics.get(a.round))
+
+    made, state = server(planning("turns", plan))
 
     def fresh(now: ServerState, client: int) -> tuple[str, ...] | None:
         return made.open(now, [client], Work())[0].fresh
@@ -478,11 +481,11 @@ def test_fresh_is_what_changed_since_the_clients_last_accepted_round():
     assert fresh(state, 0) == ("a.w",)
     assert fresh(state, 1) is None
     state, _ = play(made, state, [0, 1])
-    assert fresh(state, 0) == ("a.b",)
-    assert fresh(state, 1) == ("a.b",)
+    assert fresh(state, 0) == ("a.b", "a.mean")
+    assert fresh(state, 1) == ("a.b", "a.mean")
     state, _ = play(made, state, [0])
     assert fresh(state, 0) == ("a.w",)
-    assert fresh(state, 1) == ("a.w", "a.b")  # it missed round 3, and has not seen what round 2 made of a.b
+    assert fresh(state, 1) == ("a.w", "a.b", "a.mean")  # it missed round 3, and has not seen what round 2 made of a.b
     assert fresh(state, 2) is None
 
 

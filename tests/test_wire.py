@@ -110,13 +110,16 @@ def assignments(draw: st.DrawFn) -> Assignment:
     some = st.lists(st.sampled_from(names), unique=True) if names else st.just([])
     trains = draw(some | st.just(names))
     ordered = tuple(n for n in names if n in trains)
-    fresh = draw(st.none() | some.map(lambda chosen: tuple(n for n in names if n in chosen)))
+    buffers = {f"statistic {n}": t for n, t in draw(named()).items()}
+    known = [*names, *buffers]
+    either = st.lists(st.sampled_from(known), unique=True) if known else st.just([])
+    fresh = draw(st.none() | either.map(lambda chosen: tuple(n for n in known if n in chosen)))
     return Assignment(
         round=draw(st.integers(0, 10**6)),
         client=draw(st.integers(0, 10**6)),
         arch=draw(NAMES),
         params=params,
-        buffers=draw(named()),
+        buffers=buffers,
         trains=ordered,
         travels=ordered if draw(st.booleans()) else tuple(n for n in ordered if draw(st.booleans())),
         work=Work(
@@ -129,7 +132,10 @@ def assignments(draw: st.DrawFn) -> Assignment:
         seed=draw(st.integers(0, 2**63 - 1)),
         method=draw(NAMES),
         slots=draw(SLOTS),
-        fresh=None if fresh is None or len(fresh) == len(params) else fresh,
+        fresh=None if fresh is None or len(fresh) == len(known) else fresh,
+        reports=draw(st.none() | st.just(tuple(buffers)[1:])),
+        still=tuple(buffers)[:1] if draw(st.booleans()) else (),
+        reuse=draw(st.booleans()),
     )
 
 
@@ -177,10 +183,15 @@ def test_an_update_survives_its_bytes(update: Update):
 @settings(max_examples=150, deadline=None)
 def test_an_assignment_survives_its_bytes(assignment: Assignment):
     """What the client holds already comes from it, all else from the message."""
-    held = {n: t for n, t in assignment.params.items() if assignment.fresh is not None and n not in assignment.fresh}
-    stale = {n: t if n in held else torch.zeros(1) for n, t in assignment.params.items()}
-    back = decode_assignment(encode(assignment), None if assignment.fresh is None else stale)
-    for name in ("round", "client", "arch", "trains", "travels", "work", "seed", "method", "fresh"):
+    fresh = assignment.fresh
+
+    def stale(tensors: Tensors) -> Tensors:
+        return {n: torch.zeros(1) if n in (fresh or ()) else t for n, t in tensors.items()}
+
+    held = replace(assignment, params=stale(assignment.params), buffers=stale(assignment.buffers))
+    back = decode_assignment(encode(assignment), None if fresh is None else held)
+    plan = ("trains", "travels", "reports", "still", "reuse")
+    for name in ("round", "client", "arch", *plan, "work", "seed", "method", "fresh"):
         assert getattr(back, name) == getattr(assignment, name), name
     assert same(back.params, assignment.params)
     assert same(back.buffers, assignment.buffers)
@@ -285,16 +296,25 @@ def test_only_fresh_parameters_travel():
 
 def test_nothing_fresh_sends_no_parameter():
     part = an_assignment(fresh=())
-    assert not any(n.startswith("param/") for n in unpack(encode(part))[1])
-    back = decode_assignment(encode(part), part.params)
+    assert not any(n.startswith(("param/", "buffer/")) for n in unpack(encode(part))[1])
+    back = decode_assignment(encode(part), part)
     assert same(back.params, part.params)
+    assert same(back.buffers, part.buffers)
     assert back.fresh == ()
+
+
+def test_running_statistics_that_are_not_fresh_stay_at_home():
+    whole, part = an_assignment(), an_assignment(fresh=("a.weight", "a.bias", "b.weight"))
+    assert size(part) < size(whole)
+    held = replace(whole, buffers={"a.count": torch.tensor(4)})
+    assert decode_assignment(encode(part), held).buffers["a.count"].item() == 4
+    assert decode_assignment(encode(replace(part, fresh=("a.count",))), held).buffers["a.count"].item() == 5
 
 
 def test_held_parameters_fill_the_gaps_and_fresh_ones_win():
     part = an_assignment(fresh=("b.weight",))
     held = {"a.weight": torch.zeros(2, 3), "a.bias": torch.ones(2), "b.weight": torch.full((1, 2), -1.0)}
-    back = decode_assignment(encode(part), held)
+    back = decode_assignment(encode(part), replace(part, params=held))
     assert list(back.params) == ["a.weight", "a.bias", "b.weight"]
     assert back.params["a.weight"] is held["a.weight"]
     assert back.params["b.weight"].tolist() == [[1.0, 1.0]]
@@ -304,8 +324,9 @@ def test_held_parameters_fill_the_gaps_and_fresh_ones_win():
 def test_a_client_that_holds_nothing_cannot_read_a_part():
     with pytest.raises(WireError, match="does not hold"):
         decode_assignment(encode(an_assignment(fresh=("b.weight",))))
+    empty = an_assignment(params={}, buffers={})
     with pytest.raises(WireError, match="does not bring"):
-        decode_assignment(encode(an_assignment(fresh=("b.weight",), trains=("a.bias",), travels=("a.bias",))), {})
+        decode_assignment(encode(an_assignment(fresh=("b.weight",), trains=("a.bias",), travels=("a.bias",))), empty)
 
 
 # The form ---------------------------------------------------------------------------------------------------

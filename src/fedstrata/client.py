@@ -6,7 +6,7 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.cost import FlopCount
-from fedstrata.crew import Crew, Objective, open_crew, seen_at
+from fedstrata.crew import Crew, Objective, open_crew, seen_at, watched
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
+from fedstrata.prefix import Cut, cut_at
 from fedstrata.tensors import Tensors, derive, generator, scale, subtract, whole_norm
 from fedstrata.timing import timed
 from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global, sheets
@@ -77,6 +78,8 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
+        if a.reports is not None:
+            buffers = {n: buffers[n] for n in a.reports}
     metrics = {"train_loss": trained.loss, "flops": float(before + flops + after)}
     home = torch.device("cpu")
     sent = _plain(_slots_on(home, {"": sent}))[""]
@@ -115,6 +118,8 @@ def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots)
             p.requires_grad_(name in trains)
     if not bench.model.training or method.techniques:
         bench.model.train()
+    for owner in {name.rpartition(".")[0] for name in assignment.still}:
+        bench.model.get_submodule(owner).eval()
 
 
 def own_names(assignment: Assignment) -> tuple[str, ...]:
@@ -184,9 +189,14 @@ def _train(
     flops = 0
     if not steps.names:
         return steps, flops
-    key = (a.arch, a.trains, *crew.present)
+    key: tuple[Any, ...] = (a.arch, a.trains, *crew.present)
     order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
-    if steps.forward is not bench.model:  # a compiled step cannot be counted while it runs
+    kept: _Kept | None = None
+    if a.reuse and steps.forward is bench.model and shop.augment is None:
+        kept, flops = _kept(shop, bench, a, data, [place for places in features for place in places])
+    if kept is not None:
+        steps.forward, key = kept, (*key, "above")
+    elif steps.forward is not bench.model:  # a compiled step cannot be counted while it runs
         cost = rehearsed(shop, a, data, memory, map(len, order), key)
         prepare(bench, shop.method, a, memory)
     with crew.tapped(steps.objective) if features else nullcontext():
@@ -194,12 +204,48 @@ def _train(
             with timed("batches"):
                 x, y = data.batch(index, shop.augment)
                 x, y = bench.inputs(x.to(shop.device)), y.to(shop.device)
-            if steps.forward is not bench.model:
+                if kept is not None:
+                    kept.rows = index
+            if steps.forward is not bench.model and kept is None:
                 steps.step(x, y)
                 flops += cost.steps[len(index)]
             else:
                 flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
     return steps, flops
+
+
+@dataclass(eq=False)
+class _Kept:
+    """The model from where something trains, on what the part below it gave for all examples; `rows`: those at hand."""
+
+    above: Callable[..., Tensor]
+    crossing: tuple[Tensor, ...]
+    rows: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.above(*(t[self.rows] for t in self.crossing))
+
+
+def _kept(
+    shop: Workshop, bench: Bench, a: Assignment, data: Examples, places: Sequence[str]
+) -> tuple[_Kept | None, int]:
+    """Compute once what lies below everything that trains: (None if nothing does, FLOPs)."""
+    key = ("cut", a.arch, a.trains, a.still, tuple(places))
+    if key not in shop.kept:
+        assert bench.sample is not None
+        shop.kept[key] = cut_at(bench.model, a.trains, a.still, bench.inputs(bench.sample), places)
+    cut: Cut | None = shop.kept[key]
+    if cut is None:
+        return None, 0
+
+    def compute() -> list[tuple[Tensor, ...]]:
+        with torch.no_grad():
+            parts = torch.split(torch.arange(len(data)), 256)
+            return [cut.below(bench.inputs(data.batch(index)[0].to(shop.device))) for index in parts]
+
+    with timed("prefix"):
+        parts, flops = _counted(shop, (*key, len(data)), compute)
+    return _Kept(cut.above, tuple(torch.cat(t) for t in zip(*parts, strict=True)), torch.empty(0)), flops
 
 
 @dataclass(eq=False)
@@ -277,17 +323,27 @@ def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int
 
 def _own_crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
     """Every technique's hooks for one client's visit."""
-    counts, outputs = partial(class_counts, data, bench), partial(_outputs, method, bench, data)
-    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), counts, outputs)
+
+    def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for run, y in _passes(method, bench, data):
+            yield seen_at(bench.model, place, run), y
+
+    def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
+        with watched(bench.model, watch):
+            for run, _ in _passes(method, bench, data):
+                run()
+
+    counts = partial(class_counts, data, bench)
+    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), counts, outputs, observe)
 
 
-def _outputs(method: Method, bench: Bench, data: Examples, place: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """What is at a place of the model for all of a client's data, as the run would evaluate it."""
+def _passes(method: Method, bench: Bench, data: Examples) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+    """Batch by batch over all of a client's data: (what runs the model on it, as in an evaluation; labels)."""
     device = next(iter(bench.params.values())).device
     with torch.no_grad(), judging(bench.model, method.buffers, len(data)):
         for index in sheets(data, method.buffers, 256):
             x, y = data.batch(index)
-            yield seen_at(bench.model, place, partial(bench.model, bench.inputs(x.to(device)))), y.to(device)
+            yield partial(bench.model, bench.inputs(x.to(device))), y.to(device)
 
 
 def class_counts(data: Examples, bench: Bench) -> Tensor:

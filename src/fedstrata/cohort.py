@@ -104,6 +104,9 @@ class _NoExamples:
     def outputs(self, place: str) -> Iterator[tuple[Tensor, Tensor]]:
         raise UsageError(_REFUSAL)
 
+    def observe(self, watch: Mapping[str, Callable[[Tensor], None]]) -> None:
+        raise UsageError(_REFUSAL)
+
 
 _REFUSAL = "a technique that vectorises takes class counts from view.counts(), and reads no examples"
 
@@ -279,7 +282,8 @@ class _Lesson:
         assignment = altered(self.assignment, params=params, slots=slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
         data = _NoExamples()
-        return open_crew(self.method, self.bench, data, assignment, memory, lambda name: none, counted, data.outputs)
+        own = (lambda name: none), counted, data.outputs, data.observe
+        return open_crew(self.method, self.bench, data, assignment, memory, *own)
 
 
 def _nothing(like: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ class CompiledForward:
     def __init__(self, model: torch.nn.Module) -> None:
         self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False))
         self._known: set[tuple[Any, ...]] = set()
-        self._model = model
+        self._model, self._modules = model, list(model.modules())
 
     def __call__(self, x: Tensor) -> Tensor:
-        # What torch compiles anew for: the inputs' form, and which parameters train.
-        form = (x.shape, x.dtype, tuple(p.requires_grad for p in self._model.parameters()))
+        # What torch compiles anew for: the inputs' form, which parameters train, and which layers are in training mode.
+        trains = tuple(p.requires_grad for p in self._model.parameters())
+        form = (x.shape, x.dtype, trains, tuple(m.training for m in self._modules))
         if form in self._known:
             return self._compiled(x)  # type: ignore[no-any-return]
         with _no_limit():

@@ -78,7 +78,11 @@ class Assignment:
         buffers: running statistics sent along; empty unless the policy is `average`.
         trains: names of the parameters that train; all others are frozen.
         travels: names whose change is sent back.
-        fresh: names that the client does not hold yet: what really travels down. None means all.
+        fresh: names of the parameters and running statistics that the client does not hold yet: what really travels
+            down. None means all.
+        reports: names of the running statistics that travel back; None means all of the sub-model's.
+        still: names of running statistics that stay as they are: their norm layers run as in evaluation.
+        reuse: True if what the model computes below everything that trains may be computed once for the whole visit.
         slots: what techniques send along.
         work: how to train.
         seed: of this visit's random streams.
@@ -99,6 +103,9 @@ class Assignment:
     method: str
     slots: Slots = field(default_factory=dict)
     fresh: tuple[str, ...] | None = None
+    reports: tuple[str, ...] | None = None
+    still: tuple[str, ...] = ()
+    reuse: bool = False
     rounds: int = 1
     run_seed: int = 0
 
@@ -208,6 +215,8 @@ class ClientView:
         counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
         outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
             with the received model as the run would evaluate it.
+        observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
+            its place whenever the model comes by.
     """
 
     model: nn.Module
@@ -219,6 +228,7 @@ class ClientView:
     rng: torch.Generator
     counts: Callable[[], Tensor]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
+    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
 
     def remembered(self, names: Sequence[str]) -> Tensors:
         """What this technique remembers under parameters' names; zeros where there is nothing yet."""
@@ -236,6 +246,7 @@ class Setting:
         work: of the first round.
         sample: a small batch of inputs.
         public: the server's unlabelled data, if it has any.
+        augment: True if training inputs are changed at random.
     """
 
     model: nn.Module
@@ -243,6 +254,7 @@ class Setting:
     work: Work
     sample: Tensor
     public: Examples | None
+    augment: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +341,10 @@ class Technique:
         """Once a model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow what `trains` and `travels`, or change the `work`.
+        """Server, for every assignment: narrow what `trains`, `travels` and `reports`, or change the `work`.
+
+        `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
+        may lack some, and names that it lacks do no harm.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit.
 

@@ -115,17 +115,25 @@ def at_place(model: nn.Module, place: str, function: Callable[[Tensor], Tensor])
 def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
     """What is at a place of the model while it runs."""
     seen: list[Tensor] = []
-
-    def see(there: Tensor) -> Tensor:
-        seen.append(there)
-        return there
-
-    handle = at_place(model, place, see)
-    try:
+    with watched(model, {place: seen.append}):
         run()
-    finally:
-        handle.remove()
     return seen[0]
+
+
+@contextmanager
+def watched(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Every function is called with what is at its place whenever the model comes by."""
+    handles = [at_place(model, place, partial(_shown, look)) for place, look in watch.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _shown(look: Callable[[Tensor], None], there: Tensor) -> Tensor:
+    look(there)
+    return there
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
@@ -227,6 +235,7 @@ def open_crew(
     rng: Callable[[str], torch.Generator],
     counts: Callable[[], Tensor],
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]],
+    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None],
 ) -> Crew:
     """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
     return Crew(
@@ -242,6 +251,7 @@ def open_crew(
                     rng=rng(t.name),
                     counts=counts,
                     outputs=outputs,
+                    observe=observe,
                 )
             )
             for t in method.at("local")

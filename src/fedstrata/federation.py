@@ -187,7 +187,8 @@ class Federation:
         self.clients = self.roster.clients
         for technique in self.method.at("check"):
             for name, module in models.items():
-                technique.check(Setting(module, architectures[name].strata, self._work(0), sample, inputs))
+                layers, changed = architectures[name].strata, shop.augment is not None
+                technique.check(Setting(module, layers, self._work(0), sample, inputs, changed))
         self._server = Server(
             self.method,
             architectures,

@@ -39,7 +39,7 @@ class ServerState:
         params: global parameters.
         buffers: the mean of the clients' running statistics.
         techniques: each technique's own state.
-        changed: parameter name → the last round that changed it, −1 for none.
+        changed: name of a parameter or of a running statistic → the last round that changed it, −1 for none.
         held: client → the last round of which it holds the parameters (its last accepted one), −1 for none.
         remembers: client → the round in which it last wrote its memory, −1 for never.
     """
@@ -137,7 +137,7 @@ class Server:
             params=params,
             buffers=buffers,
             techniques={t.name: t.init(params) for t in self.method.techniques},
-            changed=dict.fromkeys(params, -1),
+            changed=dict.fromkeys([*params, *buffers], -1),
             held=torch.full((self.population,), -1, dtype=torch.int32),
             remembers=torch.full((self.population,), -1, dtype=torch.int32),
         )
@@ -191,18 +191,31 @@ class Server:
         since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes
         if since < 0:
             return None
-        fresh = tuple(n for n in template.params if state.changed[n] >= since)
-        return None if len(fresh) == len(template.params) else fresh
+        names = (*template.params, *template.buffers)
+        fresh = tuple(n for n in names if state.changed[n] >= since)
+        return None if len(fresh) == len(names) else fresh
 
     def _planned(self, technique: Technique, before: Assignment) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
-        after = technique.plan(before, self.architectures[before.arch].strata)
+        after = technique.plan(before, self._movable)
         trains, travels = set(after.trains), set(after.travels)
+        held, still = self.architectures[before.arch].buffers, {*before.still, *after.still}
+        reports = before.reports
+        if after.reports is not None:
+            reports = tuple(n for n in self._reported(before) if n in set(after.reports))
         return replace(
             after,
             trains=tuple(n for n in before.trains if n in trains),
             travels=tuple(n for n in before.travels if n in travels & trains),
+            reports=reports,
+            still=tuple(n for n in held if n in still),
         )
+
+    @cached_property
+    def _movable(self) -> tuple[Stratum, ...]:
+        """The strata of the server's model that have something to train."""
+        whole = self.architectures[""]
+        return tuple(s for s in whole.strata if not whole.frozen.issuperset(s.params))
 
     def close(
         self,
@@ -325,6 +338,7 @@ class Server:
         weights: Sequence[float],
         asked: Sequence[Assignment],
     ) -> ServerState:
+        told = tuple(buffers)
         buffers = {**state.buffers, **buffers}
         view = RoundView(
             number=state.round,
@@ -357,7 +371,7 @@ class Server:
             params=add(state.params, delta),
             buffers=buffers,
             techniques=states,
-            changed={**state.changed, **dict.fromkeys(delta, state.round)},
+            changed={**state.changed, **dict.fromkeys([*delta, *told], state.round)},
         )
 
     def _remember(self, state: ServerState, number: int, accepted: Mapping[int, bool]) -> ServerState:
@@ -397,7 +411,7 @@ class Server:
         if not {"flops", "train_loss"} <= update.metrics.keys():
             return "its metrics are incomplete"
         none = self.method.buffers == "drop" or not assignment.trains
-        values = () if none else self.architectures[assignment.arch].buffers
+        values = () if none else self._reported(assignment)
         wrong = _mismatch(assignment.travels, assignment.params, update.delta)
         wrong = wrong or _mismatch(values, buffers, update.buffers)
         if wrong:
@@ -413,6 +427,10 @@ class Server:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
         return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+
+    def _reported(self, assignment: Assignment) -> tuple[str, ...]:
+        names = assignment.reports
+        return self.architectures[assignment.arch].buffers if names is None else names
 
 
 def _most_steps(examples: int, work: Work) -> int:

@@ -243,7 +243,7 @@ def calls(model: nn.Module, sample: Tensor) -> list[nn.Module]:
     return seen
 
 
-def _one_call(module: nn.Module) -> bool:
+def one_call(module: nn.Module) -> bool:
     """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
     return _opens(module) is not None or not any(True for _ in module.children())
 
@@ -252,7 +252,7 @@ class _UnitTracer(fx.Tracer):
     """Looks into containers only."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _one_call(m)
+        return one_call(m)
 
 
 def _composes(model: nn.Module) -> bool:
@@ -262,7 +262,7 @@ def _composes(model: nn.Module) -> bool:
 
 def _traced(model: nn.Module) -> list[nn.Module]:
     """The modules in the order of their calls where tracing can tell, else in the order of registration."""
-    if _one_call(model):
+    if one_call(model):
         return [model]
     if _composes(model):
         return [called for child in model.children() for called in _traced(child)]

@@ -151,6 +151,9 @@ class _AssignmentHead(BaseModel):
     seed: int
     method: str
     slots: list[str]
+    reports: list[str] | None = None
+    still: list[str] = []
+    reuse: bool = False
 
 
 _WORK = TypeAdapter(Work)
@@ -182,6 +185,7 @@ def _assignment_head(
     work: Work,
     method: str,
     slots: Names,
+    unusual: tuple[tuple[str, Any], ...],
 ) -> dict[str, Any]:
     """An assignment's head, for client 0 and seed 0."""
     return {
@@ -197,6 +201,7 @@ def _assignment_head(
         "seed": 0,
         "method": method,
         "slots": slots,
+        **dict(unusual),
     }
 
 
@@ -205,11 +210,10 @@ def _common(a: Assignment) -> tuple[Any, ...]:
     # A plan that lets everything train and travel is the usual case: null says so.
     trains = None if len(a.trains) == len(a.params) else a.trains
     travels = None if a.travels == a.trains else a.travels
-    return a.round, a.rounds, a.run_seed, a.arch, trains, travels, _held(a), a.work, a.method, tuple(a.slots)
-
-
-def _held(a: Assignment) -> bool:
-    return a.fresh is not None and len(a.fresh) < len(a.params)
+    plan = (("reports", a.reports, None), ("still", a.still, ()), ("reuse", a.reuse, False))
+    unusual = tuple((name, value) for name, value, usual in plan if value != usual)
+    first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
+    return *first, trains, travels, a.fresh is not None, *last
 
 
 def _update_head(
@@ -235,8 +239,11 @@ def _update_head(
 def _tensors(message: Assignment | Update) -> Tensors:
     if isinstance(message, Update):
         return _join(delta=message.delta, buffer=message.buffers, **_slot_sections(message.slots))
-    params = {n: message.params[n] for n in message.fresh or ()} if _held(message) else message.params
-    return _join(param=params, buffer=message.buffers, **_slot_sections(message.slots))
+    params, buffers = message.params, message.buffers
+    if message.fresh is not None:
+        params = {n: params[n] for n in message.fresh if n in params}
+        buffers = {n: buffers[n] for n in message.fresh if n in buffers}
+    return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
 
 
 @lru_cache(maxsize=4096)
@@ -275,12 +282,12 @@ def _parts(message: Assignment | Update) -> tuple[dict[str, Any], Tensors]:
 
 
 def encode(message: Assignment | Update) -> bytes:
-    """The message as bytes. An assignment carries only the parameters that its client does not hold (`fresh`)."""
+    """The message as bytes. An assignment carries only what its client does not hold (`fresh`)."""
     return pack(*_parts(message))
 
 
-def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) -> Assignment:
-    """An assignment from bytes; `held` are the parameters that the client kept from its last accepted round.
+def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignment:
+    """An assignment from bytes; `held` is the assignment of the client's last accepted round, as far as it kept it.
 
     Raises:
         WireError: if the bytes are not an assignment, or name parameters that the client does not hold.
@@ -293,10 +300,12 @@ def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) 
         raise WireError("the message is not an assignment") from None
     if not head.work.keys() <= _WORK_FIELDS:
         raise WireError("the assignment asks for an unknown way to train")
-    fresh = _section(tensors, "param")
+    fresh, statistics = _section(tensors, "param"), _section(tensors, "buffer")
     if head.held and held is None:
         raise WireError("the assignment counts on parameters that this client does not hold")
-    params = {**held, **fresh} if head.held and held is not None else fresh
+    params, buffers = fresh, statistics
+    if head.held and held is not None:
+        params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}
     trains = tuple(params) if head.trains is None else tuple(head.trains)
     travels = trains if head.travels is None else tuple(head.travels)
     if not set(trains) | set(travels) <= set(params):
@@ -308,14 +317,17 @@ def decode_assignment(message: bytes, held: Mapping[str, Tensor] | None = None) 
         client=head.client,
         arch=head.arch,
         params=params,
-        buffers=_section(tensors, "buffer"),
+        buffers=buffers,
         trains=trains,
         travels=travels,
         work=work,
         seed=head.seed,
         method=head.method,
         slots=_slots(tensors, head.slots),
-        fresh=tuple(fresh) if head.held else None,
+        fresh=(*fresh, *statistics) if head.held else None,
+        reports=None if head.reports is None else tuple(head.reports),
+        still=tuple(head.still),
+        reuse=head.reuse,
     )
 
 

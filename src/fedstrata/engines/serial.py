@@ -12,7 +12,6 @@ from fedstrata.core import Assignment, Slots, Update
 from fedstrata.data.examples import Examples
 from fedstrata.engines.training import ONE_BY_ONE, Trainer
 from fedstrata.evaluate import Exam, judge
-from fedstrata.tensors import Tensors
 from fedstrata.timing import Clock
 from fedstrata.workshop import Workshop
 
@@ -60,10 +59,10 @@ class Serial:
 class Wire(Serial):
     """Trains clients one after the other, but every message goes through its bytes, as it would across a network.
 
-    Each client keeps the parameters of its last visit, and is sent only what changed since; slow, for tests.
+    Each client keeps what it was sent for its last visit, and is sent only what changed since; slow, for tests.
     """
 
-    held: dict[int, Tensors] = field(default_factory=dict)
+    held: dict[int, Assignment] = field(default_factory=dict)
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
         """Updates in client order, each with what its client will remember."""
@@ -71,6 +70,6 @@ class Wire(Serial):
             if sent.client not in self.held:
                 sent = replace(sent, fresh=None)
             assignment = wire.decode_assignment(wire.encode(sent), self.held.get(sent.client))
-            self.held[sent.client] = assignment.params
+            self.held[sent.client] = assignment
             update, memory = train_client(self.shop, assignment, self.clients[sent.client], recall(sent.client))
             yield wire.decode_update(wire.encode(update)), memory

@@ -9,8 +9,10 @@ from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
@@ -20,6 +22,8 @@ from fedstrata.techniques.scaffold import Scaffold
 
 TECHNIQUES: Table = {
     "fedavg": FedAvg,
+    "fedpart": FedPart,
+    "fednlr": FedNLR,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fednova": FedNova,

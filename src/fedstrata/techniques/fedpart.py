@@ -1,0 +1,114 @@
+"""FedPart: train and send one stratum at a time.
+
+Wang et al., "Why Go Full? Elevating Federated Learning Through Partial Network Updates", NeurIPS 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import ClassVar, Literal
+
+import torch
+
+from fedstrata.core import Assignment, Setting, Technique
+from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.prefix import cut_at
+from fedstrata.strata import Stratum
+from fedstrata.tensors import generator
+
+Order = Literal["sequential", "reverse", "random"]
+Group = tuple[Stratum, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPart(Technique):
+    """One stratum at a time: a cycle is `full_rounds` rounds of the whole network, then each stratum in its turn.
+
+    Only the active stratum trains and travels, with its running statistics; all others are frozen. Below it nothing is
+    recorded for the backward pass, which stops at it. The paper's values are the defaults: a cycle of ResNet-8, which
+    has 10 strata, takes 25 rounds and sends 28.0 % of what full updates would.
+
+    Args:
+        full_rounds: rounds of the whole network at the beginning of every cycle.
+        rounds_per_stratum: rounds that a stratum is active for.
+        order: from the input to the output, the other way, or drawn anew for every cycle.
+        warmup: rounds of the whole network before the first cycle.
+        group: how many strata, one after the other, are active at once.
+        cycles: how many cycles; the whole network trains after them. By default they go on to the end.
+        strata: name patterns, such as `("stem*", "layer1*")`, each for a group of strata that are active at once, in
+            this order; strata that no pattern names train in full rounds only.
+        freeze_norm: let frozen norm layers use their running statistics, as in evaluation, and leave them as they are.
+            By default they use the batch at hand and move their statistics, as in the authors' code.
+        cache_prefix: compute what lies below the active stratum once a visit instead of once a step. The result is the
+            same up to rounding. It needs data that is not augmented, and `freeze_norm` where the model normalises over
+            the batch. Engine `vmap` and compiled steps have no use for it.
+
+    Deviation: the authors' code leaves all layers recording gradients, so that it does not save their computation.
+    """
+
+    name: ClassVar[str] = "fedpart"
+    full_rounds: int = 5
+    rounds_per_stratum: int = 2
+    order: Order = "sequential"
+    warmup: int = 0
+    group: int = 1
+    cycles: int | None = None
+    strata: tuple[str, ...] = ()
+    freeze_norm: bool = False
+    cache_prefix: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"full_rounds": 0, "rounds_per_stratum": 1, "warmup": 0, "group": 1, "cycles": 0}
+        for name, limit in least.items():
+            value = getattr(self, name)
+            if value is not None and value < limit:
+                raise UsageError(f"fedpart's {name} must be {limit} or more, not {value}")
+        if self.group > 1 and self.strata:
+            raise UsageError("fedpart's group and strata both say what trains at once: leave one out")
+
+    def groups(self, strata: tuple[Stratum, ...]) -> tuple[Group, ...]:
+        """What is active at once, from the input to the output or as the patterns are given."""
+        if not self.strata:
+            return tuple(strata[i : i + self.group] for i in range(0, len(strata), self.group))
+        found = (tuple(s for s in strata if fnmatchcase(s.name, pattern)) for pattern in self.strata)
+        return tuple(group for group in found if group)
+
+    def active(self, round: int, run_seed: int, strata: tuple[Stratum, ...]) -> Group | None:
+        """The strata that train in a round, None for all."""
+        groups = self.groups(strata)
+        length = self.full_rounds + self.rounds_per_stratum * len(groups)
+        cycle, at = divmod(round - self.warmup, length)
+        if cycle < 0 or (self.cycles is not None and cycle >= self.cycles) or at < self.full_rounds:
+            return None
+        turn = (at - self.full_rounds) // self.rounds_per_stratum
+        if self.order == "reverse":
+            turn = len(groups) - 1 - turn
+        elif self.order == "random":
+            turn = int(torch.randperm(len(groups), generator=generator(run_seed, "fedpart", cycle))[turn])
+        return groups[turn]
+
+    def check(self, setting: Setting) -> None:
+        names = [s.name for s in setting.strata]
+        for pattern in self.strata:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise UsageError(f"fedpart's strata: none is called '{pattern}'{did_you_mean(pattern, names)}")
+        if not self.cache_prefix:
+            return
+        if setting.augment:
+            raise UsageError("fedpart's cache_prefix cannot be used with augmentation: inputs differ from step to step")
+        still = tuple(n for s in setting.strata for n in s.buffers)
+        if still and not self.freeze_norm:
+            raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
+        cut_at(setting.model, frozenset(setting.strata[-1].params), still, setting.sample)
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        group = self.active(assignment.round, assignment.run_seed, strata)
+        if group is None:
+            return assignment
+        params = tuple(n for s in group for n in s.params)
+        buffers = tuple(n for s in group for n in s.buffers)
+        frozen = tuple(n for s in strata if s not in group for n in s.buffers) if self.freeze_norm else ()
+        return replace(
+            assignment, trains=params, travels=params, reports=buffers, still=frozen, reuse=self.cache_prefix
+        )
