@@ -610,6 +610,15 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     assert ("train loss" in text) == (width >= 80)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_says_what_trained_where_that_changes(width: int) -> None:
+    on = screen(width)
+    on.print(console.Course([record(1, active=list("abc")), record(2, active=["layer1.0.conv1"])]))
+    text = shown(on)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert ("layer1.0.conv1" in text) == ("3 strata" in text) == (width > 80)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     on = screen(60, terminal)

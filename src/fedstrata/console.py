@@ -99,8 +99,14 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     return Panel(table, title="fedstrata", title_align="left", expand=False)
 
 
+def _trained(record: Record) -> str:
+    """What trained in a round: a few strata by name, many by number."""
+    return ", ".join(record.active) if len(record.active) <= 2 else f"{len(record.active)} strata"
+
+
 _COLUMNS: Mapping[str, Callable[[Record], str]] = {
     "round": lambda r: str(r.round),
+    "trains": _trained,
     "accuracy": lambda r: percent(r.accuracy),
     "test loss": lambda r: number(r.loss),
     "train loss": lambda r: number(r.train_loss),
@@ -108,7 +114,7 @@ _COLUMNS: Mapping[str, Callable[[Record], str]] = {
     "down": lambda r: bytes_text(r.bytes_down),
     "seconds": lambda r: f"{r.seconds:.2f}",
 }
-_DISPENSABLE = ("train loss", "seconds", "down", "up", "test loss")
+_DISPENSABLE = ("train loss", "trains", "seconds", "down", "up", "test loss")
 """What a narrow terminal goes without, first to last."""
 
 
@@ -127,7 +133,9 @@ class Course:
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _fitting(console, options, list(_COLUMNS), _DISPENSABLE, self._table)[0]
+        always = len({tuple(record.active) for record in self.records}) < 2  # the same trains in every round
+        names = [name for name in _COLUMNS if not (always and name == "trains")]
+        yield _fitting(console, options, names, _DISPENSABLE, self._table)[0]
 
 
 def _fitting(
@@ -239,6 +247,11 @@ class Watcher:
     def _visited(self, done: int, total: int) -> None:
         self._clients.update(self._visit, completed=done, total=total)
 
+    def _part(self, record: Record) -> str:
+        """What trained, where that is not the whole model."""
+        whole = len(record.active) == len(self._federation.strata)
+        return "" if whole or not record.active else f"  trained {_trained(record)}"
+
     def record(self, record: Record) -> None:
         """Show a finished round."""
         self._recent.append(record)
@@ -250,7 +263,7 @@ class Watcher:
                 f"round {record.round}/{self._federation.total}"
                 f"  accuracy {percent(record.accuracy)}  loss {number(record.loss)}"
                 f"  up {bytes_text(record.bytes_up)}  down {bytes_text(record.bytes_down)}"
-                f"  {record.seconds:.2f} s",
+                f"  {record.seconds:.2f} s{self._part(record)}",
                 soft_wrap=True,
             )
 
