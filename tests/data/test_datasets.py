@@ -115,7 +115,8 @@ def test_synthetic_has_unit_variance() -> None:
     ("text", "words"),
     [
         ("digitz", "did you mean 'digits'"),
-        ("digits(foo=1)", "takes none"),
+        ("digits(foo=1)", "has no argument .foo."),
+        ("femnist(foo=1)", "takes none"),
         ("synthetic(shape=())", "positive lengths"),
         ("synthetic(shape=(3, 0))", "positive lengths"),
         ("synthetic(classes=1)", "two classes"),
@@ -148,3 +149,41 @@ def test_missing_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(UsageError, match="nowhere is not there"):
         load_dataset(name, tmp_path / "nowhere")
+
+
+# A part of a dataset ------------------------------------------------------------------------------------------
+
+
+def test_a_part_is_drawn_once_and_for_all():
+    whole, part = load_dataset("digits"), load_dataset("digits(examples=200, test_examples=50)")
+    assert (len(part.train), len(part.test)) == (200, 50)
+    assert part.note == "200 of 1,442 training examples; 50 of 355 test examples"
+    assert whole.note == ""
+    images = {row.numpy().tobytes() for row in whole.train.x}
+    x, y = part.train.batch(torch.arange(200))
+    again = load_dataset("digits(examples=200, test_examples=50)").train.batch(torch.arange(200))
+    assert torch.equal(x, again[0])
+    assert torch.equal(y, again[1])
+    assert torch.bincount(part.train.labels()).min() >= 5  # of all classes, also where a dataset is sorted by them
+    chosen = part.train.x if part.train.index is None else part.train.x[part.train.index]
+    drawn = {row.numpy().tobytes() for row in chosen}
+    assert drawn <= images
+    assert len(drawn) > 150
+
+
+def test_all_of_a_part_is_the_part():
+    whole, part = load_dataset("digits"), load_dataset("digits(examples=1442)")
+    every = torch.arange(1442)
+    assert torch.equal(part.train.batch(every)[0], whole.train.batch(every)[0])
+    assert len(part.test) == 355
+
+
+@pytest.mark.parametrize("text", ["digits(examples=0)", "digits(test_examples=356)", "digits(examples=-1)"])
+def test_a_part_that_is_not_there(text: str):
+    with pytest.raises(UsageError, match="ask for 1 or more, not"):
+        load_dataset(text)
+
+
+@pytest.mark.parametrize("name", sorted(set(FROM_FILES) - {"femnist", "shakespeare"}))
+def test_every_image_dataset_can_be_asked_for_in_part(name: str):
+    assert {"examples", "test_examples"} <= spec.parameters(DATASETS[name]).keys()

@@ -6,15 +6,18 @@ Every entry is a function of the data folder; the arguments a user may give are 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedstrata.data.build import image_dataset
+from fedstrata.data.build import image_dataset, join_notes
 from fedstrata.data.cifar import cifar10, cifar100
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.idx import fashion_mnist, mnist
@@ -23,6 +26,7 @@ from fedstrata.data.photos import cinic10, svhn, tiny_imagenet
 from fedstrata.data.shakespeare import shakespeare
 from fedstrata.errors import UsageError
 from fedstrata.spec import bind
+from fedstrata.tensors import generator
 
 _GRID = 4
 
@@ -130,16 +134,43 @@ def synthetic(
     return Dataset("synthetic", train, part(test_examples), classes, tuple(str(label) for label in range(classes)))
 
 
+def in_part(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
+    """The dataset with two more arguments: so many `examples` and `test_examples` of it, drawn once and for all."""
+
+    @wraps(load)
+    def loaded(
+        data_dir: Path | None, *, examples: int | None = None, test_examples: int | None = None, **others: Any
+    ) -> Dataset:
+        whole = load(data_dir, **others)
+        asked = {"training": (whole.train, examples), "test": (whole.test, test_examples)}
+        said, kept = [], []
+        for part, (there, count) in asked.items():
+            if count is not None and not 1 <= count <= len(there):
+                raise UsageError(f"{whole.name} has {len(there):,} {part} examples: ask for 1 or more, not {count:,}")
+            chosen = (
+                None if count is None else torch.randperm(len(there), generator=generator(whole.name, part))[:count]
+            )
+            kept.append(there if chosen is None else there.select(chosen.sort().values))
+            said.append("" if chosen is None else f"{count:,} of {len(there):,} {part} examples")
+        return replace(whole, train=kept[0], test=kept[1], note=join_notes(whole.note, *said))
+
+    known, more = inspect.signature(load), {"examples": "int | None", "test_examples": "int | None"}
+    own = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=t) for n, t in more.items()]
+    loaded.__signature__ = known.replace(parameters=[*known.parameters.values(), *own])  # type: ignore[attr-defined]
+    loaded.__annotations__ = {**load.__annotations__, **more}
+    return loaded
+
+
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
+    "digits": in_part(digits),
     "synthetic": synthetic,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "cifar-10": cifar10,
-    "cifar-100": cifar100,
-    "svhn": svhn,
-    "cinic-10": cinic10,
-    "tiny-imagenet": tiny_imagenet,
+    "mnist": in_part(mnist),
+    "fashion-mnist": in_part(fashion_mnist),
+    "cifar-10": in_part(cifar10),
+    "cifar-100": in_part(cifar100),
+    "svhn": in_part(svhn),
+    "cinic-10": in_part(cinic10),
+    "tiny-imagenet": in_part(tiny_imagenet),
     "femnist": femnist,
     "shakespeare": shakespeare,
 }
