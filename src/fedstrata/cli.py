@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import json
@@ -33,6 +34,8 @@ from fedstrata.history import Record
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES
 from fedstrata.reducers import REDUCERS
+from fedstrata.reproduce import PAPERS, SCALES
+from fedstrata.reproduce import reproduce as reproduced
 from fedstrata.run import deal, open_run, resume_run
 from fedstrata.rundir import RunDirectory, fresh_directory
 from fedstrata.spec import Table, signature, summary
@@ -266,6 +269,31 @@ def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> 
         print(console.markdown(found))
     else:
         _screen().print(console.SideBySide(found), soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help=", ".join(PAPERS), show_default=False)],
+    scale: Annotated[
+        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour on two cores, a GPU")
+    ] = "smoke",
+    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
+    out: Annotated[Path | None, typer.Option(help="for runs and report; what is finished there is not redone")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
+    only: Annotated[list[str] | None, typer.Option(metavar="PART", help="some parts; may be given again")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only the tables and claims")] = False,
+) -> None:
+    """Make a paper's experiments again: its tables, and its claims, each with 'holds' or 'does not hold'."""
+    screen = _screen(quiet=quiet)
+    watch = functools.partial(console.RunsWatcher, screen)
+    found = reproduced(
+        paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
+    )
+    _screen().print(found, soft_wrap=True)
+    if found.failures:
+        raise FedstrataError(
+            f"{console.plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}"
+        )
 
 
 def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: bool, tensorboard: bool) -> None:

@@ -1,0 +1,144 @@
+"""Papers, reproduced: their settings at three scales, their tables, and their claims as named checks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedstrata import console
+from fedstrata.compare import News, Plan, plan, run_missing, tabulate
+from fedstrata.data.pools import DATA_VARIABLE
+from fedstrata.errors import FedstrataError, UsageError, did_you_mean
+from fedstrata.reproduce import fednlr, fedpart
+from fedstrata.reproduce.claims import Check
+from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
+from fedstrata.reproduce.plots import check_plots
+from fedstrata.reproduce.report import Reproduction, Section
+
+__all__ = ["PAPERS", "SCALES", "Check", "Findings", "Reproduction", "Table", "parts", "reproduce"]
+
+PAPERS: Mapping[str, Callable[[str], list[Part]]] = {"fedpart": fedpart.parts, "fednlr": fednlr.parts}
+"""Paper → its parts at a scale."""
+
+SCALES = ("smoke", "small", "paper")
+
+
+class Watch(Protocol):
+    """Who is told of the runs while they go on."""
+
+    def hear(self, news: News) -> None:
+        """Of every round and of every run's end."""
+
+
+Watching = Callable[[Plan], AbstractContextManager[Watch]]
+
+
+def parts(paper: str, scale: str, only: Sequence[str] = ()) -> list[Part]:
+    """The parts of a paper's reproduction; of those named, if any are.
+
+    Raises:
+        UsageError: for an unknown paper, scale or part.
+    """
+    if paper not in PAPERS:
+        raise UsageError(f"there is no reproduction of '{paper}'{did_you_mean(paper, PAPERS)}")
+    if scale not in SCALES:
+        raise UsageError(f"there is no scale '{scale}'{did_you_mean(scale, SCALES)}")
+    found = PAPERS[paper](scale)
+    for name in only:
+        if name not in (names := [part.name for part in found]):
+            raise UsageError(f"{paper} has no part '{name}'{did_you_mean(name, names)}")
+    return [part for part in found if not only or part.name in only]
+
+
+def reproduce(
+    paper: str,
+    scale: str = "smoke",
+    *,
+    data_dir: str | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    only: Sequence[str] = (),
+    watch: Watching | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Reproduction:
+    """Make a paper's runs at a scale, as far as they are missing, and judge its claims by them.
+
+    Args:
+        paper: fedpart or fednlr.
+        scale: smoke (seconds, data without files), small (real data, two cores) or paper (its settings, for a GPU).
+        data_dir: where the data's files are; else FEDSTRATA_DATA.
+        out: for the runs and the report; what is finished there is not done again. None keeps nothing.
+        jobs: how many runs at the same time, each in a process of its own.
+        only: names of parts; none for all.
+        watch: the runs → a context that is told of them.
+        say: is given a line on the progress of what is no run.
+
+    Raises:
+        UsageError: for what cannot be made, before anything is written.
+        Stopped: after Ctrl-C; the same call with the same `out` goes on.
+    """
+    chosen = parts(paper, scale, only)
+    if jobs < 1:
+        raise UsageError(f"jobs must be 1 or more, not {jobs}")
+    where = data_dir or os.environ.get(DATA_VARIABLE)
+    if scale != "smoke" and not where:
+        raise UsageError(
+            f"the scale '{scale}' needs real data: say where it is with --data-dir DIR, or {DATA_VARIABLE} in the "
+            "environment"
+        )
+    if out is not None and any(isinstance(part, Work) and part.draws for part in chosen):
+        check_plots()
+    with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
+        sections, failures = _made(chosen, Path(place), Bench(where, jobs), watch, say)
+        made = Reproduction(paper, scale, _command(paper, scale, out, jobs, only), tuple(sections), failures)
+        if out is not None:
+            made.write(Path(out))
+    return made
+
+
+def _made(
+    chosen: Sequence[Part], out: Path, bench: Bench, watch: Watching | None, say: Callable[[str], None]
+) -> tuple[list[Section], dict[Path, FedstrataError]]:
+    """All runs of all parts first, side by side; then what else there is to do; then what was found."""
+    free = {} if bench.data_dir is None else {"data_dir": bench.data_dir}
+    grids = {part.name: plan({**part.values, **free}, out / "runs") for part in chosen if isinstance(part, Grid)}
+    failures: dict[Path, FedstrataError] = {}
+    if grids:
+        every = Plan(tuple(run for grid in grids.values() for run in grid.runs), out / "runs", False)
+        with nullcontext() if watch is None else watch(every) as watcher:
+            failures = run_missing(every, bench.workers, None if watcher is None else watcher.hear)
+        wrong = [error for error in failures.values() if isinstance(error, UsageError)]
+        if wrong and len(wrong) == len({run.directory for run in every.runs}):
+            raise wrong[0]
+    sections = []
+    for part in chosen:
+        if isinstance(part, Grid):
+            comparison = tabulate(grids[part.name], failures)
+            sections.append(Section(part, part.judge(comparison), console.settings(comparison)))
+        else:
+            sections.append(_worked(part, out, bench, say))
+    return sections, failures
+
+
+def _worked(part: Work, out: Path, bench: Bench, say: Callable[[str], None]) -> Section:
+    found: dict[int, dict[str, Any]] = {}
+    for seed in part.seeds:
+        there = part.file(out, seed).exists()
+        found[seed] = part.figures(out, seed, bench)
+        if not there:
+            say(f"{part.name} seed {seed}: done")
+    told = "; ".join(f"{name} {value}" for name, value in part.settings["run"].items())
+    return Section(part, part.judge(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
+
+
+def _command(paper: str, scale: str, out: str | Path | None, jobs: int, only: Sequence[str]) -> str:
+    """The command that gives the same; folders are anybody's own."""
+    words = ["fedstrata reproduce", paper, f"--scale {scale}"]
+    words += ["--data-dir DIR"] if scale != "smoke" else []
+    words += ["--out DIR"] if out is not None else []
+    words += [f"--jobs {jobs}"] if jobs > 1 else []
+    return " ".join([*words, *(f"--only {name}" for name in only)])

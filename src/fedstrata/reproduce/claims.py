@@ -1,0 +1,132 @@
+"""A paper's claims as named checks: what holds at this scale, and by which figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedstrata.compare.table import Stat, stat
+from fedstrata.console import spread
+
+Seeds = Mapping[int, float]
+"""Seed → a figure of that seed's run."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim, and what was measured of it.
+
+    Args:
+        name: what is claimed.
+        holds: None if there are no figures to tell by.
+        figures: what was measured, in words.
+        paper: what the paper measured.
+        values: every seed's figures, in full precision.
+    """
+
+    name: str
+    holds: bool | None
+    figures: str
+    paper: str = ""
+    values: Mapping[str, Seeds] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """In two words."""
+        return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.name}: {self.figures}" + (f" (paper: {self.paper})" if self.paper else "")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How figures are written: mean ± standard deviation, and a difference of two."""
+
+    spread: Callable[[Stat | None], str]
+    difference: Callable[[float], str]
+
+
+POINTS = Unit(lambda value: f"{spread(value)} %", lambda gain: f"{100 * gain:+.2f} points")
+
+
+def _plain(value: Stat | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value.mean:.4f}" + ("" if value.std is None else f" ± {value.std:.4f}")
+
+
+PLAIN = Unit(_plain, lambda gain: f"{gain:+.4f}")
+
+
+def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = POINTS, ties: bool = False) -> Check:
+    """The claim that one figure is above another: in the mean over the seeds that both have.
+
+    Args:
+        name: the claim.
+        one: what should be above.
+        other: what should be below.
+        paper: what the paper measured.
+        unit: how to write them.
+        ties: True if equal is enough.
+    """
+    both = [seed for seed in one if seed in other]
+    if not both:
+        return Check(name, None, "no seed has both figures", paper)
+    gains = [one[seed] - other[seed] for seed in both]
+    mean = statistics.fmean(gains)
+    count = sum(_is_above(gain, ties) for gain in gains)
+    pair = (stat(figures[seed] for seed in both) for figures in (one, other))
+    figures = (
+        f"{' against '.join(unit.spread(value) for value in pair)}, {unit.difference(mean)}, "
+        f"{'not below' if ties else 'above'} in {_of_seeds(count, len(both))}"
+    )
+    return Check(name, _is_above(mean, ties), figures, paper, {"one": dict(one), "other": dict(other)})
+
+
+def beyond(name: str, found: Seeds, limit: float, *, below: bool = False, unit: Unit = PLAIN) -> Check:
+    """The claim that a figure is above a limit, or below it, in the mean over the seeds."""
+    values = stat(found.values())
+    if values is None:
+        return Check(name, None, "no seed has the figure")
+    side = -1 if below else 1
+    count = sum(side * (value - limit) > 0 for value in found.values())
+    figures = f"{unit.spread(values)}, {'below' if below else 'above'} {limit:g} in {_of_seeds(count, values.count)}"
+    return Check(name, side * (values.mean - limit) > 0, figures, values={"figure": dict(found)})
+
+
+def _of_seeds(count: int, total: int) -> str:
+    return f"{count} of {total} seed{'s' * (total != 1)}"
+
+
+def _is_above(gain: float, ties: bool) -> bool:
+    return gain >= 0 if ties else gain > 0
+
+
+def always_above(name: str, pairs: Mapping[str, tuple[Seeds, Seeds]], *, paper: str = "") -> Check:
+    """The claim that one accuracy is above another under every one of some settings."""
+    checks = {setting: above(name, *pair) for setting, pair in pairs.items()}
+    verdicts = [check.holds for check in checks.values()]
+    holds = None if None in verdicts else all(verdicts)
+    values = {f"{side}, {s}": v for s, check in checks.items() for side, v in check.values.items()}
+    return Check(name, holds, "; ".join(f"{s}: {c.figures}" for s, c in checks.items()), paper, values)
+
+
+def best(name: str, ours: Iterable[str], figures: Mapping[str, Seeds], *, paper: str = "") -> Check:
+    """The claim that one of ours has the highest mean of all."""
+    means = {label: statistics.fmean(seeds.values()) for label, seeds in figures.items() if seeds}
+    ours, others = [[n for n in means if (n in set(ours)) is mine] for mine in (True, False)]
+    if not ours or not others:
+        return Check(name, None, "there is nothing to compare", paper)
+    first, second = (max(labels, key=lambda label: means[label]) for labels in (ours, others))
+    check = above(name, figures[first], figures[second], paper=paper)
+    return Check(name, means[first] > means[second], f"{first} against {second}: {check.figures}", paper, check.values)
+
+
+def within(name: str, shares: Sequence[float], lowest: float, highest: float, *, paper: str = "") -> Check:
+    """The claim that a share of a cost lies in a range."""
+    if not shares:
+        return Check(name, None, "no run has the figure", paper)
+    mean = statistics.fmean(shares)
+    return Check(name, lowest <= mean <= highest, f"{100 * mean:.1f} %", paper, {"share": dict(enumerate(shares))})

@@ -1,0 +1,315 @@
+"""FedPart: full against partial updates, by cycle, order and warm-up, and the gradient's norm step by step.
+
+Wang et al., "Why Go Full? Elevating Federated Learning Through Partial Network Updates", NeurIPS 2024.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedstrata.compare import Comparison, Row
+from fedstrata.compare.table import stat
+from fedstrata.console import bytes_text, flops_text, plural, spread
+from fedstrata.reproduce import trace
+from fedstrata.reproduce.claims import Check, above, within
+from fedstrata.reproduce.judged import by_client
+from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, at_round, by_label, figures, last, lost
+from fedstrata.spec import text_of
+
+BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) + "}
+"""What FedPart rides on: the paper's name → the beginning of a method."""
+
+POLICIES = {"average": "averaged statistics", "local": "local statistics"}
+FIRST = "client 0's statistics"
+PAPER = {"FedAvg": "62.8 against 60.7 %", "FedProx": "62.3 against 62.8 %", "MOON": "60.5 against 62.3 %"}
+"""CIFAR-10 after four cycles, with local statistics; the released code judges client 0's model."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings of a reproduction.
+
+    Args:
+        run: fields that all runs have.
+        seeds: all of them.
+        cycles: how many, in a run.
+        strata: how many the model has.
+        full: full rounds at the beginning of a cycle.
+        each: rounds a stratum.
+        group: strata that train at once.
+        warmups: full rounds before the first cycle.
+        ends: steps at either end of a round whose norms are compared.
+    """
+
+    run: Mapping[str, Any]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    cycles: int = 2
+    strata: int = 10
+    full: int = 5
+    each: int = 2
+    group: int = 1
+    warmups: tuple[int, ...] = (0, 5, 25)
+    ends: int = 3
+
+    @property
+    def partial(self) -> int:
+        """Partial rounds of a cycle."""
+        return self.each * math.ceil(self.strata / self.group)
+
+    @property
+    def cycle(self) -> int:
+        """Rounds of a cycle."""
+        return self.full + self.partial
+
+    @property
+    def share(self) -> float:
+        """Of what full updates send: every stratum once for each of its rounds, and the full rounds."""
+        return (self.full + self.each) / self.cycle
+
+    def part(self, **others: Any) -> str:
+        """FedPart as a method."""
+        said = {"full_rounds": self.full, "rounds_per_stratum": self.each, "group": self.group} | others
+        usual = {"full_rounds": 5, "rounds_per_stratum": 2, "group": 1, "order": "sequential", "warmup": 0}
+        return text_of("fedpart", {name: value for name, value in said.items() if value != usual[name]})
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        """A comparison's fields; evaluated at the end of every cycle."""
+        rounds = {"rounds": self.cycles * self.cycle, "eval_every": self.cycle}
+        return {**self.run, "seed": list(self.seeds), **rounds, **others}
+
+
+SCALES = {
+    "smoke": Scale(
+        {
+            "dataset": "digits",
+            "model": "resnet8(width=2, stem='3x3', maxpool=False)",
+            "partition": "iid",
+            "clients": 2,
+            "steps": 2,
+            "batch_size": 8,
+            "lr": 0.003,
+            "optimizer": "adam",
+            "engine": "serial",
+            "workers": 1,
+        },
+        seeds=(0,),
+        cycles=1,
+        full=2,
+        each=2,
+        group=5,
+        warmups=(0, 1),
+        ends=1,
+    ),
+    "small": Scale(
+        {
+            "dataset": "cifar-10(examples=2000, test_examples=4000)",
+            "model": "resnet8(width=16)",
+            "partition": "iid",
+            "clients": 4,
+            "epochs": 2,
+            "batch_size": 32,
+            "lr": 0.001,
+            "optimizer": "adam",
+        },
+        seeds=(1, 2, 3),
+    ),
+    "paper": Scale(
+        {
+            "dataset": "cifar-10",
+            "model": "resnet8(width=64)",
+            "partition": "iid",
+            "clients": 40,
+            "epochs": 8,
+            "batch_size": 32,
+            "lr": 0.001,
+            "optimizer": "adam",
+            "device": "cuda",
+        },
+        cycles=4,
+        warmups=(0, 5, 60),
+        ends=5,
+    ),
+}
+
+
+def parts(scale: str) -> list[Part]:
+    """The parts of the reproduction, in the order of the report."""
+    chosen = SCALES[scale]
+    return [_cycles(chosen), _orders(chosen), _warmup(chosen), _trace(chosen)]
+
+
+# --- accuracy and costs by cycle -------------------------------------------------------------------------------------
+
+
+def _cycles(scale: Scale) -> Grid:
+    methods = [
+        {"method": f"{beginning}{update}", "label": f"{base}, {kind}"}
+        for base, beginning in BASES.items()
+        for kind, update in (("full", "fedavg"), ("FedPart", scale.part()))
+    ]
+    return Grid(
+        "cycles",
+        "full-network updates (FNU) against FedPart, by cycle, with what they cost",
+        scale.values(method=methods, buffers=list(POLICIES)),
+        lambda comparison: _judge_cycles(scale, comparison),
+    )
+
+
+def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
+    rows = {(row.run.buffers, row.method): row for row in comparison.rows}
+    labels = list(dict.fromkeys(row.method for row in comparison.rows))
+    ends = {
+        (statistics, cycle): {label: figures(rows[policy, label], at_round(cycle * scale.cycle)) for label in labels}
+        for policy, statistics in POLICIES.items()
+        for cycle in range(1, scale.cycles + 1)
+    }
+    ends[FIRST, scale.cycles] = {label: by_client(rows["local", label]) for label in labels}
+    accuracy = [
+        (statistics, str(cycle), *(spread(stat(seeds.values())) for seeds in found.values()))
+        for (statistics, cycle), found in ends.items()
+    ]
+    checks: list[Check] = []
+    for statistics in (*POLICIES.values(), FIRST):
+        for base in BASES:
+            pair = [ends[statistics, scale.cycles][f"{base}, {kind}"] for kind in ("FedPart", "full")]
+            paper = PAPER[base] if statistics == FIRST else ""
+            checks.append(above(f"FedPart beats full updates ({base}, {statistics})", *pair, paper=paper))
+    full, part = (rows["local", f"FedAvg, {kind}"] for kind in ("full", "FedPart"))
+    exact = scale.share
+    up = _shares(part, full, "bytes_up")
+    checks.append(
+        within(f"uplink is {100 * exact:.1f} % of full updates'", up, exact - 0.01, exact + 0.01, paper="28.0 %")
+    )
+    computed = _shares(part, full, "flops")
+    checks.append(within("computation is at most 73.3 % of full updates'", computed, 0, 0.733, paper="73.3 %"))
+    costs = [_costs(policy, base, rows, scale.cycles) for policy in POLICIES for base in BASES]
+    what = [f"{name}{of}" for name in ("up", "down", "FLOPs") for of in (", full", ", FedPart", " share")]
+    return Findings(
+        (
+            Table("Accuracy at the end of every cycle, %", ("statistics", "cycle", *labels), tuple(accuracy), 2),
+            Table("Costs of a cycle, all clients together", ("statistics", "method", *what), tuple(costs), 2),
+        ),
+        tuple(checks),
+        (
+            f"a cycle is {plural(scale.cycle, 'round')}; averaged: clients' running statistics are averaged and sent; "
+            "local: each client keeps its own, and their mean is used to judge the model; client 0's: the same runs at "
+            "their end, judged with what client 0 has kept",
+            "± is the sample standard deviation over the seeds",
+            "bytes are of encoded messages, with heads and statistics, for which the uplink's check allows one point",
+            *lost(comparison),
+        ),
+    )
+
+
+def _shares(part: Row, full: Row, name: str) -> list[float]:
+    """Seed by seed, what a cost is of full updates'."""
+    whole = {result.seed: getattr(result, name) for result in full.sound}
+    return [getattr(result, name) / whole[result.seed] for result in part.sound if result.seed in whole]
+
+
+def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], Row], cycles: int) -> tuple[str, ...]:
+    cells: list[str] = []
+    full, part = (rows[policy, f"{base}, {kind}"] for kind in ("full", "FedPart"))
+    for name, text in (("bytes_up", bytes_text), ("bytes_down", bytes_text), ("flops", flops_text)):
+        for row in (full, part):
+            mean = row.of(name)
+            cells.append("–" if mean is None else text(mean.mean / cycles))
+        share = stat(_shares(part, full, name))
+        cells.append("–" if share is None else f"{100 * share.mean:.1f} %")
+    return (policy, base, *cells)
+
+
+# --- the order of strata ---------------------------------------------------------------------------------------------
+
+ORDERS = ("sequential", "reverse", "random")
+
+
+def _orders(scale: Scale) -> Grid:
+    methods = [{"method": scale.part(order=order), "label": order} for order in ORDERS]
+    return Grid(
+        "orders",
+        "in which order strata train",
+        scale.values(method=methods, buffers="local"),
+        lambda comparison: _judge_orders(scale, comparison),
+    )
+
+
+def _judge_orders(scale: Scale, comparison: Comparison) -> Findings:
+    cycles = range(1, scale.cycles + 1)
+    ends = [by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
+    rows = [(str(c), *(spread(stat(end[o].values())) for o in ORDERS)) for c, end in zip(cycles, ends, strict=True)]
+    first, *others = ORDERS
+    checks = [
+        above(f"{first} order ≥ {other}", ends[-1][first], ends[-1][other], ties=True, paper=paper)
+        for other, paper in zip(
+            others, ("33.59 against 31.79 %, CIFAR-100", "33.59 against 31.44 %, CIFAR-100"), strict=True
+        )
+    ]
+    table = Table("Accuracy at the end of every cycle by order, %", ("cycle", *ORDERS), tuple(rows))
+    return Findings((table,), tuple(checks), lost(comparison))
+
+
+# --- full rounds before ----------------------------------------------------------------------------------------------
+
+
+def _warmup(scale: Scale) -> Grid:
+    """Cycles of partial rounds only, so that 0 rounds before the first one are 0 full rounds."""
+    partial = scale.cycles * scale.partial
+    methods = [
+        {
+            "method": scale.part(full_rounds=0, warmup=before),
+            "label": plural(before, "full round"),
+            "rounds": before + partial,
+            "eval_every": math.gcd(before, before + partial),
+        }
+        for before in scale.warmups
+    ]
+    values = scale.values(method=methods, buffers="local")
+    return Grid(
+        "warmup",
+        "full rounds before the first of the partial ones",
+        {name: value for name, value in values.items() if name not in ("rounds", "eval_every")},
+        lambda comparison: _judge_warmup(scale, comparison),
+    )
+
+
+def _judge_warmup(scale: Scale, comparison: Comparison) -> Findings:
+    after = by_label(comparison, last(1))
+    before = {
+        row.method: figures(row, at_round(count)) for row, count in zip(comparison.rows, scale.warmups, strict=True)
+    }
+    rows = [
+        (when, *(spread(stat(found.values())) for found in column.values()))
+        for when, column in (("before", before), ("after", after))
+    ]
+    labels = list(after)
+    said = ("61.25 against 58.48 %", "66.18 against 61.25 %")
+    checks = [
+        above(f"warm-up helps: {more} ≥ {less}", after[more], after[less], ties=True, paper=paper)
+        for less, more, paper in zip(labels, labels[1:], said, strict=False)
+    ]
+    most = labels[-1]
+    name = f"partial rounds improve what {most} have trained"
+    checks.append(above(name, after[most], before[most], paper="66.18 against 58.92 %"))
+    title = f"Accuracy before and after {plural(scale.cycles * scale.partial, 'partial round')}, %"
+    return Findings((Table(title, ("", *labels), tuple(rows)),), tuple(checks), lost(comparison))
+
+
+# --- the gradient's norm ---------------------------------------------------------------------------------------------
+
+
+def _trace(scale: Scale) -> Work:
+    methods = {"full": "fedavg", "FedPart": scale.part()}
+    run = {**scale.run, "rounds": scale.cycle, "buffers": "local"}
+    return Work(
+        "trace",
+        "the gradient's norm, step by step, around full and partial aggregation",
+        {"run": run, "methods": methods, "ends": scale.ends},
+        scale.seeds,
+        trace.work,
+        lambda found: trace.judge(found, scale.ends),
+        draws=True,
+    )

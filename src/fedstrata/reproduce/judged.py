@@ -1,0 +1,49 @@
+"""The global model with one client's running statistics: FedPart's released code judges client 0's model."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from fedstrata.compare import Row
+from fedstrata.config import RunConfig
+from fedstrata.data.datasets import load_dataset
+from fedstrata.data.examples import Dataset
+from fedstrata.models import build_model
+from fedstrata.reproduce.parts import kept
+from fedstrata.store import DirectoryStore
+from fedstrata.workshop import BUFFERS
+
+_loaded = cache(load_dataset)
+
+
+def by_client(row: Row, client: int = 0) -> dict[int, float]:
+    """Seed → the final model's accuracy on the test set, with the statistics that the client has kept."""
+    config = row.run.config
+    return {
+        result.seed: kept(
+            Path(result.directory) / f"client-{client}.json",
+            lambda directory=Path(result.directory): {"accuracy": accuracy(directory, config, client)},  # type: ignore[misc]
+        )["accuracy"]
+        for result in row.sound
+    }
+
+
+def accuracy(directory: Path, config: RunConfig, client: int) -> float:
+    """Of a finished run's model under a client's statistics."""
+    dataset: Dataset = _loaded(config.dataset, config.data_dir)
+    model = build_model(config.model, dataset.input_shape, dataset.classes)
+    memory = directory / "memory"
+    version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))
+    own = DirectoryStore(memory).get(client, version).get(BUFFERS, {})
+    model.load_state_dict({**load_file(directory / "model.safetensors"), **own})
+    model.eval()
+    right = 0
+    with torch.inference_mode():
+        for start in range(0, len(dataset.test), 500):
+            x, y = dataset.test.batch(torch.arange(start, min(start + 500, len(dataset.test))))
+            right += int((model(x).argmax(1) == y).sum())
+    return right / len(dataset.test)

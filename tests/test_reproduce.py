@@ -1,0 +1,294 @@
+"""Reproductions: both papers at their smallest scale, their claims' arithmetic, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstrata.compare import plan
+from fedstrata.config import RunConfig, checked
+from fedstrata.errors import UsageError
+from fedstrata.models import build_model
+from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
+from fedstrata.reproduce.claims import above, always_above, best, beyond, within
+from fedstrata.reproduce.drift import bound, change
+from fedstrata.reproduce.fednlr import SCALES as FEDNLR
+from fedstrata.reproduce.fedpart import SCALES as FEDPART
+from fedstrata.reproduce.parts import Grid, Work
+from fedstrata.reproduce.trace import follow, jumps, norm, traced
+from fedstrata.run import open_run
+from fedstrata.strata import strata
+from tests.runs import fedstrata, one_sentence
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FEDSTRATA_DATA", "FEDSTRATA_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+Made = dict[str, tuple[Reproduction, Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Both papers at scale smoke, made once."""
+    places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS}
+    return {paper: (reproduce(paper, "smoke", out=out), out) for paper, out in places.items()}
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paper", "claims"),
+    [
+        (
+            "fedpart",
+            [
+                "FedPart beats full updates (FedAvg, averaged statistics)",
+                "FedPart beats full updates (MOON, local statistics)",
+                "uplink is 66.7 % of full updates'",
+                "sequential order ≥ reverse",
+                "warm-up helps: 1 full round ≥ 0 full rounds",
+                "gradient norm spikes after full aggregation",
+                "gradient norm spikes less after partial aggregation",
+            ],
+        ),
+        (
+            "fednlr",
+            [
+                "FedNLR beats FedAvg on Dirichlet(0.05)",
+                "FedDyn + FedNLR beats FedDyn on Shards(2)",
+                "FedNLR gains at every learning rate",
+                "formula beats fixed μ",
+                "bound neurons fall less with FedNLR (clients 1 and 2)",
+            ],
+        ),
+    ],
+)
+def test_smoke(paper: str, claims: list[str], made: Made) -> None:
+    found, out = made[paper]
+    assert not found.failures
+    checks = {check.name: check for check in found.checks}
+    assert set(claims) <= set(checks)
+    assert all(check.holds is not None for check in checks.values())
+    assert "–" not in {
+        cell for s in found.sections[1:] for t in s.findings.tables for row in t.rows[1:] for cell in row
+    }
+    report = (out / "report.md").read_text()
+    assert f"$ fedstrata reproduce {paper} --scale smoke --out DIR" in report
+    assert all(f"| {check.name} | {check.verdict} | {check.figures} |" in report for check in found.checks)
+    assert str(out) not in report
+    data = json.loads((out / "report.json").read_text())
+    assert [part["name"] for part in data["parts"]] == [part.name for part in PAPERS[paper]("smoke")]
+    assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)
+    assert [name for s in found.sections for name in s.findings.pictures] == (
+        ["trace.png"] if paper == "fedpart" else []
+    )
+
+
+def test_what_fedpart_sends_is_what_its_schedule_says(made: Made) -> None:
+    """A cycle of 2 full and 2·2 partial rounds of half the strata each: 2 + 2 of 6 networks up."""
+    checks = {check.name: check for check in made["fedpart"][0].checks}
+    (share,) = checks["uplink is 66.7 % of full updates'"].values["share"].values()
+    assert share == pytest.approx(4 / 6, abs=0.01)
+    assert checks["uplink is 66.7 % of full updates'"].holds
+
+
+def test_a_second_call_redoes_nothing(made: Made, capsys: Capture) -> None:
+    _, out = made["fednlr"]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "report" not in path.name}
+    report = (out / "report.md").read_text()
+    assert fedstrata("reproduce", "fednlr", "--out", out) == 0
+    assert "bound neurons fall less with FedNLR" in capsys.readouterr().out
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "report" not in path.name}
+    assert after == before
+    assert (out / "report.md").read_text() == report
+
+
+def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
+    assert fedstrata("reproduce", "fedpart", "--only", "trace", "--quiet") == 0
+    told = capsys.readouterr().out
+    assert "of 2 claims hold at scale smoke" in told
+    assert "cycles:" not in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedpar"], "there is no reproduction of 'fedpar' (did you mean 'fedpart'?)"),
+        (["fedpart", "--scale", "smal"], "there is no scale 'smal' (did you mean 'small'?)"),
+        (["fednlr", "--only", "cycles"], "fednlr has no part 'cycles'"),
+        (["fedpart", "--scale", "small"], "--data-dir DIR"),
+        (["fednlr", "--scale", "paper"], "FEDSTRATA_DATA"),
+        (["fedpart", "--scale", "small", "--data-dir", "nowhere"], "nowhere"),
+        (["fednlr", "--scale", "small", "--only", "drift", "--data-dir", "nowhere", "--out", "out"], "nowhere"),
+        (["fedpart", "--jobs", "0"], "--jobs"),
+        ([], "PAPER"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_input(words: list[str], said: str, tmp_path: Path, capsys: Capture) -> None:
+    assert fedstrata("reproduce", *words) == 2
+    assert said in one_sentence(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UsageError, match="pip install 'fedstrata\\[report\\]'"):
+        reproduce("fedpart", out="out")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the plans -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_scale_can_be_planned(paper: str, scale: str) -> None:
+    """Every configuration is valid, and every one would be built but for its data."""
+    for part in parts(paper, scale):
+        if isinstance(part, Grid):
+            runs = plan(part.values, "out").runs
+            assert len(runs) >= 2
+            assert {run.config.seed for run in runs} == set(part.values["seed"])
+        else:
+            config = checked(RunConfig, {**part.settings["run"], "seed": part.seeds[0]})
+            assert config.model
+
+
+def test_the_papers_settings() -> None:
+    cycles, _, warmup, trace = parts("fedpart", "paper")
+    assert isinstance(cycles, Grid)
+    assert isinstance(warmup, Grid)
+    assert isinstance(trace, Work)
+    runs = plan(cycles.values, "out").runs
+    assert len(runs) == 2 * 3 * 2 * 3
+    assert {run.config.rounds for run in runs} == {100}
+    assert {run.config.eval_every for run in runs} == {25}
+    assert {(run.config.clients, run.config.epochs, run.config.optimizer) for run in runs} == {(40, 8, "adam")}
+    assert {run.buffers for run in runs} == {"average", "local"}
+    assert [run.config.rounds for run in plan(warmup.values, "out").runs[::3]] == [80, 85, 140]
+    assert trace.settings["methods"]["FedPart"] == "fedpart"
+    table, _, mu, drift = parts("fednlr", "paper")
+    assert isinstance(table, Grid)
+    assert isinstance(mu, Grid)
+    assert isinstance(drift, Work)
+    runs = plan(table.values, "out").runs
+    assert len(runs) == 9 * 3 * 2
+    assert {(run.config.rounds, run.config.epochs, run.config.participation) for run in runs} == {(500, 2, 0.4)}
+    assert len(plan(mu.values, "out").runs) == 10 * 2
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_cycle_has_as_many_rounds_as_the_model_has_strata(scale: str) -> None:
+    settings = FEDPART[scale]
+    model = build_model(settings.run["model"], (1, 8, 8) if scale == "smoke" else (3, 32, 32), 10)
+    assert len(strata(model)) == settings.strata
+    assert settings.cycle == {"smoke": 6}.get(scale, 25)
+    assert settings.share == pytest.approx({"smoke": 4 / 6}.get(scale, 0.28))
+    model = build_model(FEDNLR[scale].run["model"], (1, 8, 8) if scale == "smoke" else (3, 32, 32), 10)
+    assert FEDNLR[scale].layer in {stratum.name for stratum in strata(model)}
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_figure_above_another() -> None:
+    """Gains 2, −1 and 2 points: 1 in the mean, above in two of three."""
+    check = above("x", {0: 0.52, 1: 0.49, 2: 0.52}, {0: 0.50, 1: 0.50, 2: 0.50, 3: 0.9})
+    assert check.holds
+    assert check.figures == "51.00 ± 1.73 % against 50.00 ± 0.00 %, +1.00 points, above in 2 of 3 seeds"
+    assert str(check).startswith("holds: x: 51.00")
+    assert above("x", {0: 0.4}, {0: 0.5}).verdict == "does not hold"
+    assert above("x", {0: 0.5}, {0: 0.5}).holds is False
+    assert above("x", {0: 0.5}, {0: 0.5}, ties=True).holds
+    assert above("x", {0: 0.5}, {1: 0.4}).verdict == "cannot be told"
+
+
+def test_one_figure_above_another_everywhere() -> None:
+    high, low = {0: 0.6}, {0: 0.5}
+    assert always_above("x", {"a": (high, low), "b": (high, low)}).holds
+    assert always_above("x", {"a": (high, low), "b": (low, high)}).holds is False
+    assert always_above("x", {"a": (high, low), "b": (low, {})}).holds is None
+
+
+def test_the_best_of_all() -> None:
+    found = {"a": {0: 0.5}, "b": {0: 0.6}, "ours": {0: 0.55}, "theirs": {0: 0.7}}
+    assert best("x", ["ours"], found).holds is False
+    assert best("x", ["ours", "theirs"], found).figures.startswith("theirs against b: 70.00 % against 60.00 %")
+    assert best("x", ["ours"], {"ours": {0: 0.5}}).holds is None
+
+
+def test_limits() -> None:
+    assert beyond("x", {0: 1.5, 1: 0.9}, 1).figures == "1.2000 ± 0.4243, above 1 in 1 of 2 seeds"
+    assert beyond("x", {0: -1.0}, 0, below=True).holds
+    assert beyond("x", {0: 1.0}, 0, below=True).holds is False
+    assert beyond("x", {}, 0).holds is None
+    assert within("x", [0.27, 0.29], 0.27, 0.29).holds
+    assert within("x", [0.31], 0.27, 0.29).holds is False
+    assert within("x", [], 0, 1).holds is None
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+RUN: dict[str, Any] = {**FEDPART["smoke"].run, "rounds": 3, "steps": 4, "buffers": "local"}
+
+
+def test_a_trace_changes_nothing() -> None:
+    config = checked(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
+    plain = open_run(config, None).fit()
+    federation = traced(config)
+    found = follow(federation)
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, federation.model.state_dict()[name]), name
+    assert [len(steps) for steps in found["norms"]] == [4, 4, 4]
+    assert [len(names) for names in found["active"]] == [10, 5, 5]
+    assert all(value > 0 for steps in found["norms"] for value in steps)
+
+
+def test_the_first_norm_is_the_gradients() -> None:
+    """One client, one step over all of its data: the norm is that of the mean loss's gradient at the first model."""
+    config = checked(RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000})
+    federation = traced(config)
+    model, (data,) = federation.model, federation.clients
+    x, y = data.batch(torch.arange(len(data)))
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    wanted = norm({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert follow(federation)["norms"][0] == [pytest.approx(float(wanted), rel=1e-4)]
+
+
+def test_a_smaller_last_batch_is_left_out() -> None:
+    """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
+    config = checked(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
+    assert [len(steps) for steps in follow(traced(config))["norms"]] == [2]
+
+
+def test_jumps_are_between_rounds_of_the_same_strata() -> None:
+    """Rounds a+b, a+b, a, a, b: full 3/1 (the mean of 2 and 4 over that of 1 and 1), partial 6/3; a → b is none."""
+    found = {
+        "norms": [[9.0, 1.0, 1.0], [2.0, 4.0, 8.0], [5.0, 2.0, 4.0], [5.0, 7.0, 1.0], [9.0, 9.0, 9.0]],
+        "active": [["a", "b"], ["a", "b"], ["a"], ["a"], ["b"]],
+    }
+    assert [(jump.round, jump.full, jump.ratio) for jump in jumps(found, 2)] == [(1, True, 3.0), (3, False, 2.0)]
+
+
+# --- neurons ---------------------------------------------------------------------------------------------------------
+
+
+def test_drift_is_of_bound_neurons() -> None:
+    """On class 1's data neurons 0 and 2 are more active than on class 0's: they change by −0.1 and −0.5."""
+    found = {"before": [[0.1, 0.9, 0.0], [0.4, 0.2, 0.6]], "after": {"FedAvg": [[[], [0.3, 9.0, 0.1]], []]}}
+    assert bound(found["before"][1], found["before"][0]) == [0, 2]
+    assert change(found, "FedAvg", 0, 1) == pytest.approx(-0.3)
+    assert change({**found, "before": [[1.0] * 3, [0.0] * 3]}, "FedAvg", 0, 1) is None
