@@ -122,6 +122,7 @@ def test_public_names() -> None:
         "Technique",
         "TensorExamples",
         "Tensors",
+        "Times",
         "Update",
         "UsageError",
         "Work",

@@ -71,6 +71,11 @@ class Bench:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model and all that is in it."""
+        return tuple(self.model.modules())
+
+    @cached_property
     def classes(self) -> int:
         """How many classes the model tells apart."""
         if self.sample is None:

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique
-from fedstrata.tensors import Tensors, add, each, subtract, zeros_like
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique, Times
+from fedstrata.tensors import Tensors, add, add_, each, subtract, zeros_like
 
 _STEPS = "(steps)"
 
@@ -52,11 +52,12 @@ class Scaffold(Technique):
         if not names:
             return Hooks()
         mine = view.remembered(names)
-        shift = subtract(view.slot, mine, names)
+        shift, one = Times(1.0, subtract(view.slot, mine, names)), torch.ones((), device=mine[names[0]].device)
 
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
-            total = total or {**_wide_zeros(mine), _STEPS: torch.zeros((), device=mine[names[0]].device)}
-            return {**add(total, grads), _STEPS: total[_STEPS] + 1}
+            if total:
+                return add_(total, {**grads, _STEPS: one})
+            return {**add(_wide_zeros(mine), grads), _STEPS: one.clone()}
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             if not tally:  # not one step was possible: the server refuses such an update
