@@ -124,7 +124,7 @@ class Workshop:
             turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
             if turned:
                 model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            _flatten(list(model.parameters()))
+            _flatten(list(model.parameters()), turned)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.benches[arch] = Bench(
                 model=model,
@@ -144,15 +144,18 @@ class Workshop:
         return self.benches[arch]
 
 
-def _flatten(params: list[nn.Parameter]) -> None:
-    """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line."""
+def _flatten(params: list[nn.Parameter], turned: bool) -> None:
+    """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
+
+    Kernels with the channels last have strides that say so even where there is one channel: convolutions look at them.
+    """
     for dtype in {p.dtype for p in params}:
         mine = [p for p in params if p.dtype == dtype]
         room = [whole_lines(p.numel(), dtype) for p in mine]
         flat = torch.zeros(sum(room), dtype=dtype, device=mine[0].device)
         for p, part in zip(mine, torch.split(flat, room), strict=True):
             whole = part[: p.numel()]
-            if p.dim() == 4 and not p.is_contiguous():
+            if turned and p.dim() == 4:
                 n, c, h, w = p.shape
                 view = whole.view(n, h, w, c).permute(0, 3, 1, 2)
             else:
