@@ -21,9 +21,9 @@ from fedstrata.crew import Crew, Objective, open_crew, seen_at
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
-from fedstrata.tensors import Tensors, apart, derive, generator, scale, subtract, whole_norm
+from fedstrata.tensors import Tensors, apart, derive, generator, load, scale, subtract, whole_norm
 from fedstrata.timing import timed
-from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global, sheets
+from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, own_rng, seed_global, sheets
 
 T = TypeVar("T")
 

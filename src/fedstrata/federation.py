@@ -32,18 +32,9 @@ from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, clone, derive
+from fedstrata.tensors import clone, derive
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import (
-    BUFFERS,
-    PERSONAL,
-    Workshop,
-    load,
-    normalises_batches,
-    own_rng,
-    running,
-    without_statistics,
-)
+from fedstrata.workshop import BUFFERS, PERSONAL, Workshop, normalises_batches, own_rng, running
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +186,7 @@ class Federation:
             self.settings.seed,
             self.roster.arch_of,
             rounds=self.settings.rounds,
-            model=self._model,
+            model=partial(shop.model, turn=True),
             like=sample[:0].clone(),
             members=self.roster.everybody,
             public=inputs,
@@ -474,16 +465,7 @@ class Federation:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        return self._model(self.state.params, self.state.buffers, "")
-
-    def _model(self, params: Tensors, buffers: Tensors, arch: str) -> nn.Module:
-        """A model with these parameters and running statistics, as it would be evaluated."""
-        model = self._shop.build(arch)
-        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
-        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
-        if self.method.buffers == "drop":
-            without_statistics(model)
-        return model.eval()
+        return self._shop.model(self.state.params, self.state.buffers, "")
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""

@@ -130,6 +130,13 @@ def laid_out(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tenso
     return {n: t if t.stride() == like[n].stride() else torch.empty_like(like[n]).copy_(t) for n, t in tensors.items()}
 
 
+def load(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy named values into a model's own tensors."""
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([into[n] for n in values], list(values.values()))
+
+
 @contextmanager
 def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, a model's own tensors have other values; nothing is copied, so every bit comes back."""

@@ -25,7 +25,7 @@ from fedstrata.data.examples import Augment, Examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.methods import Method
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone, generator, whole_lines
+from fedstrata.tensors import Tensors, clone, generator, load, whole_lines
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -120,10 +120,7 @@ class Workshop:
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""
         if arch not in self.benches:
-            model = self.build(arch).to(self.device).train()
-            turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-            if turned:
-                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model, turned = self._turned(self.build(arch).to(self.device).train())
             _flatten(list(model.parameters()), turned)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.benches[arch] = Bench(
@@ -142,6 +139,25 @@ class Workshop:
             if sample is not None and any(self.method.at("local")):
                 _ = self.benches[arch].classes  # now: a technique may ask for it while FLOPs are counted
         return self.benches[arch]
+
+    def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:
+        """A new model with these parameters and running statistics, as it would be evaluated.
+
+        With `turn` it is laid out as for training.
+        """
+        model = self.build(arch)
+        if turn:
+            model, _ = self._turned(model)
+        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
+        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
+        if self.method.buffers == "drop":
+            without_statistics(model)
+        return model.eval()
+
+    def _turned(self, model: nn.Module) -> tuple[nn.Module, bool]:
+        """(the model, with the channels last if that is wanted and it has convolutions; whether it has)."""
+        turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        return model.to(memory_format=torch.channels_last) if turned else model, turned  # type: ignore[call-overload]
 
 
 def _flatten(params: list[nn.Parameter], turned: bool) -> None:
@@ -179,13 +195,6 @@ def _constants(model: nn.Module) -> tuple[Tensors, Tensors]:
     kept = model.state_dict().keys()
     live = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
     return live, clone(live)
-
-
-def load(into: Tensors, values: Tensors) -> None:
-    """Copy named values into a model's own tensors."""
-    if values:
-        with torch.no_grad():
-            torch._foreach_copy_([into[n] for n in values], list(values.values()))
 
 
 @contextmanager
