@@ -64,7 +64,7 @@ class Crew:
         Where the gradients are the caller's `own` it may be done in place, if no correction can hold them.
         """
         terms = [correct(grads, batch) for correct in self._corrections]
-        plus = add_ if own and all(isinstance(term, Times) for term in terms) else add
+        plus = add_ if own and {*map(type, terms)} <= {Times} else add
         for term in terms:
             grads = plus(grads, term.tensors, term.factor) if isinstance(term, Times) else plus(grads, term)
         return grads

@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique, Times
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
-from fedstrata.tensors import Tensors, add, scale, zeros_like
+from fedstrata.tensors import Tensors, add, add_, scale, zeros_like
 
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
 
@@ -60,7 +60,7 @@ class FedDyn(Technique):
         return Hooks(correct=correct, finish=finish)
 
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
-        return {**total, **add(delta, total)}
+        return {**delta, **add_(total, delta)}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         sums = round.totals[self.name]
