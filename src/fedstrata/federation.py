@@ -421,7 +421,7 @@ class Federation:
         return self._store.get(client, int(state.remembers.numpy()[client]))
 
     def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
-        self._store.put(client, state.round, memory, before=int(state.remembers[client]))
+        self._store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
 
     def _evaluate_clients(self, state: ServerState) -> list[float | None]:
         """The global model on every client's own data."""
