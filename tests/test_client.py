@@ -1104,3 +1104,14 @@ def test_the_next_visit_does_not_change_what_the_last_one_returned():
     assert equal(update.delta, delta)
     assert equal(kept[BUFFERS], buffers)
     assert equal(update.buffers, buffers)
+
+
+def test_kernels_of_one_channel_have_the_strides_of_their_layout():
+    """Convolutions choose their layout by the strides, also where both layouts are the same memory."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, 1, 5, 5))
+    for last, strides in ((True, (9, 1, 3, 1)), (False, (9, 9, 3, 1))):
+        shop = Workshop(build=lambda arch: copy.deepcopy(model), method=chain(), channels_last=last)
+        kernel = shop.bench("").params["0.weight"]
+        assert kernel.stride() == strides
+        assert torch.equal(kernel, model[0].weight)
