@@ -123,6 +123,7 @@ def test_public_names() -> None:
         "Technique",
         "TensorExamples",
         "Tensors",
+        "Times",
         "Update",
         "UsageError",
         "Work",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client import train_client
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Slots, Technique, Update, Work
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Slots, Technique, Times, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.methods import Method, chain
@@ -706,6 +706,40 @@ def test_corrections_are_added_and_see_the_raw_gradient():
     np.testing.assert_allclose(step(none), -0.1 * GRADIENT, rtol=1e-6)
 
 
+def test_a_correction_with_a_factor():
+    """g + 3·1 + 2·g: in place or not, every correction sees the raw gradient, and tallies keep it."""
+    ones = torch.ones(2, 2)
+    three = hooks("three", correct=lambda grads, batch: Times(3.0, {"weight": ones, "stranger": ones}))
+    twice = hooks("twice", correct=lambda grads, batch: Times(1.0, {"weight": 2 * grads["weight"]}))
+    same = hooks("same", correct=lambda grads, batch: grads)
+    np.testing.assert_allclose(step(three), -0.1 * (GRADIENT + 3), rtol=1e-6)
+    for order_ in ((three, twice), (twice, three)):
+        np.testing.assert_allclose(step(*order_), -0.1 * (3 * GRADIENT + 3), rtol=1e-6)
+    for order_ in ((three, twice, same), (same, three, twice)):
+        np.testing.assert_allclose(step(*order_), -0.1 * (4 * GRADIENT + 3), rtol=1e-6)
+    raw = hooks("raw", tally=lambda total, grads, batch: grads, finish=lambda delta, tally: (tally, None))
+    update, _ = visit(flat(), point(), three, raw, lr=0.1)
+    np.testing.assert_allclose(update.slots["raw"]["weight"], GRADIENT, rtol=1e-6)
+    assert bool((ones == 1).all())
+
+
+def test_a_correction_in_place_reaches_no_other_gradient():
+    """Two parameters that are added get one and the same gradient from the tape; only one of them is corrected."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.a + self.b)
+
+    technique = hooks(correct=lambda grads, batch: Times(1.0, {"a": torch.ones(2, 2)}))
+    update, _ = visit(Sum(), point(), technique, lr=0.1)
+    np.testing.assert_allclose(update.delta["a"], -0.1 * (GRADIENT + 1), rtol=1e-6)
+    np.testing.assert_allclose(update.delta["b"], -0.1 * GRADIENT, rtol=1e-6)
+
+
 def test_corrections_of_what_does_not_train_are_passed_over():
     """A technique may speak of every parameter, whatever a plan has frozen."""
     model, data = mlp(5, 7, 3), toy(6)
@@ -1070,3 +1104,14 @@ def test_the_next_visit_does_not_change_what_the_last_one_returned():
     assert equal(update.delta, delta)
     assert equal(kept[BUFFERS], buffers)
     assert equal(update.buffers, buffers)
+
+
+def test_kernels_of_one_channel_have_the_strides_of_their_layout():
+    """Convolutions choose their layout by the strides, also where both layouts are the same memory."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, 1, 5, 5))
+    for last, strides in ((True, (9, 1, 3, 1)), (False, (9, 9, 3, 1))):
+        shop = Workshop(build=lambda arch: copy.deepcopy(model), method=chain(), channels_last=last)
+        kernel = shop.bench("").params["0.weight"]
+        assert kernel.stride() == strides
+        assert torch.equal(kernel, model[0].weight)

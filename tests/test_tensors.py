@@ -9,7 +9,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.tensors import Tensors, add, all_finite, clone, derive, generator, scale, subtract, zeros_like
+from fedstrata.tensors import (
+    Tensors,
+    add,
+    add_,
+    all_finite,
+    clone,
+    derive,
+    generator,
+    lent,
+    one_by_one,
+    scale,
+    subtract,
+    zeros_like,
+)
 
 
 def pair() -> tuple[Tensors, Tensors]:
@@ -111,3 +124,29 @@ def test_large_finite_numbers_are_finite(dtype: torch.dtype):
 def test_nothing_empty_and_integers_are_finite():
     assert all_finite([])
     assert all_finite([torch.empty(0), torch.tensor(3), torch.tensor([True])])
+
+
+def test_adding_in_place():
+    """Into the left tensors, but not where clients are vectorised."""
+    left, right = {"a": torch.ones(2), "b": torch.ones(2)}, {"b": torch.ones(2), "c": torch.ones(2)}
+    with one_by_one():
+        assert add_(left, right, 2.0)["b"].tolist() == [3, 3]
+    assert left["b"].tolist() == [1, 1]
+    assert add_(left, right, 2.0) is left
+    assert [left["a"].tolist(), left["b"].tolist()] == [[1, 1], [3, 3]]
+
+
+def test_what_is_lent_comes_back():
+    """Other values inside, and the very same memory afterwards, whatever happens."""
+    own = {"a": torch.nn.Parameter(torch.ones(2)), "b": torch.zeros(2)}
+    places = [t.data_ptr() for t in own.values()]
+
+    def borrow() -> None:
+        with lent(own, {"a": torch.full((2,), 5.0)}):
+            assert [t.tolist() for t in own.values()] == [[5, 5], [0, 0]]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        borrow()
+    assert own["a"].tolist() == [1, 1]
+    assert [t.data_ptr() for t in own.values()] == places

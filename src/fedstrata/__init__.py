@@ -19,6 +19,7 @@ from fedstrata.core import (
     Setting,
     Slots,
     Technique,
+    Times,
     Update,
     Work,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Technique",
     "TensorExamples",
     "Tensors",
+    "Times",
     "Update",
     "UsageError",
     "Work",

@@ -22,9 +22,9 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.prefix import Cut, cut_at
-from fedstrata.tensors import Tensors, derive, generator, scale, subtract, whole_norm
+from fedstrata.tensors import Tensors, apart, derive, generator, load, scale, subtract, whole_norm
 from fedstrata.timing import timed
-from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, load, own_rng, seed_global, sheets
+from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, own_rng, seed_global, sheets
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory:
         delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels, room)
     slots: Slots = {}
     kept, sent = dict(memory), delta
-    if crew.hooks:
+    if crew.all("finish") or crew.all("upload"):
         key = ("finish", a.arch, a.trains, *crew.present, len(data))
         with timed("techniques"):
             (slots, kept, sent), after = _counted(
@@ -114,9 +114,10 @@ def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots)
     load(*bench.constants)
     trains = set(assignment.trains)
     for name, p in bench.params.items():
+        p.grad = None  # of a step that was interrupted
         if p.requires_grad is not (name in trains):
             p.requires_grad_(name in trains)
-    if not bench.model.training or method.techniques:
+    if not all(module.training for module in bench.modules):
         bench.model.train()
     for owner in {name.rpartition(".")[0] for name in assignment.still}:
         bench.model.get_submodule(owner).eval()
@@ -148,6 +149,7 @@ class _Steps:
             [p.detach() for p in self.leaves], a.work.lr, crew.scale(self.names, shop.device)
         )
         self.changes = bool(crew.all("tally") or crew.all("correct") or a.work.clip is not None)
+        self.no_grad = torch.no_grad()
         self.total = torch.zeros((), device=shop.device)
         self.taken = 0
         self.tallies: Slots = {}
@@ -163,16 +165,26 @@ class _Steps:
         self.grads = [None] * len(self.leaves)
         if loss.requires_grad:
             with timed("backward"):
-                self.grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+                self.grads = self._gradients(loss)
         if self.changes:
-            with timed("techniques"), torch.no_grad():
+            with timed("techniques"), self.no_grad:
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
                 self.tallies = self.crew.tallied(self.tallies, used, batch)
-                used = clipped(self.crew.corrected(used, batch), self.clip)
+                used = clipped(self.crew.corrected(used, batch, apart(used, self.tallies)), self.clip)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)
+
+    def _gradients(self, loss: Tensor) -> Sequence[Tensor | None]:
+        """The raw gradients; where they will be changed, in memory that nobody else holds."""
+        if not self.changes:
+            return torch.autograd.grad(loss, self.leaves, allow_unused=True)
+        torch.autograd.backward(loss, inputs=self.leaves)  # which copies gradients that are shared or expanded
+        grads = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None
+        return grads
 
     @property
     def loss(self) -> float:
@@ -193,7 +205,7 @@ def _train(
     order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
     kept: _Kept | None = None
     if a.reuse and steps.forward is bench.model and shop.augment is None:
-        kept, flops = _kept(shop, bench, a, data, [place for places in features for place in places])
+        kept, flops = _kept(shop, bench, a, data, [str(place) for places in features for place in places])
     if kept is not None:
         steps.forward, key = kept, (*key, "above")
     elif steps.forward is not bench.model:  # a compiled step cannot be counted while it runs

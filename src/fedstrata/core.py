@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,26 @@ Slots = dict[str, Tensors]
 
 
 class Into(str):
-    """The place where a module's input is, instead of its output: `Into("head")` is what goes into the head."""
+    """The place where a module's input is, instead of its output: `Into("head")` is what goes into the head.
+
+    It is not equal to the module's name, so that a dict can hold both places.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Into) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash((Into, str(self)))
+
+
+class Times(NamedTuple):
+    """factor · tensors, as a correction: the product is taken while it is added, in one pass and in place.
+
+    The tensors share no memory with the gradients that they are added to.
+    """
+
+    factor: float
+    tensors: Tensors
 
 
 Weight = Literal["examples", "uniform"]
@@ -178,12 +197,14 @@ class Hooks:
             (or, for an `Into`, its input), whose result takes its place.
         output: Batch → logits, folded over the techniques from left to right.
         loss: Batch → a scalar that is ADDED to the loss.
-        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names; runs without autograd.
+        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names: tensors, or a factor
+            `Times` tensors that share no memory with the gradients, which is faster. It runs without autograd.
             A term whose gradient is known in closed form belongs here and not into `loss`: it costs no backward pass,
             and the raw gradients, which others sum up, stay those of the client's own loss.
         scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
         upload: delta → what is ADDED to the delta that travels, for any of the names.
-        tally: (what was summed up so far, {} at the first step; raw gradients; Batch) → the same, one step later.
+        tally: (what was summed up so far, {} at the first step; raw gradients; Batch) → the same, one step later. It
+            may hold gradients, but no views of them: corrections may be added to them in place.
         finish: (delta, tally) → (slot that travels, new memory; None keeps the old one).
         variant: anything that the amount of computation in these hooks depends on besides the batch, such as whether
             there is something to sample from yet; costs are counted once for each.
@@ -192,7 +213,7 @@ class Hooks:
     features: Mapping[str, Callable[[Batch, Tensor], Tensor]] | None = None
     output: Callable[[Batch], Tensor] | None = None
     loss: Callable[[Batch], Tensor] | None = None
-    correct: Callable[[Tensors, Batch], Tensors] | None = None
+    correct: Callable[[Tensors, Batch], Tensors | Times] | None = None
     scale: Tensors | None = None
     upload: Callable[[Tensors], Tensors] | None = None
     tally: Callable[[Tensors, Tensors, Batch], Tensors] | None = None

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Times
 from fedstrata.data.examples import Examples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.methods import Method
-from fedstrata.tensors import Tensors, add
+from fedstrata.tensors import Tensors, add, add_, clone, lent
 from fedstrata.workshop import Bench, task_loss
 
 
@@ -32,7 +32,7 @@ class Crew:
         return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
 
     @cached_property
-    def _corrections(self) -> list[Callable[[Tensors, Batch], Tensors]]:
+    def _corrections(self) -> list[Callable[[Tensors, Batch], Tensors | Times]]:
         return self.all("correct")
 
     @cached_property
@@ -54,14 +54,20 @@ class Crew:
 
     def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
         """What the techniques sum up, one step later."""
+        if not self._tallies:
+            return tallies
         return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in self._tallies.items()}
 
-    def corrected(self, grads: Tensors, batch: Batch) -> Tensors:
-        """The gradients with every technique's correction, each computed from the raw gradients, added."""
-        out = grads
-        for correct in self._corrections:
-            out = add(out, correct(grads, batch))
-        return out
+    def corrected(self, grads: Tensors, batch: Batch, own: bool = False) -> Tensors:
+        """The gradients with every technique's correction, each computed from the raw gradients, added.
+
+        Where the gradients are the caller's `own` it may be done in place, if no correction can hold them.
+        """
+        terms = [correct(grads, batch) for correct in self._corrections]
+        plus = add_ if own and {*map(type, terms)} <= {Times} else add
+        for term in terms:
+            grads = plus(grads, term.tensors, term.factor) if isinstance(term, Times) else plus(grads, term)
+        return grads
 
     def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
         """The product of the techniques' scales for the trained names, or None where nobody scales."""
@@ -91,7 +97,7 @@ class Crew:
                     kept[name] = remembered
         return slots, kept
 
-    @property
+    @cached_property
     def present(self) -> tuple[Any, ...]:
         """What settles how much the hooks compute: which of them there are, and the variant that they name."""
         return tuple(
@@ -112,12 +118,27 @@ def at_place(model: nn.Module, place: str, function: Callable[[Tensor], Tensor])
     return module.register_forward_hook(lambda m, args, output: function(output))
 
 
+class _Seen(BaseException):
+    """Ends a run of the model where all that is wanted has been computed."""
+
+    def __init__(self, there: Tensor) -> None:
+        self.there = there
+
+
 def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
-    """What is at a place of the model while it runs."""
-    seen: list[Tensor] = []
-    with watched(model, {place: seen.append}):
+    """What is at a place of the model while it runs, which it does no further than there."""
+
+    def see(there: Tensor) -> Tensor:
+        raise _Seen(there)
+
+    handle = at_place(model, place, see)
+    try:
         run()
-    return seen[0]
+    except _Seen as seen:
+        return seen.there
+    finally:
+        handle.remove()
+    raise UsageError(f"the model's module '{place}' does not run")
 
 
 @contextmanager
@@ -148,12 +169,18 @@ Differentiate = Callable[[Callable[[Tensors], Tensor], Tensors], Tensors]
 """(loss as a function of named tensors, where) → its gradient there."""
 
 
-def by_autograd(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
+def by_autograd(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
-    leaves = {n: p.detach().requires_grad_() for n, p in at.items()}
-    with torch.enable_grad():
-        value = loss(leaves)
-    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    frozen = [p for p in leaves.values() if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_()
+    try:
+        with torch.enable_grad():
+            value = loss()
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
     return dict(zip(leaves, grads, strict=True))
 
 
@@ -168,7 +195,8 @@ class Objective:
         outputs: the techniques' `output` hooks.
         losses: their `loss` hooks.
         task: (logits, labels) → the task's loss.
-        differentiate: how a hook's wish for a gradient elsewhere is met.
+        differentiate: how a hook's wish for a gradient elsewhere is met where the model does not hold its parameters
+            itself; None where it does.
     """
 
     model: nn.Module
@@ -177,10 +205,15 @@ class Objective:
     outputs: Sequence[Callable[[Batch], Tensor]]
     losses: Sequence[Callable[[Batch], Tensor]]
     task: Callable[[Tensor, Tensor], Tensor] = task_loss
-    differentiate: Differentiate = by_autograd
+    differentiate: Differentiate | None = None
     current: list[Batch] = field(default_factory=list)
     nested: bool = False
     silent: bool = False
+
+    @cached_property
+    def _own(self) -> Tensors:
+        """The model's tensors by name, where it holds them itself."""
+        return {**self.params, **self.buffers}
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
@@ -199,11 +232,14 @@ class Objective:
 
     def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
         """What the model or one of its modules puts out at other parameters, without hooks."""
-        buffers = {n: b.clone() for n, b in self.buffers.items()}
-        values = {**self.params, **given, **buffers}
+        buffers = clone(self.buffers)
         self.silent = True
         try:
-            return seen_at(self.model, module, lambda: functional_call(self.model, values, (x,)))
+            if self.differentiate is None and not torch.is_grad_enabled():
+                with lent(self._own, {**given, **buffers}):
+                    return seen_at(self.model, module, partial(self.model, x))
+            values = {**self.params, **given, **buffers}
+            return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
         finally:
             self.silent = False
 
@@ -212,16 +248,22 @@ class Objective:
         if self.nested:
             raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
         before, self.nested = list(self.current), True
-        buffers = {n: b.clone() for n, b in self.buffers.items()}
+        buffers = clone(self.buffers)
 
-        def loss(moved: Tensors) -> Tensor:
-            params = {**self.params, **moved}
-            batch = self.batch(x, y, step, params)
+        def loss(moved: Tensors, forward: Callable[[Tensor], Tensor]) -> Tensor:
+            batch = self.batch(x, y, step, moved)
             batch.again = True
-            return self(batch, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))[1]
+            return self(batch, forward)[1]
+
+        def elsewhere(moved: Tensors) -> Tensor:
+            params = {**self.params, **moved}
+            return loss(params, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))
 
         try:
-            return self.differentiate(loss, given)
+            if self.differentiate is not None:
+                return self.differentiate(elsewhere, given)
+            with lent(self._own, {**given, **buffers}):
+                return by_autograd(lambda: loss(self.params, self.model), {n: self.params[n] for n in given})
         finally:
             self.current[:], self.nested = before, False
 

@@ -32,18 +32,9 @@ from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, clone, derive
+from fedstrata.tensors import clone, derive
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import (
-    BUFFERS,
-    PERSONAL,
-    Workshop,
-    load,
-    normalises_batches,
-    own_rng,
-    running,
-    without_statistics,
-)
+from fedstrata.workshop import BUFFERS, PERSONAL, Workshop, normalises_batches, own_rng, running
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +187,7 @@ class Federation:
             self.settings.seed,
             self.roster.arch_of,
             rounds=self.settings.rounds,
-            model=self._model,
+            model=partial(shop.model, turn=True),
             like=sample[:0].clone(),
             members=self.roster.everybody,
             public=inputs,
@@ -427,11 +418,15 @@ class Federation:
         lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
         return self.roster.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
 
+    def memory(self, client: int) -> Slots:
+        """What a client remembers after the last round: technique name → its tensors."""
+        return self._recall(self.state, client)
+
     def _recall(self, state: ServerState, client: int) -> Slots:
         return self._store.get(client, int(state.remembers.numpy()[client]))
 
     def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
-        self._store.put(client, state.round, memory, before=int(state.remembers[client]))
+        self._store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
 
     def _evaluate_clients(self, state: ServerState) -> list[float | None]:
         """The global model on every client's own data."""
@@ -475,16 +470,7 @@ class Federation:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        return self._model(self.state.params, self.state.buffers, "")
-
-    def _model(self, params: Tensors, buffers: Tensors, arch: str) -> nn.Module:
-        """A model with these parameters and running statistics, as it would be evaluated."""
-        model = self._shop.build(arch)
-        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
-        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
-        if self.method.buffers == "drop":
-            without_statistics(model)
-        return model.eval()
+        return self._shop.model(self.state.params, self.state.buffers, "")
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""

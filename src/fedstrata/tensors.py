@@ -108,6 +108,16 @@ def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], alpha: float = 
     return out
 
 
+def add_(left: Tensors, right: Mapping[str, Tensor], alpha: float = 1.0) -> Tensors:
+    """left + alpha·right in the memory of left, which is the caller's own; in other memory under `one_by_one`."""
+    if _alone:
+        return add(left, right, alpha)
+    names = [n for n in left if n in right]
+    if names:
+        torch._foreach_add_([left[n] for n in names], [right[n] for n in names], alpha=alpha)
+    return left
+
+
 def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     """factor · tensors."""
     if not tensors:
@@ -116,8 +126,36 @@ def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
 
 
 def laid_out(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
-    """Copies that lie in memory as others of the same names do: kernels are fastest on tensors of one layout."""
-    return {name: torch.empty_like(like[name]).copy_(tensor).detach() for name, tensor in tensors.items()}
+    """The same, in memory as others of the same names are: kernels are fastest on tensors of one layout."""
+    return {n: t if t.stride() == like[n].stride() else torch.empty_like(like[n]).copy_(t) for n, t in tensors.items()}
+
+
+def load(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy named values into a model's own tensors."""
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([into[n] for n in values], list(values.values()))
+
+
+@contextmanager
+def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, a model's own tensors have other values; nothing is copied, so every bit comes back."""
+    before = [(own[n], own[n].data) for n in values]
+    for (tensor, _), value in zip(before, values.values(), strict=True):
+        tensor.data = value
+    try:
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+def apart(tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """True if none of the tensors is held by others."""
+    if not others:
+        return True
+    held = {id(t) for other in others.values() for t in other.values()}
+    return held.isdisjoint(map(id, tensors.values()))
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:

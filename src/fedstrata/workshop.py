@@ -25,7 +25,7 @@ from fedstrata.data.examples import Augment, Examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.methods import Method
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone, generator, whole_lines
+from fedstrata.tensors import Tensors, clone, generator, load, whole_lines
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -69,6 +69,11 @@ class Bench:
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the layout that the model's convolutions are fastest with."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model and all that is in it."""
+        return tuple(self.model.modules())
 
     @cached_property
     def classes(self) -> int:
@@ -115,11 +120,8 @@ class Workshop:
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""
         if arch not in self.benches:
-            model = self.build(arch).to(self.device).train()
-            turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-            if turned:
-                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            _flatten(list(model.parameters()))
+            model, turned = self._turned(self.build(arch).to(self.device).train())
+            _flatten(list(model.parameters()), turned)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.benches[arch] = Bench(
                 model=model,
@@ -138,16 +140,38 @@ class Workshop:
                 _ = self.benches[arch].classes  # now: a technique may ask for it while FLOPs are counted
         return self.benches[arch]
 
+    def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:
+        """A new model with these parameters and running statistics, as it would be evaluated.
 
-def _flatten(params: list[nn.Parameter]) -> None:
-    """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line."""
+        With `turn` it is laid out as for training.
+        """
+        model = self.build(arch)
+        if turn:
+            model, _ = self._turned(model)
+        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
+        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
+        if self.method.buffers == "drop":
+            without_statistics(model)
+        return model.eval()
+
+    def _turned(self, model: nn.Module) -> tuple[nn.Module, bool]:
+        """(the model, with the channels last if that is wanted and it has convolutions; whether it has)."""
+        turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        return model.to(memory_format=torch.channels_last) if turned else model, turned  # type: ignore[call-overload]
+
+
+def _flatten(params: list[nn.Parameter], turned: bool) -> None:
+    """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
+
+    Kernels with the channels last have strides that say so even where there is one channel: convolutions look at them.
+    """
     for dtype in {p.dtype for p in params}:
         mine = [p for p in params if p.dtype == dtype]
         room = [whole_lines(p.numel(), dtype) for p in mine]
         flat = torch.zeros(sum(room), dtype=dtype, device=mine[0].device)
         for p, part in zip(mine, torch.split(flat, room), strict=True):
             whole = part[: p.numel()]
-            if p.dim() == 4 and not p.is_contiguous():
+            if turned and p.dim() == 4:
                 n, c, h, w = p.shape
                 view = whole.view(n, h, w, c).permute(0, 3, 1, 2)
             else:
@@ -171,13 +195,6 @@ def _constants(model: nn.Module) -> tuple[Tensors, Tensors]:
     kept = model.state_dict().keys()
     live = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
     return live, clone(live)
-
-
-def load(into: Tensors, values: Tensors) -> None:
-    """Copy named values into a model's own tensors."""
-    if values:
-        with torch.no_grad():
-            torch._foreach_copy_([into[n] for n in values], list(values.values()))
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def follow(federation: Federation) -> dict[str, Any]:
     """
     norms, active = [], []
     for record in federation.rounds():
-        kept = [federation._recall(federation.state, client)[Trace.name] for client in record.clients]
+        kept = [federation.memory(client)[Trace.name] for client in record.clients]
         visits = [seen["norms"][seen["sizes"] == seen["sizes"].max()] for seen in kept]
         steps = min(map(len, visits))
         norms.append(torch.stack([visit[:steps] for visit in visits]).mean(0).tolist())

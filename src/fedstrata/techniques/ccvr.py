@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fedstrata.core import Assignment, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.optim import Sgd
 from fedstrata.tensors import Tensors, generator
 
 
@@ -32,29 +33,33 @@ def statistics(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor
         if not len(first):
             origin = rows.mean(0)
             first, second = rows.new_zeros(classes, rows.shape[1]), rows.new_zeros(classes, *[rows.shape[1]] * 2)
-        for label in sorted(set(labels.tolist())):
-            own = rows[labels.cpu() == label] - origin
+        for label in set(labels.tolist()):
+            own = rows[labels.cpu() == label].sub_(origin)
             count[label] += len(own)
             first[label] += own.sum(0)
-            second[label] += own.T @ own
-    shifted = first / count.clamp(min=1)[:, None]
-    spread = second - count[:, None, None] * torch.einsum("ci,cj->cij", shifted, shifted)
-    held = (count > 0).double()[:, None]
-    tensors = {
-        "count": count,
-        "mean": (shifted + origin) * held,
-        "covariance": spread / (count - 1).clamp(min=1)[:, None, None],
-    }
-    return {name: tensor.float() for name, tensor in tensors.items()}
+            second[label].addmm_(own.T, own)
+    for label, n in _present(count):  # an absent class has zeros
+        mean = first[label].div_(n)
+        second[label].addr_(mean, mean, alpha=-n).div_(max(n - 1, 1))
+        mean.add_(origin)
+    return {"count": count.float(), "mean": first.float(), "covariance": second.float()}
+
+
+def _present(count: Tensor) -> list[tuple[int, float]]:
+    """The classes that there are examples of, each with their number."""
+    return [(label, n) for label, n in enumerate(count.tolist()) if n > 0]
 
 
 def merged(total: Tensors, slot: Tensors) -> Tensors:
-    """Sums over clients, in double precision: n, n·μ and (n − 1)·Σ + n·μμᵀ of each class."""
-    count, mean, covariance = (slot[name].double() for name in ("count", "mean", "covariance"))
-    each = count[:, None, None]
-    outer = torch.einsum("ci,cj->cij", mean, mean)
-    sums = {"n": count, "first": count[:, None] * mean, "second": (each - 1).clamp(min=0) * covariance + each * outer}
-    return {name: value + total[name] if total else value for name, value in sums.items()}
+    """Sums over clients, in double precision: n, n·μ and (n − 1)·Σ + n·μμᵀ of each class; into the total's tensors."""
+    parts = {"n": slot["count"], "first": slot["mean"], "second": slot["covariance"]}
+    total = total or {name: torch.zeros_like(part, dtype=torch.float64) for name, part in parts.items()}
+    for label, n in _present(parts["n"]):
+        mean = parts["first"][label].double()
+        total["n"][label] += n
+        total["first"][label].add_(mean, alpha=n)
+        total["second"][label].add_(parts["second"][label], alpha=max(n - 1, 0)).addr_(mean, mean, alpha=n)
+    return total
 
 
 def pooled(total: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,9 +166,8 @@ class CCVR(Technique):
         return {**delta, **{n: p - round.params[n] for n, p in fitted.items()}}, state
 
     def _refit(self, head: nn.Module, features: Tensor, labels: Tensor, rng: torch.Generator) -> None:
-        optimizer = torch.optim.SGD(head.parameters(), lr=self.lr, momentum=0.9)
+        leaves = list(head.parameters())
+        move = Sgd(momentum=0.9).start([p.detach() for p in leaves], self.lr, None)
         for _ in range(self.epochs):
             for index in torch.split(torch.randperm(len(labels), generator=rng), self.batch_size):
-                optimizer.zero_grad()
-                torch.autograd.backward(F.cross_entropy(head(features[index]), labels[index]))
-                optimizer.step()
+                move(torch.autograd.grad(F.cross_entropy(head(features[index]), labels[index]), leaves))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
-from fedstrata.tensors import Tensors, add, generator
+from fedstrata.tensors import Tensors, add, each, generator, load
 
 AT_ONCE = 50
 """Batches that are held in memory at a time."""
@@ -73,7 +73,7 @@ class FedDF(Technique):
             parameter.requires_grad_(name in round.arrived)
         moving = {n: p for n, p in student.named_parameters() if p.requires_grad}
         self._distil(student, list(moving.values()), round)
-        return {**delta, **{n: p.detach() - round.params[n] for n, p in moving.items()}}, state
+        return {**delta, **{n: p.detach().contiguous() - round.params[n] for n, p in moving.items()}}, state
 
     def _inputs(self, round: RoundView) -> Iterator[Tensor]:
         """A batch of unlabelled inputs for every step."""
@@ -91,7 +91,7 @@ class FedDF(Technique):
             left = left[size:]
 
     def _distil(self, student: nn.Module, moving: Sequence[Tensor], round: RoundView) -> None:
-        optimizer = torch.optim.Adam(moving, lr=self.lr)
+        optimizer = torch.optim.Adam(moving, lr=self.lr, fused=True)
         source, step = self._inputs(round), 0
         while inputs := list(islice(source, AT_ONCE)):
             for x, teacher in zip(inputs, _mean_logits(round, inputs), strict=True):
@@ -105,10 +105,17 @@ class FedDF(Technique):
 def _mean_logits(round: RoundView, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The mean over the clients' models of their logits, for every batch."""
     sums: list[Tensor] = []
+    models: dict[str, nn.Module] = {}
     for update, asked in zip(round.updates, round.asked, strict=True):
         params = add({n: round.params[n] for n in asked.params}, update.delta)
-        teacher = round.model(params, {**round.buffers, **update.buffers}, asked.arch)
+        buffers = {**round.buffers, **update.buffers}
+        teacher = models.get(asked.arch)
+        if teacher is None:
+            teacher = models[asked.arch] = round.model(params, buffers, asked.arch)
+        else:
+            mine = {**dict(teacher.named_parameters()), **dict(teacher.named_buffers())}
+            load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
         with torch.no_grad():
             logits = [teacher(x) for x in inputs]
-        sums = [a + b for a, b in zip(sums, logits, strict=True)] if sums else logits
-    return [total / len(round.updates) for total in sums]
+        sums = each("add_", sums, logits) if sums else logits
+    return each("div_", sums, len(round.updates))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique
+from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique, Times
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
-from fedstrata.tensors import Tensors, add, scale, subtract, zeros_like
+from fedstrata.tensors import Tensors, add, add_, scale, zeros_like
 
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
 
@@ -49,9 +49,10 @@ class FedDyn(Technique):
         if not names:
             return Hooks()
         mine = view.remembered(names)
+        home = add({n: anchor[n] for n in names}, mine, 1 / self.alpha)
 
-        def correct(grads: Tensors, batch: Batch) -> Tensors:
-            return subtract(pull(batch.params, anchor, list(grads), self.alpha), mine, list(grads))
+        def correct(grads: Tensors, batch: Batch) -> Times:
+            return pull(batch.params, home, list(grads), self.alpha)  # −h_k + α(w_k − w) = α(w_k − (w + h_k/α))
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             return {}, {**view.memory, **add({n: mine[n] for n in delta}, delta, alpha=-self.alpha)}
@@ -59,7 +60,7 @@ class FedDyn(Technique):
         return Hooks(correct=correct, finish=finish)
 
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
-        return {**total, **add(delta, total)}
+        return {**delta, **add_(total, delta)}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         sums = round.totals[self.name]

@@ -11,16 +11,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.errors import not_negative
-from fedstrata.tensors import Tensors, each, subtract
+from fedstrata.tensors import Tensors, subtract
 
 
-def pull(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], names: Sequence[str], mu: float) -> Tensors:
+def pull(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], names: Sequence[str], mu: float) -> Times:
     """∇ of μ/2·‖w_k − w‖²: μ(w_k − w), for the given names."""
-    drift = subtract(params, anchor, names)
-    each("mul_", list(drift.values()), mu)
-    return drift
+    return Times(mu, subtract(params, anchor, names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class FedProx(Technique):
             return Hooks()
         anchor = view.assignment.params
 
-        def correct(grads: Tensors, batch: Batch) -> Tensors:
+        def correct(grads: Tensors, batch: Batch) -> Times:
             return pull(batch.params, anchor, list(grads), self.mu)
 
         return Hooks(correct=correct)

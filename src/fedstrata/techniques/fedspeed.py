@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
-from fedstrata.tensors import Tensors, add, scale, subtract, whole_norm
+from fedstrata.tensors import Tensors, add, add_, scale, subtract, whole_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +59,19 @@ class FedSpeed(Technique):
         if not names:
             return Hooks()
         mine = view.remembered(names)
+        home = add({n: anchor[n] for n in names}, mine, self.lambda_)
 
-        def correct(grads: Tensors, batch: Batch) -> Tensors:
+        def correct(grads: Tensors, batch: Batch) -> Times:
             here = list(grads)
-            term = subtract(pull(batch.params, anchor, here, 1 / self.lambda_), mine, here)
-            if self.alpha and self.rho:
-                along = scale(grads, 1 / (whole_norm(grads) + 1e-7)) if self.normalised else grads
-                ahead = batch.gradient(add({n: batch.params[n].detach() for n in here}, along, alpha=self.rho))
-                term = add(term, subtract(ahead, grads, here), alpha=self.alpha)
-            return term
+            back = pull(batch.params, home, here, 1 / self.lambda_)  # (w_k − w)/λ − ĝ_k = (w_k − (w + λ·ĝ_k))/λ
+            if not (self.alpha and self.rho):
+                return back
+            along = scale(grads, self.rho / (whole_norm(grads) + 1e-7) if self.normalised else self.rho)
+            ahead = batch.gradient(add_(along, batch.params))
+            return Times(self.alpha, add_(subtract(ahead, grads, here), back.tensors, back.factor / self.alpha))
 
-        def corrected(delta: Tensors) -> Tensors:
-            return add({n: mine[n] for n in delta}, delta, alpha=-1 / self.lambda_)
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            return {}, {**view.memory, **add({n: mine[n] for n in delta}, delta, -1 / self.lambda_)}
 
-        return Hooks(
-            correct=correct,
-            upload=lambda delta: scale(corrected(delta), -self.lambda_),
-            finish=lambda delta, tally: ({}, {**view.memory, **corrected(delta)}),
-        )
+        # What is added to Δ_k is −λ·ĝ_k as it is after the visit: Δ_k − λ·ĝ_k as it was before.
+        return Hooks(correct=correct, upload=lambda delta: add(delta, mine, -self.lambda_), finish=finish)

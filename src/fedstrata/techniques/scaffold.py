@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique
-from fedstrata.tensors import Tensors, add, each, subtract, zeros_like
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique, Times
+from fedstrata.tensors import Tensors, add_, each, subtract, zeros_like
 
 _STEPS = "(steps)"
 
 
-def _wide_zeros(like: Tensors) -> Tensors:
-    """Zeros to sum up from: half precision would lose gradients after a few hundred of them."""
-    return {n: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) for n, t in like.items()}
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy to sum up in: half precision would lose gradients after a few hundred of them."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,13 @@ class Scaffold(Technique):
         if not names:
             return Hooks()
         mine = view.remembered(names)
-        shift = subtract(view.slot, mine, names)
+        shift, one = Times(1.0, subtract(view.slot, mine, names)), torch.ones((), device=mine[names[0]].device)
 
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
-            total = total or {**_wide_zeros(mine), _STEPS: torch.zeros((), device=mine[names[0]].device)}
-            return {**add(total, grads), _STEPS: total[_STEPS] + 1}
+            if total:
+                return add_(total, {**grads, _STEPS: one})
+            first = {n: _wide(grads[n] if n in grads else torch.zeros_like(mine[n])) for n in names}
+            return {**first, _STEPS: one.clone()}
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             if not tally:  # not one step was possible: the server refuses such an update
@@ -68,7 +71,7 @@ class Scaffold(Technique):
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
 
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
-        return {**total, **add(slot, total)}
+        return {**slot, **add_(total, slot)}
 
     def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
         if slot.keys() != set(assignment.trains):
