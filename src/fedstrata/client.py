@@ -205,7 +205,7 @@ def _train(
     order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
     kept: _Kept | None = None
     if a.reuse and steps.forward is bench.model and shop.augment is None:
-        kept, flops = _kept(shop, bench, a, data, [str(place) for places in features for place in places])
+        kept, flops = _kept(shop, bench, a, data, [place for places in features for place in places])
     if kept is not None:
         steps.forward, key = kept, (*key, "above")
     elif steps.forward is not bench.model:  # a compiled step cannot be counted while it runs

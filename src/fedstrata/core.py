@@ -268,6 +268,7 @@ class Setting:
         sample: a small batch of inputs.
         public: the server's unlabelled data, if it has any.
         augment: True if training inputs are changed at random.
+        arch: the model's architecture; "" is the server's own.
     """
 
     model: nn.Module
@@ -276,6 +277,7 @@ class Setting:
     sample: Tensor
     public: Examples | None
     augment: bool = False
+    arch: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -179,7 +179,7 @@ class Federation:
         for technique in self.method.at("check"):
             for name, module in models.items():
                 layers, changed = architectures[name].strata, shop.augment is not None
-                technique.check(Setting(module, layers, self._work(0), sample, inputs, changed))
+                technique.check(Setting(module, layers, self._work(0), sample, inputs, changed, name))
         self._server = Server(
             self.method,
             architectures,

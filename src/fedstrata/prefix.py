@@ -61,6 +61,7 @@ def cut_at(
     Raises:
         UsageError: if the model's code cannot be followed.
     """
+    places = {str(place) for place in places}
     if "" in places:
         return None
     parts = {name for name, _ in model.named_children()} if isinstance(model, nn.Sequential) else set()

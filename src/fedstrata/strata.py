@@ -48,7 +48,7 @@ _WEIGHTS = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _BARE = (nn.ParameterList, nn.ParameterDict)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
@@ -158,7 +158,7 @@ def _opens(module: nn.Module) -> bool | None:
         return None
     if isinstance(module, _WEIGHTS):
         return True
-    if isinstance(module, _NORMS):
+    if isinstance(module, NORMS):
         return False
     if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
         return None

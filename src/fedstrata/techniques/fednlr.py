@@ -6,7 +6,7 @@ Wang et al., "FedNLR: Federated Learning with Neuron-wise Learning Rates", KDD 2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedstrata.core import ClientView, Hooks, Into, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative
-from fedstrata.strata import Stratum
+from fedstrata.strata import NORMS, Stratum
 from fedstrata.tensors import Tensors
 
 
@@ -37,19 +37,35 @@ def pace(activations: Tensor, mu: float) -> Tensor:
 
 @dataclass(eq=False)
 class _Layer:
-    """A layer's neurons, and what they do during the pass: the sum over samples and positions, and how many these are.
+    """A layer's neurons, and what they do during the pass: sums over samples and positions, and how many these are.
 
     The activation is that of the layer or, where a norm layer takes the layer's very output, of the norm layer.
+
+    Args:
+        stratum: the layer's.
+        weight: the layer.
+        norms: the norm layers of its stratum.
+        classes: how many classes there are; a layer of as many neurons may be the classifier, and what it puts out is
+            summed up without ReLU as well.
+        counts: False if nobody asks for its activations, only whether it runs.
     """
 
     stratum: Stratum
     weight: nn.Linear | _ConvNd
-    norms: tuple[str, ...]
-    classifier: bool
+    norms: Mapping[str, nn.Module]
+    classes: int
+    counts: bool
+    runs: bool = False
     total: Tensor | float = 0.0
+    plain: Tensor | float = 0.0
     count: int = 0
     waiting: list[Tensor] = field(default_factory=list)
-    joined: set[str] = field(default_factory=set)
+    joined: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """How many neurons there are."""
+        return self.weight.out_features if isinstance(self.weight, nn.Linear) else self.weight.out_channels
 
     @property
     def axis(self) -> int:
@@ -59,17 +75,20 @@ class _Layer:
     def watch(self) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
         """What to do where the model comes by."""
         yield self.stratum.name, self._put_out
-        for norm in self.norms:
+        for norm in self.norms if self.counts else ():
             yield Into(norm), partial(self._go_in, norm)
             yield norm, partial(self._normalised, norm)
 
     def _put_out(self, there: Tensor) -> None:
-        self.settle()
-        self.waiting = [there]
+        self.runs = True
+        if self.counts:
+            self.settle()
+            self.waiting = [there]
 
     def _go_in(self, norm: str, there: Tensor) -> None:
-        if self.waiting and there is self.waiting[0]:
-            self.joined.add(norm)
+        shape = _affine(self.norms[norm], there.dim(), self.axis % there.dim(), self.width)
+        if self.waiting and there is self.waiting[0] and shape is not None:
+            self.joined[norm] = shape
 
     def _normalised(self, norm: str, there: Tensor) -> None:
         if norm in self.joined:
@@ -79,27 +98,32 @@ class _Layer:
         """Add what was put out last, if that is not done yet."""
         for there in self.waiting:
             rows = there.movedim(self.axis, -1).flatten(0, -2)
-            rows = rows if self.classifier else rows.clamp(min=0)
-            self.total = self.total + rows.sum(0).double()
+            self.total = self.total + rows.clamp(min=0).sum(0).double()
+            if self.width == self.classes:
+                self.plain = self.plain + rows.sum(0).double()
             self.count += len(rows)
         self.waiting = []
 
-    def scales(self, mu: float, trains: set[str]) -> Tensors:
-        """The factors of the parameters of all neurons that train; empty if the layer did not run."""
+    def scales(self, mu: float, trains: set[str], classifier: bool) -> Tensors:
+        """The factors of the parameters of all neurons that train."""
         self.settle()
-        if not isinstance(self.total, Tensor):
-            return {}
-        factors = pace(self.total / self.count, mu)
-        owners = {self.stratum.name, *self.joined}
-        scales: Tensors = {}
-        for name in self.stratum.params:
-            owner, _, kind = name.rpartition(".")
-            if owner in owners and name in trains:
-                axes = self.weight.weight.dim() if (owner, kind) == (self.stratum.name, "weight") else 1
-                shape = [1] * axes
-                shape[1 if axes > 1 and isinstance(self.weight, _ConvTransposeNd) else 0] = len(factors)
-                scales[name] = factors.to(self.weight.weight.dtype).view(shape)
-        return scales
+        total = self.plain if classifier and self.width == self.classes else self.total
+        assert isinstance(total, Tensor)
+        factors = pace(total / self.count, mu)
+        kernel = [1] * self.weight.weight.dim()
+        kernel[1 if isinstance(self.weight, _ConvTransposeNd) else 0] = self.width
+        shapes = {f"{self.stratum.name}.weight": kernel, f"{self.stratum.name}.bias": [self.width]}
+        shapes |= {f"{norm}.{kind}": shape for norm, shape in self.joined.items() for kind in ("weight", "bias")}
+        dtype = self.weight.weight.dtype
+        return {n: factors.to(dtype).view(s) for n, s in shapes.items() if n in trains and n in self.stratum.params}
+
+
+def _affine(norm: nn.Module, axes: int, neurons: int, width: int) -> list[int] | None:
+    """How a norm layer's parameters lie along the neurons, which are at one of the axes of its input; None if not."""
+    if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        at = neurons - (axes - len(norm.normalized_shape))
+        return [width if i == at else 1 for i in range(len(norm.normalized_shape))] if at >= 0 else None
+    return [width] if neurons == 1 else None
 
 
 def _has_neurons(module: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
@@ -109,16 +133,15 @@ def _has_neurons(module: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
     return isinstance(module, nn.Linear | _ConvNd)
 
 
-def _layers(model: nn.Module, strata: tuple[Stratum, ...]) -> list[_Layer]:
-    """The model's layers of neurons, in order; the last is the classifier."""
-    found = [(s, module) for s in strata if _has_neurons(module := model.get_submodule(s.name))]
-    layers = []
-    for index, (stratum, module) in enumerate(found, 1):
-        owners = dict.fromkeys(name.rpartition(".")[0] for name in stratum.params)
-        norms = tuple(owner for owner in owners if owner != stratum.name)
-        norms = tuple(n for n in norms if n and not n.startswith(f"{stratum.name}."))
-        layers.append(_Layer(stratum, module, norms, index == len(found)))
-    return layers
+def _neurons(model: nn.Module, strata: tuple[Stratum, ...]) -> list[tuple[Stratum, nn.Linear | _ConvNd]]:
+    """The model's layers of neurons, in order."""
+    return [(s, module) for s in strata if _has_neurons(module := model.get_submodule(s.name))]
+
+
+def _norms(model: nn.Module, stratum: Stratum) -> dict[str, nn.Module]:
+    """The norm layers of a stratum."""
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in stratum.params)
+    return {owner: module for owner in owners if isinstance(module := model.get_submodule(owner), NORMS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +179,8 @@ class FedNLR(Technique):
                 raise UsageError(f"fednlr's {name} must be 1 or more, not {value}: largest over smallest rate")
 
     def check(self, setting: Setting) -> None:
-        names = [layer.stratum.name for layer in _layers(setting.model, setting.strata)]
-        for pattern in self.layers:
+        names = [stratum.name for stratum, _ in _neurons(setting.model, setting.strata)]
+        for pattern in self.layers if setting.arch == "" else ():
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise UsageError(
                     f"fednlr's layers: no layer of neurons is called '{pattern}'{did_you_mean(pattern, names)}"
@@ -167,20 +190,28 @@ class FedNLR(Technique):
         """μ_l of a layer, counted from 1, with so many neurons."""
         return self.mu if self.mu is not None else self.mu0 + self.a1 * layer / of + self.a2 * math.log10(width)
 
+    def _chosen(self, name: str) -> bool:
+        return not self.layers or any(fnmatchcase(name, pattern) for pattern in self.layers)
+
     def local(self, view: ClientView) -> Hooks:
         trains = set(view.assignment.trains)
-        layers = _layers(view.model, view.strata)
-        mine = {
-            index: layer
-            for index, layer in enumerate(layers, 1)
-            if not trains.isdisjoint(layer.stratum.params)
-            and (not self.layers or any(fnmatchcase(layer.stratum.name, pattern) for pattern in self.layers))
-        }
-        if not mine or self.mu == 1:
+        layers = [
+            _Layer(
+                stratum=stratum,
+                weight=module,
+                norms=_norms(view.model, stratum),
+                classes=len(view.counts()),
+                counts=not trains.isdisjoint(stratum.params) and self._chosen(stratum.name),
+            )
+            for stratum, module in _neurons(view.model, view.strata)
+        ]
+        if self.mu == 1 or not any(layer.counts for layer in layers):
             return Hooks()
-        view.observe({place: look for layer in mine.values() for place, look in layer.watch()})
+        view.observe({place: look for layer in layers for place, look in layer.watch()})
+        layers = [layer for layer in layers if layer.runs]
         scales: Tensors = {}
-        for index, layer in mine.items():
-            width = layer.weight.out_features if isinstance(layer.weight, nn.Linear) else layer.weight.out_channels
-            scales |= layer.scales(self.ratio(index, len(layers), width), trains)
+        for index, layer in enumerate(layers, 1):
+            if layer.counts:
+                mu = self.ratio(index, len(layers), layer.width)
+                scales |= layer.scales(mu, trains, classifier=index == len(layers))
         return Hooks(scale=scales)

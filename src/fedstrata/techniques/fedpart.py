@@ -77,6 +77,8 @@ class FedPart(Technique):
     def active(self, round: int, run_seed: int, strata: tuple[Stratum, ...]) -> Group | None:
         """The strata that train in a round, None for all."""
         groups = self.groups(strata)
+        if not groups:
+            return None
         length = self.full_rounds + self.rounds_per_stratum * len(groups)
         cycle, at = divmod(round - self.warmup, length)
         if cycle < 0 or (self.cycles is not None and cycle >= self.cycles) or at < self.full_rounds:
@@ -89,10 +91,14 @@ class FedPart(Technique):
         return groups[turn]
 
     def check(self, setting: Setting) -> None:
-        names = [s.name for s in setting.strata]
-        for pattern in self.strata:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise UsageError(f"fedpart's strata: none is called '{pattern}'{did_you_mean(pattern, names)}")
+        if setting.arch == "":  # the schedule is the server model's; sub-models may lack strata
+            moving = {n for n, p in setting.model.named_parameters() if p.requires_grad}
+            names = [s.name for s in setting.strata if not moving.isdisjoint(s.params)]
+            for pattern in self.strata:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise UsageError(
+                        f"fedpart's strata: none that trains is called '{pattern}'{did_you_mean(pattern, names)}"
+                    )
         if not self.cache_prefix:
             return
         if setting.augment:
