@@ -192,7 +192,7 @@ class Server:
         if since < 0:
             return None
         names = (*template.params, *template.buffers)
-        fresh = tuple(n for n in names if state.changed[n] >= since)
+        fresh = tuple(n for n in names if state.changed.get(n, since) >= since)
         return None if len(fresh) == len(names) else fresh
 
     def _planned(self, technique: Technique, before: Assignment) -> Assignment:
