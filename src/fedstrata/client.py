@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.cost import FlopCount
 from fedstrata.crew import Crew, Objective, open_crew, seen_at, watched
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.prefix import Cut, cut_at
-from fedstrata.tensors import Tensors, apart, derive, generator, load, scale, subtract, whole_norm
+from fedstrata.tensors import Tensors, apart, derive, generator, laid_out, load, scale, subtract, whole_norm
 from fedstrata.timing import timed
 from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, own_rng, seed_global, sheets
 
@@ -334,7 +334,8 @@ def _counted(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int
 
 
 def _own_crew(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
-    """Every technique's hooks for one client's visit."""
+    """Every technique's hooks for one client's visit; they see the parameters in the scratch model's layout."""
+    a = altered(a, params=laid_out(a.params, bench.params))
 
     def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
         for run, y in _passes(method, bench, data):

@@ -68,9 +68,7 @@ class Moon(Technique):
 
         if not view.memory:
             return Hooks(finish=finish)
-        model = dict(view.model.named_parameters())
-        with torch.no_grad():
-            before = [laid_out(params, model) for params in (anchor, view.memory)]
+        before = [anchor, laid_out(view.memory, anchor)]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
