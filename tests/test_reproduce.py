@@ -208,7 +208,7 @@ def test_one_figure_above_another() -> None:
     """Gains 2, −1 and 2 points: 1 in the mean, above in two of three."""
     check = above("x", {0: 0.52, 1: 0.49, 2: 0.52}, {0: 0.50, 1: 0.50, 2: 0.50, 3: 0.9})
     assert check.holds
-    assert check.figures == "51.00 ± 1.73 % against 50.00 ± 0.00 %, +1.00 points, above in 2 of 3 seeds"
+    assert check.figures == "51.00 ± 1.73 % against 50.00 ± 0.00 %, +1.00 ± 1.73 points, above in 2 of 3 seeds"
     assert str(check).startswith("holds: x: 51.00")
     assert above("x", {0: 0.4}, {0: 0.5}).verdict == "does not hold"
     assert above("x", {0: 0.5}, {0: 0.5}).holds is False

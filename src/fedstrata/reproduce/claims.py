@@ -45,10 +45,14 @@ class Unit:
     """How figures are written: mean ± standard deviation, and a difference of two."""
 
     spread: Callable[[Stat | None], str]
-    difference: Callable[[float], str]
+    difference: Callable[[Stat], str]
 
 
-POINTS = Unit(lambda value: f"{spread(value)} %", lambda gain: f"{100 * gain:+.2f} points")
+def _points(gain: Stat) -> str:
+    return f"{100 * gain.mean:+.2f}" + ("" if gain.std is None else f" ± {100 * gain.std:.2f}") + " points"
+
+
+POINTS = Unit(lambda value: f"{spread(value)} %", _points)
 
 
 def _plain(value: Stat | None) -> str:
@@ -57,11 +61,13 @@ def _plain(value: Stat | None) -> str:
     return f"{value.mean:.4f}" + ("" if value.std is None else f" ± {value.std:.4f}")
 
 
-PLAIN = Unit(_plain, lambda gain: f"{gain:+.4f}")
+PLAIN = Unit(_plain, lambda gain: ("+" if gain.mean >= 0 else "") + _plain(gain))
 
 
 def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = POINTS, ties: bool = False) -> Check:
     """The claim that one figure is above another: in the mean over the seeds that both have.
+
+    The difference is told with its standard deviation over the seeds, so that a reader sees what is noise.
 
     Args:
         name: the claim.
@@ -75,14 +81,15 @@ def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = 
     if not both:
         return Check(name, None, "no seed has both figures", paper)
     gains = [one[seed] - other[seed] for seed in both]
-    mean = statistics.fmean(gains)
-    count = sum(_is_above(gain, ties) for gain in gains)
+    gain = stat(gains)
+    assert gain is not None
+    count = sum(_is_above(each, ties) for each in gains)
     pair = (stat(figures[seed] for seed in both) for figures in (one, other))
     figures = (
-        f"{' against '.join(unit.spread(value) for value in pair)}, {unit.difference(mean)}, "
+        f"{' against '.join(unit.spread(value) for value in pair)}, {unit.difference(gain)}, "
         f"{'not below' if ties else 'above'} in {_of_seeds(count, len(both))}"
     )
-    return Check(name, _is_above(mean, ties), figures, paper, {"one": dict(one), "other": dict(other)})
+    return Check(name, _is_above(gain.mean, ties), figures, paper, {"one": dict(one), "other": dict(other)})
 
 
 def beyond(name: str, found: Seeds, limit: float, *, below: bool = False, unit: Unit = PLAIN) -> Check:
