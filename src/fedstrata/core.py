@@ -269,6 +269,7 @@ class Setting:
         public: the server's unlabelled data, if it has any.
         augment: True if training inputs are changed at random.
         arch: the model's architecture; "" is the server's own.
+        buffers: the policy for running statistics.
     """
 
     model: nn.Module
@@ -278,6 +279,7 @@ class Setting:
     public: Examples | None
     augment: bool = False
     arch: str = ""
+    buffers: Buffers = "average"
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,8 +178,8 @@ class Federation:
         self.clients = self.roster.clients
         for technique in self.method.at("check"):
             for name, module in models.items():
-                layers, changed = architectures[name].strata, shop.augment is not None
-                technique.check(Setting(module, layers, self._work(0), sample, inputs, changed, name))
+                layers, more = architectures[name].strata, (shop.augment is not None, name, self.method.buffers)
+                technique.check(Setting(module, layers, self._work(0), sample, inputs, *more))
         self._server = Server(
             self.method,
             architectures,

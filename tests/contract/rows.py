@@ -10,8 +10,10 @@ from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
@@ -42,7 +44,6 @@ class Row:
 
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
-    Row(standins.Turn(), standins.Turn(full=1000)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
     Row(standins.Twin(), standins.Twin(weight=0.0), order_free=False, serial="it draws rows of noise in every step"),
     Row(standins.Blur(), standins.Blur(std=0.0), serial="it draws noise"),
@@ -56,6 +57,8 @@ ROWS = [
     Row(FedLC(), FedLC(tau=0.0), order_free=False),
     Row(CCVR(samples=20, epochs=2), CCVR(samples=0), order_free=False, refits=frozenset({"head.weight", "head.bias"})),
     Row(FedSpeed(), None),
+    Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
+    Row(FedNLR(), FedNLR(mu=1.0), serial="it looks at all of a client's examples before training"),
     Row(FedDF(noise=True, steps=3, batch_size=8), FedDF(noise=True, steps=0), order_free=False),
     Row(FedAvgM(beta=0.5), FedAvgM(beta=0.0), order_free=False),
     Row(FedAdagrad(), None, order_free=False),

@@ -35,7 +35,7 @@ class Pull(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(Technique):
-    """Door `plan`: one stratum at a time after some full rounds (as FedPart)."""
+    """Door `plan` without `reports`: one stratum at a time, while all running statistics travel (unlike FedPart)."""
 
     name: ClassVar[str] = "turn"
     full: int = 1
@@ -49,7 +49,7 @@ class Turn(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Pace(Technique):
-    """Door `scale`: weights at another pace than the rest (as FedNLR)."""
+    """Door `scale` for many clients at once: weights at another pace than the rest (FedNLR does not vectorise)."""
 
     name: ClassVar[str] = "pace"
     vectorises: ClassVar[bool] = True

@@ -234,7 +234,7 @@ def test_resumed_run_has_the_same_bits(row: Row, tmp_path: Path) -> None:
 @EACH
 def test_nothing_outside_the_plan_moves_or_travels(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one stratum at a time, the others keep their bits, no update holds them, what a client has stays put."""
-    turn = next(r.technique for r in ROWS if r.technique.name == "turn")
+    turn = next(r.technique for r in ROWS if r.technique.name == "fedpart")
     techniques = (turn,) if row.technique is turn else (row.technique, turn)
     if combine(*techniques) is None:
         return

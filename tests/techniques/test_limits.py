@@ -32,6 +32,12 @@ NEUTRAL = [
     "moon(mu=0.0)",
     "fedavgm(beta=0.0)",
     "feddf(noise=True, steps=0)",
+    "fednlr(mu=1.0)",
+    "fedpart(cycles=0)",
+    "fedpart(warmup=4)",
+    "fedpart(full_rounds=0, group=2)",
+    "fedpart(full_rounds=0, strata=('*',))",
+    "fednlr(mu=1.0) + fedpart(full_rounds=4)",
 ]
 
 DEFAULTS = [
@@ -40,6 +46,8 @@ DEFAULTS = [
     "moon(mu=1.0, tau=0.5)",
     "fedrs(alpha=0.5)",
     "fedlc(tau=1.0)",
+    "fednlr(mu0=1.0, a1=1.0, a2=1.0)",
+    "fedpart(full_rounds=5, rounds_per_stratum=2, order='sequential', warmup=0, group=1)",
     "fedspeed(rho=0.1, lambda_=10.0, alpha=0.9375, normalised=True)",
     "fedavgm(beta=0.9, lr=1.0)",
     "fedadagrad(lr=0.1, beta1=0.0, tau=0.001)",
@@ -82,6 +90,31 @@ def test_scaffold_begins_as_fedavg() -> None:
     """In the first round c = c_k = 0."""
     plain, ours = (skewed(m, rounds=1) for m in ("fedavg(weight='uniform')", "scaffold"))
     assert all(torch.equal(plain[n], ours[n]) for n in plain)
+
+
+def test_fedpart_begins_as_fedavg() -> None:
+    """Up to the first partial round: warm-up, then full rounds; and not after it."""
+    part = "fedpart(full_rounds=2, rounds_per_stratum=1, warmup=1)"
+    for rounds in (3, 4):
+        plain, ours = (skewed(m, rounds=rounds) for m in ("fedavg", part))
+        assert all(torch.equal(plain[n], ours[n]) for n in plain) == (rounds == 3)
+
+
+def test_fedpart_moves_the_last_layer_as_a_model_whose_others_are_frozen() -> None:
+    """A partial round is FedAvg on a model in which the user froze the rest."""
+
+    def end(method: str, frozen: bool) -> dict[str, Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4))
+            clients = [(torch.randn(size, 5), torch.randint(0, 4, (size,))) for size in (9, 14)]
+        net[0].requires_grad_(not frozen)
+        fed = fs.Federation(net, clients, method=method, rounds=3, batch_size=4, optimizer="adam", lr=0.01)
+        fed.fit()
+        return fed.state.params
+
+    theirs, ours = end("fedavg", True), end("fedpart(full_rounds=0, strata=('2',))", False)
+    assert all(torch.equal(theirs[n], ours[n]) for n in theirs)
 
 
 def pooled(clients: list[Party]) -> Party:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 import fedstrata as fs
 
@@ -53,6 +55,23 @@ def test_a_reference_is_not_altered_by_the_mean(reference: str, base: str) -> No
         "fedlc(tau=-1.0)",
         "ccvr(samples=-1)",
         "ccvr(lr=0.0)",
+        "fednlr(mu=0.9)",
+        "fednlr(mu=0.0)",
+        "fednlr(mu=1e999)",
+        "fednlr(mu0=0.5)",
+        "fednlr(a1=-0.1)",
+        "fednlr(a2=-1.0)",
+        "fednlr(a1=1e999)",
+        "fednlr(layers='head')",
+        "fedpart(full_rounds=-1)",
+        "fedpart(rounds_per_stratum=0)",
+        "fedpart(warmup=-1)",
+        "fedpart(group=0)",
+        "fedpart(cycles=-1)",
+        "fedpart(full_rounds=1.5)",
+        "fedpart(order='backwards')",
+        "fedpart(strata='head')",
+        "fedpart(group=2, strata=('head',))",
         "fedspeed(lambda_=0.0)",
         "fedspeed(alpha=2.0)",
         "feddf(steps=-1)",
@@ -77,3 +96,11 @@ def test_ccvr_and_an_early_end_exclude_each_other() -> None:
     model = fs.build_model("logreg", data.input_shape, data.classes)
     with pytest.raises(fs.UsageError, match="stop_at_target would end the run"):
         fs.Federation(model, [data.train], data.test, method="ccvr", target=0.5, stop_at_target=True)
+
+
+def test_freeze_norm_needs_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    clients = [(torch.randn(6, 3), torch.randint(0, 2, (6,)))]
+    fs.Federation(model, clients, method="fedpart(freeze_norm=True)", buffers="local")
+    with pytest.raises(fs.UsageError, match="freeze_norm needs running statistics"):
+        fs.Federation(model, clients, method="fedpart(freeze_norm=True)", buffers="drop")

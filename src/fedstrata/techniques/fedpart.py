@@ -5,6 +5,7 @@ Wang et al., "Why Go Full? Elevating Federated Learning Through Partial Network 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
@@ -41,8 +42,9 @@ class FedPart(Technique):
         freeze_norm: let frozen norm layers use their running statistics, as in evaluation, and leave them as they are.
             By default they use the batch at hand and move their statistics, as in the authors' code.
         cache_prefix: compute what lies below the active stratum once a visit instead of once a step. The result is the
-            same up to rounding. It needs data that is not augmented, and `freeze_norm` where the model normalises over
-            the batch. Engine `vmap` and compiled steps have no use for it.
+            same up to rounding. It needs data that is not augmented (a dataset of your own must give the same example
+            every time), and `freeze_norm` where the model normalises over the batch. Engine `vmap` and compiled steps
+            have no use for it.
 
     Deviation: the authors' code leaves all layers recording gradients, so that it does not save their computation.
     """
@@ -99,6 +101,8 @@ class FedPart(Technique):
                     raise UsageError(
                         f"fedpart's strata: none that trains is called '{pattern}'{did_you_mean(pattern, names)}"
                     )
+        if self.freeze_norm and setting.buffers == "drop":
+            raise UsageError("fedpart's freeze_norm needs running statistics, and buffers='drop' does without them")
         if not self.cache_prefix:
             return
         if setting.augment:
@@ -106,7 +110,7 @@ class FedPart(Technique):
         still = tuple(n for s in setting.strata for n in s.buffers)
         if still and not self.freeze_norm:
             raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
-        cut_at(setting.model, frozenset(setting.strata[-1].params), still, setting.sample)
+        cut_at(copy.deepcopy(setting.model).train(), frozenset(setting.strata[-1].params), still, setting.sample)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         group = self.active(assignment.round, assignment.run_seed, strata)
