@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedstrata
-from fedstrata.core import Assignment, Hooks, Technique, Update, Work, overrides
+from fedstrata.core import Assignment, Hooks, Into, Technique, Update, Work, overrides
 from fedstrata.errors import UsageError
 from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.techniques import TECHNIQUES, method
@@ -211,3 +211,12 @@ def test_the_front_door_names_exist():
     """Everything in `__all__` is there, and named once."""
     assert len(fedstrata.__all__) == len(set(fedstrata.__all__))
     assert all(getattr(fedstrata, name) is not None for name in fedstrata.__all__)
+
+
+def test_a_place_is_not_the_modules_name() -> None:
+    assert Into("head") == Into("head")
+    assert not Into("head") != Into("head")  # noqa: SIM202
+    assert Into("head") != "head"
+    assert not Into("head") == "head"  # noqa: SIM201
+    assert len({Into("head"), "head", Into("head")}) == 2
+    assert repr(Into("head")) == "Into('head')"

@@ -333,3 +333,32 @@ def test_dropout_in_a_models_own_code(training: bool) -> None:
         ends.append((fed.state.params, sum(r.flops for r in fed.records)))
     assert all(torch.allclose(ends[0][0][n], ends[1][0][n], atol=1e-6) for n in ends[0][0])
     assert ends[1][1] < ends[0][1]
+
+
+@pytest.mark.parametrize("kind", ["trained gain", "crossing"])
+def test_changes_in_place_that_would_make_the_cut_wrong(kind: str) -> None:
+    """The graph does not show them; what comes out of the two halves does."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+            self.gain = nn.Parameter(torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            if kind == "trained gain":
+                h.mul_(self.gain)
+                out: Tensor = self.head(h.relu())
+            else:
+                shifted = h + self.gain
+                out = self.head(shifted + torch.relu_(h))
+            return out
+
+    with pytest.raises(UsageError, match="changed in place"):
+        cut_at(Net(), ("gain",), (), torch.randn(6, 4))
+
+
+def test_one_row_is_enough_to_find_the_cut() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), torch.randn(1, 4)
+    assert cut_at(model, ("2.weight",), ("1.running_mean", "1.running_var", "1.num_batches_tracked"), x) is not None

@@ -134,7 +134,7 @@ def assignments(draw: st.DrawFn) -> Assignment:
         slots=draw(SLOTS),
         fresh=None if fresh is None or len(fresh) == len(known) else fresh,
         reports=draw(st.none() | st.just(tuple(buffers)[1:])),
-        still=tuple(buffers)[:1] if draw(st.booleans()) else (),
+        moves=tuple(buffers)[:1] if draw(st.booleans()) else None,
         reuse=draw(st.booleans()),
     )
 
@@ -190,7 +190,7 @@ def test_an_assignment_survives_its_bytes(assignment: Assignment):
 
     held = replace(assignment, params=stale(assignment.params), buffers=stale(assignment.buffers))
     back = decode_assignment(encode(assignment), None if fresh is None else held)
-    plan = ("trains", "travels", "reports", "still", "reuse")
+    plan = ("trains", "travels", "reports", "moves", "reuse")
     for name in ("round", "client", "arch", *plan, "work", "seed", "method", "fresh"):
         assert getattr(back, name) == getattr(assignment, name), name
     assert same(back.params, assignment.params)

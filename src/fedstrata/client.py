@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.cost import FlopCount
@@ -119,8 +120,18 @@ def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots)
             p.requires_grad_(name in trains)
     if not all(module.training for module in bench.modules):
         bench.model.train()
-    for owner in {name.rpartition(".")[0] for name in assignment.still}:
-        bench.model.get_submodule(owner).eval()
+    for owner in {name.rpartition(".")[0] for name in still(bench, assignment)}:
+        norm = bench.model.get_submodule(owner)
+        if isinstance(norm, _NormBase):
+            norm.eval()
+
+
+def still(bench: Bench, assignment: Assignment) -> tuple[str, ...]:
+    """The running statistics that stay as they are."""
+    if assignment.moves is None:
+        return ()
+    moves = set(assignment.moves)
+    return tuple(n for n in bench.buffers if n not in moves)
 
 
 def own_names(assignment: Assignment) -> tuple[str, ...]:
@@ -242,10 +253,11 @@ def _kept(
     shop: Workshop, bench: Bench, a: Assignment, data: Examples, places: Sequence[str]
 ) -> tuple[_Kept | None, int]:
     """Compute once what lies below everything that trains: (None if nothing does, FLOPs)."""
-    key = ("cut", a.arch, a.trains, a.still, tuple(places))
+    quiet = still(bench, a)
+    key = ("cut", a.arch, a.trains, quiet, tuple(places))
     if key not in shop.kept:
         assert bench.sample is not None
-        shop.kept[key] = cut_at(bench.model, a.trains, a.still, bench.inputs(bench.sample), places)
+        shop.kept[key] = cut_at(bench.model, a.trains, quiet, bench.inputs(bench.sample), places)
     cut: Cut | None = shop.kept[key]
     if cut is None:
         return None, 0

@@ -46,8 +46,14 @@ class Into(str):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Into) and str(self) == str(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((Into, str(self)))
+
+    def __repr__(self) -> str:
+        return f"Into({str(self)!r})"
 
 
 class Times(NamedTuple):
@@ -100,7 +106,8 @@ class Assignment:
         fresh: names of the parameters and running statistics that the client does not hold yet: what really travels
             down. None means all.
         reports: names of the running statistics that travel back; None means all of the sub-model's.
-        still: names of running statistics that stay as they are: their norm layers run as in evaluation.
+        moves: names of the running statistics that move; all others stay as they are, and their norm layers run as in
+            evaluation. None means all.
         reuse: True if what the model computes below everything that trains may be computed once for the whole visit.
         slots: what techniques send along.
         work: how to train.
@@ -123,7 +130,7 @@ class Assignment:
     slots: Slots = field(default_factory=dict)
     fresh: tuple[str, ...] | None = None
     reports: tuple[str, ...] | None = None
-    still: tuple[str, ...] = ()
+    moves: tuple[str, ...] | None = None
     reuse: bool = False
     rounds: int = 1
     run_seed: int = 0
@@ -366,7 +373,8 @@ class Technique:
         """Once a model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow what `trains`, `travels` and `reports`, or change the `work`.
+        """Server, for every assignment: narrow what `trains`, `travels`, `reports` and `moves`, or change
+        the `work`.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
         may lack some, and names that it lacks do no harm.

@@ -64,40 +64,57 @@ def cut_at(
     places = {str(place) for place in places}
     if "" in places:
         return None
+    if len(sample) == 1:
+        sample = torch.cat([sample, sample])  # norm layers cannot train on one row
     parts = {name for name, _ in model.named_children()} if isinstance(model, nn.Sequential) else set()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        twin = _in_training(model, frozenset(still))
         for whole in (
             lambda module, name: one_call(module) or name in places,
             lambda module, name: name in parts or one_call(module),
         ):
-            graph = _traced(model, whole, sample)
-            if graph is not None:
-                return _cut(model, graph, frozenset(trains), frozenset(still), sample, places)
+            graph = _traced(twin, whole, sample)
+            if graph is None:
+                continue
+            halves = _halves(twin, graph, frozenset(trains), frozenset(still), sample, places)
+            if halves is None:
+                return None
+            _check(twin, halves, trains, sample)
+            return Cut(*(fx.GraphModule(model, half) for half in halves))
     raise UsageError(
         f"what lies below a stratum of this {type(model).__name__} cannot be computed apart, for its code cannot be "
         "traced; put its parts into a plain torch.nn.Sequential"
     )
 
 
-def _traced(model: nn.Module, whole: Callable[[nn.Module, str], bool], sample: Tensor) -> fx.Graph | None:
+def _in_training(model: nn.Module, still: frozenset[str]) -> nn.Module:
+    """A copy of the model in the modes that it trains in."""
+    twin = copy.deepcopy(model).train()
+    for name, module in twin.named_modules():
+        own = {f"{name}.{buffer}" if name else buffer for buffer, _ in module.named_buffers(recurse=False)}
+        if isinstance(module, _NormBase) and own and own <= still:
+            module.eval()
+    return twin
+
+
+def _traced(twin: nn.Module, whole: Callable[[nn.Module, str], bool], sample: Tensor) -> fx.Graph | None:
     """The model's graph, if it computes what the model computes, also from the random numbers that it draws."""
     try:
-        graph = _Tracer(whole).trace(model)
-        twin = copy.deepcopy(model)
+        graph = _Tracer(whole).trace(twin)
         same = all(_alike(twin, fx.GraphModule(twin, graph), sample, seed) for seed in (1, 2))
     except Exception:  # tracing runs the model's code on stand-ins, so it may fail in any way
         return None
     return graph if same else None
 
 
-def _alike(model: nn.Module, graph: nn.Module, sample: Tensor, seed: int) -> bool:
+def _alike(model: nn.Module, other: Callable[[Tensor], Any], sample: Tensor, seed: int) -> bool:
+    """True if both give the same for the same inputs and the same random numbers."""
     found = []
-    for run in (model, graph):
+    for run in (model, other):
         torch.default_generator.manual_seed(seed)
-        with torch.no_grad():
-            found.append(run(sample))
+        found.append(run(sample.clone()))
     expected, given = found
-    return isinstance(given, Tensor) and given.shape == expected.shape and torch.allclose(given, expected)
+    return isinstance(given, Tensor) and given.shape == expected.shape and torch.allclose(given, expected, 1e-4, 1e-6)
 
 
 class _Values(fx.Interpreter):
@@ -112,22 +129,22 @@ class _Values(fx.Interpreter):
         return self.seen[n.name]
 
 
-def _cut(
-    model: nn.Module,
+def _halves(
+    twin: nn.Module,
     graph: fx.Graph,
     trains: frozenset[str],
     still: frozenset[str],
     sample: Tensor,
     places: Collection[str],
-) -> Cut | None:
-    values = _Values(fx.GraphModule(copy.deepcopy(model).eval(), graph))
-    with torch.no_grad():
-        values.run(sample)
+) -> tuple[fx.Graph, fx.Graph] | None:
+    """The graph below and above the cut; None if there is nothing below."""
+    values = _Values(fx.GraphModule(copy.deepcopy(twin).eval(), graph))
+    values.run(sample)
     below: set[fx.Node] = set()
     for node in graph.nodes:
         rows = values.seen.get(node.name)
         by_row = isinstance(rows, Tensor) and rows.dim() > 0 and len(rows) == len(sample)
-        if by_row and below.issuperset(node.all_input_nodes) and _fixed(model, node, trains, still, places):
+        if by_row and below.issuperset(node.all_input_nodes) and _fixed(twin, node, trains, still, places):
             below.add(node)
     crossing = [n for n in graph.nodes if n in below and not below.issuperset(n.users)]
     if all(n.op == "placeholder" for n in crossing):
@@ -142,24 +159,23 @@ def _cut(
     for node in graph.nodes:
         if node not in below:
             new[node] = upper.node_copy(node, new.__getitem__)
-    _check_rows(model, lower, sample)
-    return Cut(fx.GraphModule(model, lower), fx.GraphModule(model, upper))
+    return lower, upper
 
 
-def _check_rows(model: nn.Module, lower: fx.Graph, sample: Tensor) -> None:
-    """Refuse a prefix whose own code draws random numbers or mixes rows, which no list of layers can tell."""
-    twin = copy.deepcopy(model).train()
-    for module in twin.modules():
-        if isinstance(module, _NormBase):
-            module.eval()
-    below = fx.GraphModule(twin, lower)
-    with torch.no_grad():
-        first, again, alone = below(sample), below(sample), below(sample[:1])
+def _check(twin: nn.Module, halves: tuple[fx.Graph, fx.Graph], trains: Collection[str], sample: Tensor) -> None:
+    """Refuse a cut that code no list of layers knows makes wrong: random numbers, rows that mix, changes in place."""
+    below, above = (fx.GraphModule(twin, half) for half in halves)
+    first, again, alone = (below(x) for x in (sample.clone(), sample.clone(), sample[:1].clone()))
     same = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    if not same or not all(torch.allclose(a[:1], b, 1e-3, 1e-4) for a, b in zip(first, alone, strict=True)):
+    by_row = all(torch.allclose(a[:1], b, 1e-3, 1e-4) for a, b in zip(first, alone, strict=True))
+    for name in trains:
+        param = twin.get_parameter(name)
+        param.add_(torch.randn_like(param), alpha=0.1)  # what is below must not depend on it
+    whole = _alike(twin, lambda x: above(*(t.clone() for t in first)), sample, 3)
+    if not (same and by_row and whole):
         raise UsageError(
-            f"what lies below a stratum of this {type(model).__name__} cannot be computed once for all steps: it draws "
-            "random numbers, or rows of a batch change each other"
+            f"what lies below a stratum of this {type(twin).__name__} cannot be computed once for all steps: it draws "
+            "random numbers, or rows of a batch change each other, or it is changed in place later"
         )
 
 

@@ -160,6 +160,8 @@ class Server:
             )
             for technique in plans:
                 assignment = self._planned(technique, assignment)
+            if assignment.moves is not None and self.method.buffers == "local" and not assignment.buffers:
+                assignment = self._first_statistics(state, assignment)
             if sends:
                 slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
                 assignment = altered(assignment, slots={name: slot for name, slot in slots.items() if slot})
@@ -187,28 +189,31 @@ class Server:
             method=self.digest,
         )
 
+    def _first_statistics(self, state: ServerState, assignment: Assignment) -> Assignment:
+        """With the server's statistics, for a client that must use some and has none of its own yet."""
+        if int(state.remembers.numpy()[assignment.client]) >= 0:
+            return assignment
+        return altered(assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers})
+
     def _fresh(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
         since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes
         if since < 0:
             return None
-        names = (*template.params, *template.buffers)
-        fresh = tuple(n for n in names if state.changed.get(n, since) >= since)
-        return None if len(fresh) == len(names) else fresh
+        kept = (*template.params, *(template.buffers if self.method.buffers == "average" else ()))
+        stale = {n for n in kept if state.changed.get(n, since) < since}
+        return tuple(n for n in (*template.params, *template.buffers) if n not in stale) if stale else None
 
     def _planned(self, technique: Technique, before: Assignment) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
         after = technique.plan(before, self._movable)
         trains, travels = set(after.trains), set(after.travels)
-        held, still = self.architectures[before.arch].buffers, {*before.still, *after.still}
-        reports = before.reports
-        if after.reports is not None:
-            reports = tuple(n for n in self._reported(before) if n in set(after.reports))
+        held = self.architectures[before.arch].buffers
         return replace(
             after,
             trains=tuple(n for n in before.trains if n in trains),
             travels=tuple(n for n in before.travels if n in travels & trains),
-            reports=reports,
-            still=tuple(n for n in held if n in still),
+            reports=_narrowed(held, before.reports, after.reports) if self.method.buffers == "average" else None,
+            moves=_narrowed(held, before.moves, after.moves),
         )
 
     @cached_property
@@ -431,6 +436,14 @@ class Server:
     def _reported(self, assignment: Assignment) -> tuple[str, ...]:
         names = assignment.reports
         return self.architectures[assignment.arch].buffers if names is None else names
+
+
+def _narrowed(
+    held: tuple[str, ...], before: tuple[str, ...] | None, after: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """The names that two plans both allow, None for all that are held."""
+    chosen = [set(names) for names in (before, after) if names is not None]
+    return tuple(n for n in held if all(n in names for names in chosen)) if chosen else None
 
 
 def _most_steps(examples: int, work: Work) -> int:

@@ -152,7 +152,7 @@ class _AssignmentHead(BaseModel):
     method: str
     slots: list[str]
     reports: list[str] | None = None
-    still: list[str] = []
+    moves: list[str] | None = None
     reuse: bool = False
 
 
@@ -210,7 +210,7 @@ def _common(a: Assignment) -> tuple[Any, ...]:
     # A plan that lets everything train and travel is the usual case: null says so.
     trains = None if len(a.trains) == len(a.params) else a.trains
     travels = None if a.travels == a.trains else a.travels
-    plan = (("reports", a.reports, None), ("still", a.still, ()), ("reuse", a.reuse, False))
+    plan = (("reports", a.reports, None), ("moves", a.moves, None), ("reuse", a.reuse, False))
     unusual = tuple((name, value) for name, value, usual in plan if value != usual)
     first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
     return *first, trains, travels, a.fresh is not None, *last
@@ -326,7 +326,7 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         slots=_slots(tensors, head.slots),
         fresh=(*fresh, *statistics) if head.held else None,
         reports=None if head.reports is None else tuple(head.reports),
-        still=tuple(head.still),
+        moves=None if head.moves is None else tuple(head.moves),
         reuse=head.reuse,
     )
 

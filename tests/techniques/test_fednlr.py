@@ -498,3 +498,28 @@ def test_rides_on_others(beside: str) -> None:
 def test_defaults() -> None:
     assert fs.method("fednlr") == fs.method("fednlr(mu0=1.0, a1=1.0, a2=1.0)")
     assert FedNLR().ratio(3, 9, 100) == pytest.approx(1 + 1 / 3 + 2)
+
+
+def test_a_residual_link_that_is_added_in_place() -> None:
+    """The activation is the layer's own, however the model goes on with it."""
+
+    class Block(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.body, self.head, self.in_place = nn.Linear(6, 6), nn.Linear(6, 3), in_place
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.body(x)
+            if self.in_place:
+                out += 3 + x
+            else:
+                out = out + 3 + x
+            logits: Tensor = self.head(out.relu())
+            return logits
+
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        plain, other = Block(False).double(), Block(True).double()
+    other.load_state_dict(plain.state_dict())
+    seen = [shown(model, small_client(6))[0] for model in (plain, other)]
+    assert all(torch.equal(seen[0][n], seen[1][n]) for n in seen[0])

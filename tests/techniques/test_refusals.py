@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import fedstrata as fs
+from fedstrata.techniques.fednlr import FedNLR
+from fedstrata.techniques.fedpart import FedPart
 
 SERVERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 
@@ -104,3 +108,19 @@ def test_freeze_norm_needs_running_statistics() -> None:
     fs.Federation(model, clients, method="fedpart(freeze_norm=True)", buffers="local")
     with pytest.raises(fs.UsageError, match="freeze_norm needs running statistics"):
         fs.Federation(model, clients, method="fedpart(freeze_norm=True)", buffers="drop")
+
+
+@pytest.mark.parametrize(
+    ("technique", "fields", "words"),
+    [
+        (FedPart, {"order": "up"}, "one of sequential, reverse, random"),
+        (FedPart, {"full_rounds": 2.5}, "a whole number"),
+        (FedPart, {"full_rounds": "5"}, "a whole number"),
+        (FedPart, {"group": None}, "a whole number"),
+        (FedPart, {"strata": "head"}, r"write \('head',\)"),
+        (FedNLR, {"layers": "fc*"}, r"write \('fc\*',\)"),
+    ],
+)
+def test_mistakes_in_python(technique: type[fs.Technique], fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(fs.UsageError, match=words):
+        technique(**fields)

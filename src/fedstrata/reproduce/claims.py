@@ -121,14 +121,17 @@ def always_above(name: str, pairs: Mapping[str, tuple[Seeds, Seeds]], *, paper: 
 
 
 def best(name: str, ours: Iterable[str], figures: Mapping[str, Seeds], *, paper: str = "") -> Check:
-    """The claim that one of ours has the highest mean of all."""
-    means = {label: statistics.fmean(seeds.values()) for label, seeds in figures.items() if seeds}
+    """The claim that one of ours has the highest mean of all, over the seeds that all have."""
+    found = {label: seeds for label, seeds in figures.items() if seeds}
+    shared = set.intersection(*map(set, found.values())) if found else set()
+    means = {label: statistics.fmean(seeds[s] for s in shared) for label, seeds in found.items()} if shared else {}
     ours, others = [[n for n in means if (n in set(ours)) is mine] for mine in (True, False)]
     if not ours or not others:
         return Check(name, None, "there is nothing to compare", paper)
     first, second = (max(labels, key=lambda label: means[label]) for labels in (ours, others))
-    check = above(name, figures[first], figures[second], paper=paper)
-    return Check(name, means[first] > means[second], f"{first} against {second}: {check.figures}", paper, check.values)
+    pair = ({seed: figures[label][seed] for seed in sorted(shared)} for label in (first, second))
+    check = above(name, *pair, paper=paper)
+    return Check(name, check.holds, f"{first} against {second}: {check.figures}", paper, check.values)
 
 
 def within(name: str, shares: Sequence[float], lowest: float, highest: float, *, paper: str = "") -> Check:

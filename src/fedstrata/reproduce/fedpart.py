@@ -118,7 +118,7 @@ SCALES = {
     ),
     "paper": Scale(
         {
-            "dataset": "cifar-10",
+            "dataset": "cifar-10(examples=20000)",
             "model": "resnet8(width=64)",
             "partition": "iid",
             "clients": 40,

@@ -59,7 +59,8 @@ class _Layer:
     total: Tensor | float = 0.0
     plain: Tensor | float = 0.0
     count: int = 0
-    waiting: list[Tensor] = field(default_factory=list)
+    output: Tensor | None = None
+    waiting: tuple[Tensor, Tensor, int] | None = None
     joined: dict[str, list[int]] = field(default_factory=dict)
 
     @property
@@ -83,26 +84,29 @@ class _Layer:
         self.runs = True
         if self.counts:
             self.settle()
-            self.waiting = [there]
+            self.output, self.waiting = there, self._sums(there)
 
     def _go_in(self, norm: str, there: Tensor) -> None:
         shape = _affine(self.norms[norm], there.dim(), self.axis % there.dim(), self.width)
-        if self.waiting and there is self.waiting[0] and shape is not None:
+        if there is self.output and shape is not None:
             self.joined[norm] = shape
 
     def _normalised(self, norm: str, there: Tensor) -> None:
         if norm in self.joined:
-            self.waiting = [there]
+            self.output, self.waiting = there, self._sums(there)
+
+    def _sums(self, there: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Taken at once: the model may go on in the same memory."""
+        rows = there.movedim(self.axis, -1).flatten(0, -2)
+        plain = rows.sum(0).double() if self.width == self.classes else torch.zeros(())
+        return rows.clamp(min=0).sum(0).double(), plain, len(rows)
 
     def settle(self) -> None:
         """Add what was put out last, if that is not done yet."""
-        for there in self.waiting:
-            rows = there.movedim(self.axis, -1).flatten(0, -2)
-            self.total = self.total + rows.clamp(min=0).sum(0).double()
-            if self.width == self.classes:
-                self.plain = self.plain + rows.sum(0).double()
-            self.count += len(rows)
-        self.waiting = []
+        if self.waiting is not None:
+            total, plain, count = self.waiting
+            self.total, self.plain, self.count = self.total + total, self.plain + plain, self.count + count
+        self.output = self.waiting = None
 
     def scales(self, mu: float, trains: set[str], classifier: bool) -> Tensors:
         """The factors of the parameters of all neurons that train."""
@@ -174,6 +178,8 @@ class FedNLR(Technique):
 
     def __post_init__(self) -> None:
         not_negative("fednlr", a1=self.a1, a2=self.a2)
+        if isinstance(self.layers, str):
+            raise UsageError(f"fednlr's layers are several patterns: write ({self.layers!r},)")
         for name, value in (("mu0", self.mu0), ("mu", self.mu)):
             if value is not None and not 1 <= value < math.inf:
                 raise UsageError(f"fednlr's {name} must be 1 or more, not {value}: largest over smallest rate")

@@ -5,10 +5,9 @@ Wang et al., "Why Go Full? Elevating Federated Learning Through Partial Network 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -64,8 +63,13 @@ class FedPart(Technique):
         least = {"full_rounds": 0, "rounds_per_stratum": 1, "warmup": 0, "group": 1, "cycles": 0}
         for name, limit in least.items():
             value = getattr(self, name)
-            if value is not None and value < limit:
-                raise UsageError(f"fedpart's {name} must be {limit} or more, not {value}")
+            optional = name == "cycles" and value is None
+            if not optional and not (isinstance(value, int) and value >= limit):
+                raise UsageError(f"fedpart's {name} must be a whole number, {limit} or more, not {value!r}")
+        if self.order not in get_args(Order):
+            raise UsageError(f"fedpart's order must be one of {', '.join(get_args(Order))}, not {self.order!r}")
+        if isinstance(self.strata, str):
+            raise UsageError(f"fedpart's strata are several patterns: write ({self.strata!r},)")
         if self.group > 1 and self.strata:
             raise UsageError("fedpart's group and strata both say what trains at once: leave one out")
 
@@ -107,10 +111,12 @@ class FedPart(Technique):
             return
         if setting.augment:
             raise UsageError("fedpart's cache_prefix cannot be used with augmentation: inputs differ from step to step")
-        still = tuple(n for s in setting.strata for n in s.buffers)
-        if still and not self.freeze_norm:
+        whole = {n for s in setting.strata for n in s.buffers}
+        if whole and not self.freeze_norm:
             raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
-        cut_at(copy.deepcopy(setting.model).train(), frozenset(setting.strata[-1].params), still, setting.sample)
+        for group in self.groups(setting.strata):
+            still = whole - {n for s in group for n in s.buffers}
+            cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         group = self.active(assignment.round, assignment.run_seed, strata)
@@ -118,7 +124,5 @@ class FedPart(Technique):
             return assignment
         params = tuple(n for s in group for n in s.params)
         buffers = tuple(n for s in group for n in s.buffers)
-        frozen = tuple(n for s in strata if s not in group for n in s.buffers) if self.freeze_norm else ()
-        return replace(
-            assignment, trains=params, travels=params, reports=buffers, still=frozen, reuse=self.cache_prefix
-        )
+        moves = buffers if self.freeze_norm else None
+        return replace(assignment, trains=params, travels=params, reports=buffers, moves=moves, reuse=self.cache_prefix)

@@ -66,7 +66,8 @@ class Moon(Technique):
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             return {}, add(anchor, delta)
 
-        if not view.memory:
+        unmoved = self.stage is None and set(view.assignment.trains) <= set(view.strata[-1].params)
+        if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
         before = [anchor, laid_out(view.memory, anchor)]
         now: list[Tensor] = []
