@@ -37,7 +37,7 @@ PAPER = {
 }
 """CIFAR-10: FedNLR and FedAvg; with FedDyn and FedDyn alone; the best and the best of the others."""
 
-FIXED = (1.25, 1.75, 2.0, 4.0)
+FIXED = (1.75, 2.0, 4.0)
 FORMULAS = {
     "formula (0.45, 0.3)": "fednlr(a1=0.45, a2=0.3)",
     "formula (1, 1)": "fednlr",
@@ -57,7 +57,6 @@ class Scale:
         lrs: the learning rates of the sweep.
         nlr: FedNLR in the table of methods.
         last: an accuracy is the mean of so many last evaluations.
-        layer: the one stratum of the ablation of layers.
         partitions: kinds of label skew; the first is that of all parts but the table.
     """
 
@@ -67,7 +66,6 @@ class Scale:
     lrs: tuple[float, ...] = (0.01, 0.03, 0.06)
     nlr: str = "fednlr"
     last: int = 3
-    layer: str = "layer3.conv1"
     partitions: tuple[str, ...] = tuple(PARTITIONS)
 
     def values(self, **others: Any) -> dict[str, Any]:
@@ -223,12 +221,11 @@ def _skew(scale: Scale) -> str:
 
 
 def _mu(scale: Scale) -> Grid:
-    single = {f"μ = 2, {scale.layer} only": f"fednlr(mu=2.0, layers=('{scale.layer}',))"}
     fixed = {f"μ = {mu:g}": f"fednlr(mu={mu})" for mu in FIXED}
     return Grid(
         "mu",
         "where μ comes from: fixed, or from depth and width",
-        scale.values(method=_labelled({"FedAvg": "fedavg", **fixed, **single, **FORMULAS})),
+        scale.values(method=_labelled({"FedAvg": "fedavg", **fixed, **FORMULAS})),
         lambda comparison: _judge_mu(scale, comparison),
     )
 
