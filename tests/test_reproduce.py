@@ -127,6 +127,7 @@ def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
         (["fedpar"], "there is no reproduction of 'fedpar' (did you mean 'fedpart'?)"),
         (["fedpart", "--scale", "smal"], "there is no scale 'smal' (did you mean 'small'?)"),
         (["fednlr", "--only", "cycles"], "fednlr has no part 'cycles'"),
+        (["fednlr", "--out", __file__], "test_reproduce.py is not a directory"),
         (["fedpart", "--scale", "small"], "--data-dir DIR"),
         (["fednlr", "--scale", "paper"], "FEDSTRATA_DATA"),
         (["fedpart", "--scale", "small", "--data-dir", "nowhere"], "nowhere"),

@@ -90,6 +90,8 @@ def reproduce(
             f"the scale '{scale}' needs real data: say where it is with --data-dir DIR, or {DATA_VARIABLE} in the "
             "environment"
         )
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise UsageError(f"{out} is not a directory")
     if out is not None and any(isinstance(part, Work) and part.draws for part in chosen):
         check_plots()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
