@@ -177,7 +177,7 @@ def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
             pair = [ends[statistics, scale.cycles][f"{base}, {kind}"] for kind in ("FedPart", "full")]
             paper = PAPER[base] if statistics == FIRST else ""
             checks.append(above(f"FedPart beats full updates ({base}, {statistics})", *pair, paper=paper))
-    full, part = (rows["local", f"FedAvg, {kind}"] for kind in ("full", "FedPart"))
+    full, part = (rows["average", f"FedAvg, {kind}"] for kind in ("full", "FedPart"))
     exact = scale.share
     up = _shares(part, full, "bytes_up")
     checks.append(
@@ -198,7 +198,8 @@ def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
             "local: each client keeps its own, and their mean is used to judge the model; client 0's: the same runs at "
             "their end, judged with what client 0 has kept",
             "± is the sample standard deviation over the seeds",
-            "bytes are of encoded messages, with heads and statistics, for which the uplink's check allows one point",
+            "bytes are of encoded messages, with heads and statistics, for which the uplink's check (with averaged "
+            "statistics) allows one point; local ones all come back in every round, to judge the model by",
             *lost(comparison),
         ),
     )
