@@ -523,3 +523,15 @@ def test_a_residual_link_that_is_added_in_place() -> None:
     other.load_state_dict(plain.state_dict())
     seen = [shown(model, small_client(6))[0] for model in (plain, other)]
     assert all(torch.equal(seen[0][n], seen[1][n]) for n in seen[0])
+
+
+def test_a_model_that_is_one_layer() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = nn.Linear(4, 3).double()
+    data = small_client(4)
+    (scales,) = shown(model, data)
+    with torch.no_grad():
+        means = model(data[0]).mean(0).numpy()
+    assert scales.keys() == {"weight", "bias"}
+    np.testing.assert_allclose(scales["bias"], factors(means, 2 + np.log10(3)))

@@ -116,7 +116,8 @@ class _Layer:
         factors = pace(total / self.count, mu)
         kernel = [1] * self.weight.weight.dim()
         kernel[1 if isinstance(self.weight, _ConvTransposeNd) else 0] = self.width
-        shapes = {f"{self.stratum.name}.weight": kernel, f"{self.stratum.name}.bias": [self.width]}
+        own = f"{self.stratum.name}." if self.stratum.name else ""  # the model itself may be the layer
+        shapes = {f"{own}weight": kernel, f"{own}bias": [self.width]}
         shapes |= {f"{norm}.{kind}": shape for norm, shape in self.joined.items() for kind in ("weight", "bias")}
         dtype = self.weight.weight.dtype
         return {n: factors.to(dtype).view(s) for n, s in shapes.items() if n in trains and n in self.stratum.params}
