@@ -642,7 +642,7 @@ def test_many_clients_at_once() -> None:
     assert [r.flops for r in serial.records] == [r.flops for r in cohort.records]
 
 
-# What review found ----------------------------------------------------------------------------------------------
+# Harder cases -------------------------------------------------------------------------------------------------
 
 
 class Scaled(nn.Module):
