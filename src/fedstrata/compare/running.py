@@ -80,8 +80,13 @@ def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
     if target is None or summary.get("target") == target:
         reached: int | None = summary.get("rounds_to_target")
         return reached
-    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
-    return rounds_to([Record.read(json.loads(line)) for line in lines], target)
+    return rounds_to(records(run.directory), target)
+
+
+def records(directory: Path) -> list[Record]:
+    """The rounds of a finished run."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [Record.read(json.loads(line)) for line in lines]
 
 
 @dataclass(frozen=True)

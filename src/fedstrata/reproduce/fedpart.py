@@ -17,7 +17,7 @@ from fedstrata.reproduce import trace
 from fedstrata.reproduce.claims import Check, above, within
 from fedstrata.reproduce.judged import by_client
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, at_round, by_label, figures, last, lost
-from fedstrata.spec import text_of
+from fedstrata.techniques.fedpart import FedPart
 
 BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) + "}
 """What FedPart rides on: the paper's name → the beginning of a method."""
@@ -72,8 +72,7 @@ class Scale:
     def part(self, **others: Any) -> str:
         """FedPart as a method."""
         said = {"full_rounds": self.full, "rounds_per_stratum": self.each, "group": self.group} | others
-        usual = {"full_rounds": 5, "rounds_per_stratum": 2, "group": 1, "order": "sequential", "warmup": 0}
-        return text_of("fedpart", {name: value for name, value in said.items() if value != usual[name]})
+        return str(FedPart(**said))
 
     def values(self, **others: Any) -> dict[str, Any]:
         """A comparison's fields; evaluated at the end of every cycle."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, Result, Row
+from fedstrata.compare import Comparison, Row
+from fedstrata.compare.running import records
 from fedstrata.files import disk_errors, write_atomic
 from fedstrata.history import Record
 from fedstrata.reproduce.claims import Check, Seeds
@@ -117,15 +118,9 @@ class Work:
 Part = Grid | Work
 
 
-def records(result: Result) -> list[Record]:
-    """The rounds of a finished run."""
-    lines = (Path(result.directory) / "metrics.jsonl").read_text().splitlines()
-    return [Record.read(json.loads(line)) for line in lines]
-
-
 def figures(row: Row, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
     """Seed → a figure of its rounds; seeds that diverged or are missing have none."""
-    found = {result.seed: of(records(result)) for result in row.sound}
+    found = {result.seed: of(records(Path(result.directory))) for result in row.sound}
     return {seed: value for seed, value in found.items() if value is not None}
 
 

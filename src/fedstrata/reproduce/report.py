@@ -118,7 +118,7 @@ class Reproduction:
             for name, draw in section.findings.pictures.items():
                 draw(out / name)
         write_atomic(out / "report.md", self.markdown())
-        write_atomic(out / "report.json", json.dumps(self.as_dict(), indent=1) + "\n")
+        write_atomic(out / "report.json", json.dumps(self.as_dict()) + "\n")
 
 
 def _claims(checks: Sequence[Check]) -> Table:
