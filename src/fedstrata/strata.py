@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -81,6 +82,13 @@ class _Unit:
     opens: bool
     params: list[Tensor]
     buffers: list[Tensor]
+
+
+def check_patterns(refusal: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse name patterns of which one names nothing: `refusal`, the pattern, and the nearest name."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"{refusal} '{pattern}'{did_you_mean(pattern, names)}")
 
 
 def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedstrata.core import ClientView, Hooks, Into, Setting, Technique
-from fedstrata.errors import UsageError, did_you_mean, not_negative
-from fedstrata.strata import NORMS, Stratum
+from fedstrata.errors import UsageError, not_negative
+from fedstrata.strata import NORMS, Stratum, check_patterns
 from fedstrata.tensors import Tensors
 
 
@@ -187,11 +187,8 @@ class FedNLR(Technique):
 
     def check(self, setting: Setting) -> None:
         names = [stratum.name for stratum, _ in _neurons(setting.model, setting.strata)]
-        for pattern in self.layers if setting.arch == "" else ():
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise UsageError(
-                    f"fednlr's layers: no layer of neurons is called '{pattern}'{did_you_mean(pattern, names)}"
-                )
+        if setting.arch == "":  # sub-models may lack layers
+            check_patterns("fednlr's layers: no layer of neurons is called", self.layers, names)
 
     def ratio(self, layer: int, of: int, width: int) -> float:
         """μ_l of a layer, counted from 1, with so many neurons."""

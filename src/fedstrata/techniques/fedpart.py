@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from fedstrata.core import Assignment, Setting, Technique
-from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.errors import UsageError
 from fedstrata.prefix import cut_at
-from fedstrata.strata import Stratum
+from fedstrata.strata import Stratum, check_patterns
 from fedstrata.tensors import generator
 
 Order = Literal["sequential", "reverse", "random"]
@@ -100,11 +100,7 @@ class FedPart(Technique):
         if setting.arch == "":  # the schedule is the server model's; sub-models may lack strata
             moving = {n for n, p in setting.model.named_parameters() if p.requires_grad}
             names = [s.name for s in setting.strata if not moving.isdisjoint(s.params)]
-            for pattern in self.strata:
-                if not any(fnmatchcase(name, pattern) for name in names):
-                    raise UsageError(
-                        f"fedpart's strata: none that trains is called '{pattern}'{did_you_mean(pattern, names)}"
-                    )
+            check_patterns("fedpart's strata: none that trains is called", self.strata, names)
         if self.freeze_norm and setting.buffers == "drop":
             raise UsageError("fedpart's freeze_norm needs running statistics, and buffers='drop' does without them")
         if not self.cache_prefix:
