@@ -176,12 +176,12 @@ def test_a_silent_technique_lets_everything_pass():
     silent = Technique()
     assignment = Assignment(0, 0, "", {}, {}, (), (), Work(), 0, "m")
     updates = [Update(0, 0, "m", 1, 1, {})]
-    assert silent.init({}) == {}
     assert silent.plan(assignment, ()) is assignment
     assert silent.send({}, assignment) == {}
     assert silent.gather(updates, [1.0], []) is updates
     delta, state = {}, {}
     given: Any = None
+    assert silent.init({}, given) == {}
     assert silent.apply(state, delta, given)[0] is delta
     assert silent.apply(state, delta, given)[1] is state
     assert silent.local(given) == Hooks()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work
+from fedstrata.core import Assignment, RoundView, Setting, Slots, Technique, Update, Work
 from fedstrata.methods import chain
 from fedstrata.server import Architecture, Mean, Outcome, Server, ServerState
 from fedstrata.strata import Stratum
@@ -28,6 +28,9 @@ SHALLOW = Architecture(("a.w", "a.b"), ("a.mean", "a.count"), STRATA[:1])
 METRICS = {"flops": 1.0, "train_loss": 0.5}
 
 
+SETTING = Setting(nn.Identity(), WHOLE.strata, Work(), torch.zeros(1, 2), None)
+
+
 def start() -> tuple[Tensors, Tensors]:
     params = {"a.w": torch.tensor([[1.0, 2.0]]), "a.b": torch.tensor([3.0]), "c.w": torch.tensor(4.0)}
     return params, {"a.mean": torch.tensor([0.5]), "a.count": torch.tensor(0)}
@@ -35,7 +38,7 @@ def start() -> tuple[Tensors, Tensors]:
 
 def server(*techniques: Technique, population: int = 4, seed: int = 0, **base: Any) -> tuple[Server, ServerState]:
     made = Server(chain(*techniques, **base), {"": WHOLE}, population, seed, lambda client: "", 9, nn.Identity)
-    return made, made.start(*start())
+    return made, made.start(*start(), SETTING)
 
 
 def answer(a: Assignment, value: float = 1.0, examples: int = 1, **changes: Any) -> Update:
@@ -270,7 +273,7 @@ def applying(
     class Applies(Technique):
         needs_deltas: ClassVar[bool] = needs
 
-        def init(self, params: Tensors) -> Tensors:
+        def init(self, params: Tensors, setting: Any) -> Tensors:
             return {"n": torch.zeros(())}
 
         def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
@@ -407,7 +410,7 @@ def test_send_puts_each_techniques_tensors_into_its_own_slot():
     class Sends(Technique):
         name: ClassVar[str] = "sends"
 
-        def init(self, params: Tensors) -> Tensors:
+        def init(self, params: Tensors, setting: Any) -> Tensors:
             return {"c": params["c.w"] * 2}
 
         def send(self, state: Tensors, assignment: Assignment) -> Tensors:
@@ -525,7 +528,7 @@ def test_a_round_in_which_nothing_arrived_changes_nothing():
 def two_depths() -> tuple[Server, ServerState]:
     """Clients 0 and 1 are shallow, 2, 3 and 4 hold the whole model."""
     made = Server(chain(), {"": WHOLE, "shallow": SHALLOW}, 5, 0, lambda c: "shallow" if c < 2 else "", 9, nn.Identity)
-    return made, made.start(*start())
+    return made, made.start(*start(), SETTING)
 
 
 def test_owners():

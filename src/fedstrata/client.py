@@ -155,7 +155,7 @@ class _Steps:
         self.crew, self.forward, self.clip = crew, forward, a.work.clip
         self.names = [n for n, p in bench.params.items() if p.requires_grad]
         self.leaves = [bench.params[n] for n in self.names]
-        self.objective = Objective(bench.model, bench.params, bench.buffers, crew.all("output"), crew.all("loss"))
+        self.objective = Objective(bench.model, bench.params, bench.buffers, crew.outputs, crew.all("loss"))
         self.move = build_optimizer(a.work.optimizer).start(
             [p.detach() for p in self.leaves], a.work.lr, crew.scale(self.names, shop.device)
         )
@@ -216,7 +216,7 @@ def _train(
     order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
     kept: _Kept | None = None
     if a.reuse and steps.forward is bench.model and shop.augment is None:
-        kept, flops = _kept(shop, bench, a, data, [place for places in features for place in places])
+        kept, flops = _kept(shop, bench, a, data, crew.places)
     if kept is not None:
         steps.forward, key = kept, (*key, "above")
     elif steps.forward is not bench.model:  # a compiled step cannot be counted while it runs

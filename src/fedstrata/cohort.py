@@ -240,7 +240,7 @@ class _Lesson:
                 bench.model,
                 {**params, **at},
                 bench.buffers,
-                crew.all("output"),
+                crew.outputs,
                 crew.all("loss"),
                 partial(_task, here),
                 _by_func,

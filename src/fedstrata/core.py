@@ -179,6 +179,8 @@ class Batch:
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
             parameters (or, for an `Into`, what goes into it), without the techniques' hooks; running statistics stay as
             they are.
+        rest: (features, stage) → what a staged model puts out if the stage had put these features out, without the
+            techniques' hooks; running statistics stay as they are.
         again: True if this is a second look at the batch, asked for through `gradient`.
     """
 
@@ -189,6 +191,7 @@ class Batch:
     logits: Tensor
     gradient: Callable[[Tensors], Tensors]
     forward: Callable[[Tensors, str], Tensor]
+    rest: Callable[[Tensor, str], Tensor]
     again: bool = False
 
 
@@ -201,7 +204,8 @@ class Hooks:
 
     Args:
         features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output
-            (or, for an `Into`, its input), whose result takes its place.
+            (or, for an `Into`, its input), whose result takes its place. "" is the model itself: it comes before all
+            `output` hooks. Rows that somebody adds come after the batch's own.
         output: Batch → logits, folded over the techniques from left to right.
         loss: Batch → a scalar that is ADDED to the loss.
         correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names: tensors, or a factor
@@ -365,8 +369,8 @@ class Technique:
     needs_deltas: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
 
-    def init(self, params: Tensors) -> Tensors:
-        """Server, once: the state to begin with."""
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """Server, once: the state to begin with; `setting` is that of the server's own model."""
         return {}
 
     def check(self, setting: Setting) -> None:

@@ -17,6 +17,7 @@ from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Ti
 from fedstrata.data.examples import Examples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.methods import Method
+from fedstrata.strata import run_from
 from fedstrata.tensors import Tensors, add, add_, clone, lent
 from fedstrata.workshop import Bench, task_loss
 
@@ -39,13 +40,24 @@ class Crew:
     def _tallies(self) -> dict[str, Callable[[Tensors, Tensors, Batch], Tensors]]:
         return {name: h.tally for name, h in self.hooks.items() if h.tally is not None}
 
+    @property
+    def outputs(self) -> list[Callable[[Batch], Tensor]]:
+        """What changes the model's outputs, in order: who looks at the model itself, then the `output` hooks."""
+        whole = [functions[""] for functions in self.all("features") if "" in functions]
+        return [*(partial(_at_the_end, function) for function in whole), *self.all("output")]
+
+    @property
+    def places(self) -> list[str]:
+        """The modules that `features` hooks look at or change in every step."""
+        return [place for functions in self.all("features") for place in functions if place != ""]
+
     @contextmanager
     def tapped(self, objective: Objective) -> Iterator[None]:
         """The `features` hooks, attached to the modules that they name."""
         handles = []
         for functions in self.all("features"):
-            for name, function in functions.items():
-                handles.append(at_place(objective.model, name, partial(_replaced, function, objective)))
+            for name in (name for name in functions if name != ""):
+                handles.append(at_place(objective.model, name, partial(_replaced, functions[name], objective)))
         try:
             yield
         finally:
@@ -104,6 +116,10 @@ class Crew:
             (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
             for name, hook in self.hooks.items()
         )
+
+
+def _at_the_end(function: Callable[[Batch, Tensor], Tensor], batch: Batch) -> Tensor:
+    return function(batch, batch.logits)
 
 
 def _replaced(function: Callable[[Batch, Tensor], Tensor], objective: Objective, there: Tensor) -> Tensor:
@@ -184,6 +200,17 @@ def by_autograd(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     return dict(zip(leaves, grads, strict=True))
 
 
+class _Rest(nn.Module):
+    """A model from a stage on."""
+
+    def __init__(self, model: nn.Module, stage: str) -> None:
+        super().__init__()
+        self.model, self.stage = model, stage
+
+    def forward(self, features: Tensor) -> Tensor:
+        return run_from(self.model, features, self.stage)
+
+
 @dataclass(eq=False)
 class Objective:
     """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
@@ -192,7 +219,7 @@ class Objective:
         model: called with parameters of its own, or with others for a hook that asks for them.
         params: the parameters at the current step.
         buffers: the running statistics; a hook's own passes leave them as they are.
-        outputs: the techniques' `output` hooks.
+        outputs: what changes the model's outputs.
         losses: their `loss` hooks.
         task: (logits, labels) → the task's loss.
         differentiate: how a hook's wish for a gradient elsewhere is met where the model does not hold its parameters
@@ -217,7 +244,8 @@ class Objective:
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
-        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
+        elsewhere = partial(self._gradient, x, y, step), partial(self._forward, x), partial(self._rest, params)
+        return Batch(x, y, params, step, x, *elsewhere)
 
     def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """(task loss, whole loss)."""
@@ -240,6 +268,20 @@ class Objective:
                     return seen_at(self.model, module, partial(self.model, x))
             values = {**self.params, **given, **buffers}
             return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
+        finally:
+            self.silent = False
+
+    def _rest(self, params: Tensors, features: Tensor, stage: str) -> Tensor:
+        """What the model puts out for features that leave a stage, without hooks."""
+        buffers = clone(self.buffers)
+        self.silent = True
+        try:
+            if self.differentiate is None:
+                with lent(self._own, buffers):
+                    return run_from(self.model, features, stage)
+            values = {f"model.{name}": tensor for name, tensor in {**params, **buffers}.items()}
+            out: Tensor = functional_call(_Rest(self.model, stage), values, (features,))
+            return out
         finally:
             self.silent = False
 

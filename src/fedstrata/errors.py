@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FedstrataError(Exception):
@@ -41,6 +41,13 @@ def positive(what: str, **values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise UsageError(f"{what}'s {name} must be above 0, not {value}")
+
+
+def one_of(what: str, choices: Sequence[str], **values: object) -> None:
+    """Refuse a word that is not among the choices."""
+    for name, value in values.items():
+        if value not in choices:
+            raise UsageError(f"{what}'s {name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def one_line(text: str, limit: int = 600) -> str:

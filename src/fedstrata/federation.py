@@ -176,10 +176,14 @@ class Federation:
             drop_single=normalises_batches(models[""]),
         )
         self.clients = self.roster.clients
+        work, augments, policy = self._work(0), shop.augment is not None, self.method.buffers
+        settings = {
+            name: Setting(module, architectures[name].strata, work, sample, inputs, augments, name, policy)
+            for name, module in models.items()
+        }
         for technique in self.method.at("check"):
-            for name, module in models.items():
-                layers, more = architectures[name].strata, (shop.augment is not None, name, self.method.buffers)
-                technique.check(Setting(module, layers, self._work(0), sample, inputs, *more))
+            for setting in settings.values():
+                technique.check(setting)
         self._server = Server(
             self.method,
             architectures,
@@ -201,7 +205,9 @@ class Federation:
             self.test,
             visits=self.settings.rounds * self.roster.sampled,
         )
-        self.state = self._server.start(clone(dict(models[""].named_parameters())), clone(running(models[""])))
+        self.state = self._server.start(
+            clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
+        )
         self.records: list[Record] = []
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
@@ -400,6 +406,7 @@ class Federation:
             loss=quality[1],
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
+            slots_up=outcome.slots_up,
             flops=round(outcome.flops),
             seconds=trained.seconds + self._lap(),
             clients=[a.client for a in trained.assignments],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import nn
@@ -32,6 +32,8 @@ class Record:
         steps: optimiser steps of those clients.
         lr: learning rate of the round.
         memory: peak resident memory of the process so far, in bytes.
+        slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
+            send none.
         client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
     """
 
@@ -50,6 +52,7 @@ class Record:
     steps: int
     lr: float
     memory: int
+    slots_up: dict[str, int] = field(default_factory=dict)
     client_accuracy: list[float | None] | None = None
 
     def __str__(self) -> str:

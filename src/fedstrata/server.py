@@ -5,6 +5,7 @@ Both are functions of a frozen ServerState, so an interrupted round leaves nothi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.core import Assignment, RoundView, Slots, Technique, Update, Work, altered
+from fedstrata.core import Assignment, RoundView, Setting, Slots, Technique, Update, Work, altered
 from fedstrata.data.examples import Examples
 from fedstrata.methods import Method
 from fedstrata.reducers import Mean
 from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, add, all_finite, clone, derive, scale
+from fedstrata.tensors import Tensors, add, all_finite, clone, derive, mismatch, scale
 from fedstrata.timing import timed
 from fedstrata.workshop import running, seed_global
 
@@ -82,6 +83,7 @@ class Outcome:
     active: tuple[str, ...]
     bytes_up: int
     bytes_down: int
+    slots_up: dict[str, int]
     examples: int
     steps: int
     flops: float
@@ -130,13 +132,13 @@ class Server:
         self._needed = any(t.needs_deltas for t in self._applies) or self._reducer is not None
         self._keeps = bool(self._gathers) or self._needed
 
-    def start(self, params: Tensors, buffers: Tensors) -> ServerState:
-        """The state before the first round."""
+    def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
+        """The state before the first round; the setting is that of the server's own model."""
         return ServerState(
             round=0,
             params=params,
             buffers=buffers,
-            techniques={t.name: t.init(params) for t in self.method.techniques},
+            techniques={t.name: t.init(params, setting) for t in self.method.techniques},
             changed=dict.fromkeys([*params, *buffers], -1),
             held=torch.full((self.population,), -1, dtype=torch.int32),
             remembers=torch.full((self.population,), -1, dtype=torch.int32),
@@ -245,6 +247,7 @@ class Server:
         accepted: dict[int, bool] = {}  # client → it has something to remember
         answered: set[int] = set()
         bytes_up = finite_failures = 0
+        slots_up: Counter[str] = Counter()
         flops = 0.0
         for update, memory in visits:
             with timed("check updates"):
@@ -254,6 +257,7 @@ class Server:
             if why != NOT_CARRIED:
                 with timed("count bytes"):
                     bytes_up += wire.size(update)
+                    slots_up.update({n: size for n, size in wire.slot_sizes(update).items() if n in self._names})
                 flops += _cost(update)
             answered.add(update.client)
             if why is not None:
@@ -289,6 +293,7 @@ class Server:
             active=self._active(assignments),
             bytes_up=bytes_up,
             bytes_down=sum(wire.size(a) for a in assignments),
+            slots_up=dict(slots_up),
             examples=sum(u.examples for u in kept),
             steps=sum(u.steps for u in kept),
             flops=flops,
@@ -417,8 +422,8 @@ class Server:
             return "its metrics are incomplete"
         none = self.method.buffers == "drop" or not assignment.trains
         values = () if none else self._reported(assignment)
-        wrong = _mismatch(assignment.travels, assignment.params, update.delta)
-        wrong = wrong or _mismatch(values, buffers, update.buffers)
+        wrong = mismatch(assignment.travels, assignment.params, update.delta)
+        wrong = wrong or mismatch(values, buffers, update.buffers)
         if wrong:
             return wrong
         if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
@@ -483,18 +488,3 @@ def _cost(update: Update) -> float:
     """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
     flops = update.metrics.get("flops", 0.0)
     return flops if 0 <= flops <= METRIC_LIMIT else 0.0
-
-
-def _mismatch(expected: Sequence[str], like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    if len(given) != len(expected) or any(n not in given for n in expected):
-        missing, extra = set(expected) - given.keys(), given.keys() - set(expected)
-        return f"it lacks '{min(missing)}'" if missing else f"it has an unexpected '{min(extra)[:100]}'"
-    for name in expected:
-        tensor, model = given[name], like[name]
-        if tensor.shape != model.shape or tensor.dtype != model.dtype:
-            return f"'{name}' is {_shape(tensor)} instead of {_shape(model)}"
-    return None
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -301,13 +301,20 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The children up to and including a stage, and those after it."""
+    """The modules that run up to and including a stage, and those after it."""
     children = _children(model)
-    if stage not in children:
-        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, children)}")
-    cut = list(children).index(stage) + 1
-    modules = list(children.values())
-    return modules[:cut], modules[cut:]
+    here, _, inside = stage.partition(".")
+    if here not in children or (inside and not _composes(children[here])):
+        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}")
+    cut = list(children).index(here)
+    below, (middle, *above) = list(children.values())[:cut], list(children.values())[cut:]
+    if not inside:
+        return [*below, middle], above
+    try:
+        lower, upper = _split(middle, inside)
+    except UsageError:
+        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}") from None
+    return [*below, *lower], [*upper, *above]
 
 
 def stages(model: nn.Module) -> tuple[str, ...]:
@@ -315,8 +322,29 @@ def stages(model: nn.Module) -> tuple[str, ...]:
     return tuple(_children(model))
 
 
+def positions(model: nn.Module) -> tuple[str, ...]:
+    """Where a staged model can be cut in two: after each of these modules, in order.
+
+    The stages, and what is inside of those that are an `nn.Sequential` themselves, such as `layer1.0`.
+    """
+    found: list[str] = []
+    for name, child in _children(model).items():
+        inside = positions(child) if _composes(child) else ()
+        found += [*(f"{name}.{position}" for position in inside), name]
+    return tuple(found)
+
+
+def above(model: nn.Module, stage: str) -> tuple[str, ...]:
+    """The names of the parameters that are used after a stage."""
+    own = {id(p) for module in _split(model, stage)[1] for p in module.parameters()}
+    return tuple(name for name, p in model.named_parameters() if id(p) in own)
+
+
 def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
-    """The features that leave a stage, for a batch of inputs: batch first, then the stage's own shape."""
+    """The features that leave a stage, for a batch of inputs: batch first, then the stage's own shape.
+
+    A stage inside a stage has a dotted name, as in `positions`.
+    """
     for module in _split(model, stage)[0]:
         x = module(x)
     return x

@@ -175,3 +175,19 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     if math.isfinite(sum(t.sum().item() for t in floats)):
         return True
     return all(bool(torch.isfinite(t).all()) for t in floats)
+
+
+def mismatch(expected: Sequence[str], like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """Why named tensors are not the expected ones, in a few words, or None if they are."""
+    if len(given) != len(expected) or any(n not in given for n in expected):
+        missing, extra = set(expected) - given.keys(), given.keys() - set(expected)
+        return f"it lacks '{min(missing)}'" if missing else f"it has an unexpected '{min(extra)[:100]}'"
+    for name in expected:
+        tensor, model = given[name], like[name]
+        if tensor.shape != model.shape or tensor.dtype != model.dtype:
+            return f"'{name}' is {_shape(tensor)} instead of {_shape(model)}"
+    return None
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -272,6 +272,11 @@ def size(message: Assignment | Update) -> int:
     return 8 + frame + sum(len(str(number)) - 1 for number in numbers) + len(header) + data
 
 
+def slot_sizes(update: Update) -> dict[str, int]:
+    """Technique → how many bytes the numbers in its slot take."""
+    return {name: sum(t.numel() * t.itemsize for t in slot.values()) for name, slot in update.slots.items()}
+
+
 def _parts(message: Assignment | Update) -> tuple[dict[str, Any], Tensors]:
     if isinstance(message, Assignment):
         head = {**_assignment_head(*_common(message)), "client": message.client, "seed": message.seed}

@@ -9,6 +9,7 @@ from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
@@ -45,7 +46,6 @@ class Row:
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
-    Row(standins.Twin(), standins.Twin(weight=0.0), order_free=False, serial="it draws rows of noise in every step"),
     Row(standins.Blur(), standins.Blur(std=0.0), serial="it draws noise"),
     Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
     Row(FedProx(mu=0.5), FedProx(mu=0.0)),
@@ -59,6 +59,7 @@ ROWS = [
     Row(FedSpeed(), None),
     Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
     Row(FedNLR(), FedNLR(mu=1.0), serial="it looks at all of a client's examples before training"),
+    Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0), serial="it draws features in every step"),
     Row(FedDF(noise=True, steps=3, batch_size=8), FedDF(noise=True, steps=0), order_free=False),
     Row(FedAvgM(beta=0.5), FedAvgM(beta=0.0), order_free=False),
     Row(FedAdagrad(), None, order_free=False),

@@ -62,34 +62,6 @@ class Pace(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Twin(Technique):
-    """Door `features`: rows of noisy features join at a stage and leave at the output (as FedImpro)."""
-
-    name: ClassVar[str] = "twin"
-    weight: float = 0.5
-    stage: str = "norm"
-
-    def local(self, view: ClientView) -> Hooks:
-        if self.weight == 0:
-            return Hooks()
-        rows: list[Tensor] = []
-
-        def join(batch: Batch, features: Tensor) -> Tensor:
-            noise = torch.randn(features.shape, generator=view.rng) * 0.1
-            return torch.cat([features, features.detach() + noise])
-
-        def output(batch: Batch) -> Tensor:
-            real, sampled = batch.logits.split(len(batch.y))
-            rows[:] = [sampled]
-            return real
-
-        def loss(batch: Batch) -> Tensor:
-            return self.weight * torch.nn.functional.cross_entropy(rows[0], batch.y)
-
-        return Hooks(features={self.stage: join}, output=output, loss=loss)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Blur(Technique):
     """Door `upload`: noise on what travels, from the technique's own random stream."""
 

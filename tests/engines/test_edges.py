@@ -53,7 +53,7 @@ class Anchored(fs.Technique):
     name: ClassVar[str] = "anchored"
     vectorises: ClassVar[bool] = True
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Any) -> Tensors:
         return {f"anchor:{n}": p for n, p in params.items()}
 
     def send(self, state: Tensors, assignment: fs.Assignment) -> Tensors:

@@ -8,6 +8,7 @@ from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
@@ -24,6 +25,7 @@ TECHNIQUES: Table = {
     "fedavg": FedAvg,
     "fedpart": FedPart,
     "fednlr": FedNLR,
+    "fedimpro": FedImpro,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fednova": FedNova,

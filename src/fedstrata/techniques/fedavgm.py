@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import RoundView, Technique
+from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, positive
 from fedstrata.tensors import Tensors, add, scale, zeros_like
 
@@ -33,7 +33,7 @@ class FedAvgM(Technique):
         if not 0 <= self.beta < 1:
             raise UsageError(f"fedavgm's beta must lie between 0 and 1, not {self.beta}")
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return zeros_like(params) if self.beta else {}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:

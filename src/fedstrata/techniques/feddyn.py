@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, RoundView, Technique, Times
+from fedstrata.core import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
 from fedstrata.tensors import Tensors, add, add_, scale, zeros_like
@@ -41,7 +41,7 @@ class FedDyn(Technique):
     def __post_init__(self) -> None:
         positive("feddyn", alpha=self.alpha)
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return zeros_like(params)
 
     def local(self, view: ClientView) -> Hooks:

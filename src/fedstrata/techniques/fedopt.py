@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import RoundView, Technique
+from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, positive
 from fedstrata.tensors import Tensors
 
@@ -74,7 +74,7 @@ class FedAdagrad(Technique):
     def __post_init__(self) -> None:
         _check(self.name, self.lr, self.tau, beta1=self.beta1)
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
@@ -104,7 +104,7 @@ class FedAdam(Technique):
     def __post_init__(self) -> None:
         _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
@@ -135,7 +135,7 @@ class FedYogi(Technique):
     def __post_init__(self) -> None:
         _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from fedstrata.core import Assignment, Setting, Technique
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, one_of
 from fedstrata.prefix import cut_at
 from fedstrata.strata import Stratum, check_patterns
 from fedstrata.tensors import generator
@@ -66,8 +66,7 @@ class FedPart(Technique):
             optional = name == "cycles" and value is None
             if not optional and not (isinstance(value, int) and value >= limit):
                 raise UsageError(f"fedpart's {name} must be a whole number, {limit} or more, not {value!r}")
-        if self.order not in get_args(Order):
-            raise UsageError(f"fedpart's order must be one of {', '.join(get_args(Order))}, not {self.order!r}")
+        one_of("fedpart", get_args(Order), order=self.order)
         if isinstance(self.strata, str):
             raise UsageError(f"fedpart's strata are several patterns: write ({self.strata!r},)")
         if self.group > 1 and self.strata:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique, Times
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
 from fedstrata.tensors import Tensors, add_, each, subtract, zeros_like
 
 _STEPS = "(steps)"
@@ -42,7 +42,7 @@ class Scaffold(Technique):
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     vectorises: ClassVar[bool] = True
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
         return zeros_like(params)
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:

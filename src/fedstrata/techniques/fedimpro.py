@@ -1,0 +1,354 @@
+"""FedImpro: clients share the distributions of their features, and train the upper layers on all of them.
+
+Tang, Zhang, Shi, Tian, Liu, Han and Chu, "FedImpro: Measuring and Improving Client Update in Federated Learning", ICLR
+2024.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique
+from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
+from fedstrata.strata import Stratum, above, positions, tap
+from fedstrata.tensors import Tensors
+
+Form = Literal["paper", "released"]
+Per = Literal["element", "channel"]
+
+
+def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum]) -> str:
+    """The stage after which a model is cut: by name, or by the number of strata below.
+
+    Raises:
+        UsageError: if the model cannot be cut there.
+    """
+    places = positions(model)
+    if isinstance(split, str):
+        if split not in places:
+            raise UsageError(f"fedimpro's split: the model has no stage '{split}'{did_you_mean(split, places)}")
+        return split
+    numbered = _numbered(model, strata, places)
+    if split not in numbered:
+        raise UsageError(
+            f"fedimpro's split: the model cannot be cut after stratum {split}, "
+            f"but after {', '.join(map(str, numbered)) or 'none'} of its {len(strata)}"
+        )
+    return numbered[split]
+
+
+def _numbered(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
+    """Number of strata below → the last place that has exactly these, the first of all, below it."""
+    found: dict[int, str] = {}
+    order = [name for stratum in strata for name in stratum.params[:1]]
+    for place in places:
+        upper = set(above(model, place))
+        count = sum(name not in upper for name in order)
+        if 0 < count < len(order) and upper.issuperset(order[count:]):
+            found[count] = place
+    return found
+
+
+def rows(features: Tensor, labels: Tensor, per: Per) -> tuple[Tensor, Tensor]:
+    """What one Gaussian a column describes: (rows, their labels); a channel's positions are rows of their own."""
+    if per == "element" or features.dim() < 3:
+        return features.flatten(1), labels
+    last = features.movedim(1, -1) if features.dim() == 4 else features
+    positions = last[0, ..., 0].numel()
+    return last.reshape(-1, last.shape[-1]), labels.repeat_interleave(positions)
+
+
+def shape_of(features: Tensor, per: Per) -> torch.Size:
+    """The shape of a class's mean."""
+    if per == "element" or features.dim() < 3:
+        return features.shape[1:]
+    return features.shape[1:2] if features.dim() == 4 else features.shape[-1:]
+
+
+def moments(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(n_c, mean, variance) of every class's rows; zeros for a class without any."""
+    member = F.one_hot(labels, classes).to(values.dtype)
+    count = member.sum(0)
+    share = member.T / count.clamp(min=1)[:, None]
+    mean = share @ values
+    return count, mean, share @ (values - mean[labels]).square_()
+
+
+def moved(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
+    """β·old + (1 − β)·new for the classes that are here: Eq. 6 and 7; what was not known before is the new one."""
+    keep = torch.where(here, torch.where(known, beta, 0.0), 1.0).to(old.dtype)
+    return torch.lerp(new, old, keep.view(-1, *[1] * (old.dim() - 1)))
+
+
+def drawn(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+    """ĥ ~ N(μ, σ²) for every row of μ and σ, in the features' shape; a channel's numbers are those of its positions."""
+    noise = torch.randn(len(mean), *shape, generator=rng, dtype=mean.dtype).to(mean.device)
+    if mean.shape != noise.shape and len(shape) == 3:
+        mean, std = (t.view(*t.shape, 1, 1) for t in (mean, std))
+    elif mean.shape != noise.shape:
+        mean, std = (t.view(len(t), *[1] * (len(shape) - 1), -1) for t in (mean, std))
+    return noise.mul_(std).add_(mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedImpro(Technique):
+    """The upper layers train on everybody's features: on as many sampled from shared Gaussians as on a client's own.
+
+    The model is cut into a low and a high part. Every client follows, for each of its classes, the mean μ_m and
+    variance σ_m of the features h that leave the low part: μ_m ← β_m·μ_m + (1 − β_m)·mean(h), σ_m likewise (Eq. 6). The
+    server keeps μ_g ← β_g·μ_g + (1 − β_g)·mean over the clients of (μ_m + ε), σ_g likewise (Eq. 7), and sends them to
+    all. The local loss is CE(high(h), y) + λ·CE(high(ĥ), ŷ), with ĥ ~ N(μ_g, σ_g) given ŷ, and ŷ balanced over the
+    classes that have statistics (Eq. 5). The low part gets no gradient from ĥ.
+
+    Args:
+        split: the last stage of the low part, or the number of strata in it. The paper's best: half of a ResNet.
+        beta_client: β_m.
+        beta_server: β_g.
+        noise: standard deviation of ε, which is added to every number before it leaves the client. The released code's
+            default is 0.001.
+        weight: λ; 0 is FedAvg. "ramp" rises from 0 to 1 in the first half of the run, as in the released runs.
+        sampled: N̂/N, sampled features for each real one.
+        std_cap: largest standard deviation to sample with, None for any. The released code's is 0.1.
+        form: "paper" as above. "released" as in the authors' code: real and sampled features pass the high part
+            together, so that its norm layers see both; a visit begins with the received statistics, goes on with the
+            standard deviation in place of the variance, and samples from its own.
+        per: "element" for a Gaussian of every number in h, "channel" for one of every channel, which is smaller by the
+            number of positions.
+        counts: also tell the server how many examples of each class a client has, and weigh by them.
+
+    Deviations: the paper names neither β_m nor β_g, nor where a moving average begins: here with the first batch that
+    has the class. A class that a client lacks has no weight, where the released code averages what the client was sent.
+    In a pass of their own, sampled features do not move running statistics.
+    """
+
+    name: ClassVar[str] = "fedimpro"
+    split: str | int = "layer2"
+    beta_client: float = 0.9
+    beta_server: float = 0.5
+    noise: float = 0.0
+    weight: float | Literal["ramp"] = 1.0
+    sampled: float = 1.0
+    std_cap: float | None = None
+    form: Form = "paper"
+    per: Per = "element"
+    counts: bool = False
+
+    def __post_init__(self) -> None:
+        not_negative("fedimpro", noise=self.noise, beta_client=self.beta_client, beta_server=self.beta_server)
+        positive("fedimpro", sampled=self.sampled)
+        for name, beta in (("beta_client", self.beta_client), ("beta_server", self.beta_server)):
+            if beta >= 1:
+                raise UsageError(f"fedimpro's {name} must be below 1, not {beta}")
+        if self.weight != "ramp":
+            if isinstance(self.weight, str):
+                raise UsageError(f"fedimpro's weight must be a number or 'ramp', not '{self.weight}'")
+            not_negative("fedimpro", weight=self.weight)
+        if self.std_cap is not None:
+            not_negative("fedimpro", std_cap=self.std_cap)
+        one_of("fedimpro", get_args(Form), form=self.form)
+        one_of("fedimpro", get_args(Per), per=self.per)
+
+    def check(self, setting: Setting) -> None:
+        place = place_of(self.split, setting.model, setting.strata)
+        free = {name for name, p in setting.model.named_parameters() if p.requires_grad}
+        if free.isdisjoint(above(setting.model, place)):
+            raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
+        features = _features(setting, place)
+        if not features.is_floating_point() or len(features) != len(setting.sample):
+            raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
+
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
+        if not self.weight:
+            return {}
+        place = place_of(self.split, setting.model, setting.strata)
+        features = _features(setting, place)
+        with torch.no_grad():
+            classes = copy.deepcopy(setting.model).eval()(setting.sample).shape[1]
+        blank = features.new_zeros(classes, *shape_of(features, self.per))
+        return {"known": torch.zeros(classes, dtype=torch.uint8), "mean": blank, "variance": blank.clone()}
+
+    def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        if not self.weight or not assignment.trains:
+            return {}
+        return _packed(state["known"].bool(), state["mean"], state["variance"])
+
+    def local(self, view: ClientView) -> Hooks:
+        if not self.weight or not view.assignment.trains:
+            return Hooks()
+        return _Visit(self, view).hooks()
+
+    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+        if not self.weight or not assignment.trains:
+            return "it sends statistics that nobody asked for" if slot else None
+        like = assignment.slots[self.name]
+        if slot.keys() != like.keys() | ({"count"} if self.counts else set()):
+            return "its features' statistics are incomplete"
+        known, sent = slot["known"], slot["mean"].shape[:1]
+        shapes = all(slot[n].shape == (*sent, *like[n].shape[1:]) for n in ("mean", "variance"))
+        types = all(slot[n].dtype == like[n].dtype for n in like)
+        if not (shapes and types and known.shape == like["known"].shape and bool((known <= 1).all())):
+            return "its features' statistics do not fit"
+        if (int(known.sum()),) != sent or not sent[0]:
+            return "its features' statistics do not fit its classes"
+        if self.counts and not (
+            slot["count"].dtype == torch.int64 and slot["count"].shape == sent and bool((slot["count"] > 0).all())
+        ):
+            return "its classes' counts do not fit"
+        return None
+
+    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        if not slot:
+            return total
+        known = slot["known"].bool()
+        share = slot["count"].double() if self.counts else torch.ones(int(known.sum()), dtype=torch.float64)
+        if not total:
+            blank = slot["mean"].new_zeros(len(known), *slot["mean"].shape[1:], dtype=torch.float64)
+            total = {"weight": torch.zeros(len(known), dtype=torch.float64), "mean": blank, "variance": blank.clone()}
+        total["weight"][known] += share
+        for name in ("mean", "variance"):
+            total[name][known] += slot[name].double() * share.view(-1, *[1] * (slot[name].dim() - 1))
+        return total
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        total = round.totals[self.name]
+        if not total:
+            return delta, state
+        known, here = state["known"].bool(), total["weight"] > 0
+        new = {"known": (known | here).to(torch.uint8)}
+        for name in ("mean", "variance"):
+            sums = total[name]
+            average = sums / total["weight"].clamp(min=1).view(-1, *[1] * (sums.dim() - 1))
+            new[name] = moved(state[name], average.to(state[name].dtype), known, here, self.beta_server)
+        return delta, new
+
+
+def _features(setting: Setting, place: str) -> Tensor:
+    """What leaves a stage for the setting's sample."""
+    with torch.no_grad():
+        return tap(copy.deepcopy(setting.model).eval(), setting.sample, place)
+
+
+def _packed(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
+    """What travels: which classes there are, and their rows."""
+    return {"known": known.to(torch.uint8), "mean": mean[known], "variance": variance[known]}
+
+
+class _Visit:
+    """One client's visit: what it has been sent, what it has seen, what it samples."""
+
+    def __init__(self, technique: FedImpro, view: ClientView) -> None:
+        a, self.technique, self.view = view.assignment, technique, view
+        self.place = place_of(technique.split, view.model, view.strata)
+        self.device = next(iter(a.params.values())).device
+        slot = {name: tensor.to(self.device) for name, tensor in view.slot.items()}
+        self.known, self.sent = slot["known"].bool(), slot
+        self.strength = min(1.0, 2 * a.round / a.rounds) if technique.weight == "ramp" else technique.weight
+        trains_above = not set(a.trains).isdisjoint(above(view.model, self.place))
+        self.samples = bool(self.strength) and trains_above and bool(self.known.any())
+        self.together = technique.form == "released"
+        self.least = 2 if any(isinstance(m, _BatchNorm) for m in view.model.modules()) else 1
+        self.features, self.sampled, self.labels, self.logits = (torch.empty(0),) * 4
+        self.source = self._source(self.known, slot["mean"], slot["variance"])
+        self.own = self._start()
+
+    def hooks(self) -> Hooks:
+        features: dict[str, Callable[[Batch, Tensor], Tensor]] = {self.place: self._tap}
+        if self.samples and self.together:
+            features[""] = self._leave
+        return Hooks(
+            features=features,
+            loss=self._loss if self.samples else None,
+            tally=self._tally,
+            finish=self._finish,
+            variant=self.samples,
+        )
+
+    def _source(self, known: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(classes, their means, their standard deviations) to sample from."""
+        std = variance.clamp(min=0).sqrt_()
+        cap = self.technique.std_cap
+        return known.nonzero()[:, 0], mean, std if cap is None else std.clamp_(max=cap)
+
+    def _start(self) -> Tensors:
+        """The moving averages before the first step; `seen` are the classes of this visit."""
+        sent, classes = self.sent, len(self.known)
+        start = {name: sent[name].new_zeros(classes, *sent[name].shape[1:]) for name in ("mean", "variance")}
+        known = torch.zeros_like(self.known)
+        if self.together:
+            known = self.known.clone()
+            for name, rows in start.items():
+                rows[known] = sent[name].clamp(min=0) if name == "variance" else sent[name]
+        return {**start, "known": known, "seen": torch.zeros_like(known)}
+
+    def _tap(self, batch: Batch, features: Tensor) -> Tensor:
+        if not batch.again:  # a second look at a batch is at the same sampled features
+            self.features = features[: len(batch.y)].detach()
+            shape = shape_of(features, self.technique.per)
+            if shape != self.sent["mean"].shape[1:]:
+                given, wanted = (list(s) for s in (shape, self.sent["mean"].shape[1:]))
+                raise UsageError(
+                    f"fedimpro's split: a client's sub-model has features of shape {given} at '{self.place}', "
+                    f"and the server's model {wanted}"
+                )
+            if self.samples:
+                self._draw(len(batch.y))
+        return torch.cat([features, self.sampled]) if self.samples and self.together else features
+
+    def _draw(self, real: int) -> None:
+        """N̂ features of classes that take turns, from a random one on."""
+        count = max(round(self.technique.sampled * real), self.least)
+        classes, mean, std = self.source
+        first = int(torch.randint(len(classes), (), generator=self.view.rng))
+        turn = (torch.arange(count, device=self.device) + first) % len(classes)
+        self.labels = classes[turn]
+        sampled = drawn(mean[turn], std[turn], self.features.shape[1:], self.view.rng)
+        turned = sampled.dim() == 4 and self.features.is_contiguous(memory_format=torch.channels_last)
+        self.sampled = sampled.contiguous(memory_format=torch.channels_last) if turned else sampled
+
+    def _leave(self, batch: Batch, logits: Tensor) -> Tensor:
+        real = len(logits) - len(self.labels)
+        self.logits = logits[real:]
+        return logits[:real]
+
+    def _loss(self, batch: Batch) -> Tensor:
+        logits = self.logits if self.together else batch.rest(self.sampled, self.place)
+        return self.strength * F.cross_entropy(logits, self.labels)
+
+    def _tally(self, total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
+        """Eq. 6."""
+        own, beta = self.own, self.technique.beta_client
+        values, labels = rows(self.features, batch.y, self.technique.per)
+        count, mean, variance = moments(values, labels, len(self.known))
+        mean, variance = (t.view_as(own["mean"]) for t in (mean, variance))
+        known, here = own["known"], count > 0
+        new = {"mean": moved(own["mean"], mean, known, here, beta), "known": known | here, "seen": own["seen"] | here}
+        if self.together:
+            alone = F.one_hot(batch.y, len(known)).sum(0) < 2
+            std = moved(own["variance"].sqrt(), variance.sqrt(), known, here & ~(alone & known), beta)
+            new["variance"] = std.square_()
+            if self.samples:
+                self.source = self._source(new["known"], new["mean"][new["known"]], new["variance"][new["known"]])
+        else:
+            new["variance"] = moved(own["variance"], variance, known, here, beta)
+        self.own = new
+        return new
+
+    def _finish(self, delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+        if not tally:
+            return {}, None
+        slot = _packed(tally["seen"], tally["mean"], tally["variance"])
+        if self.technique.noise:
+            for name in ("mean", "variance"):
+                noise = torch.randn(slot[name].shape, generator=self.view.rng, dtype=slot[name].dtype)
+                slot[name] = slot[name] + self.technique.noise * noise.to(self.device)
+        if self.technique.counts:
+            slot["count"] = self.view.counts()[tally["seen"].cpu()].long()
+        return slot, None
