@@ -177,7 +177,9 @@ def summary(history: History, out: Path | None) -> Group:
             "target", f"{percent(s['target'])} " + (f"reached in round {reached}" if reached else "not reached")
         )
     facts.add_row("method", f"{s['method']}  (buffers: {s['buffers']})")
-    facts.add_row("sent", f"{bytes_text(costs.bytes_up)} up, {bytes_text(costs.bytes_down)} down")
+    beside = [f"{name}'s own {100 * size / costs.bytes_up:.1f} %" for name, size in costs.slots_up.items()]
+    up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
+    facts.add_row("sent", f"{up}, {bytes_text(costs.bytes_down)} down")
     facts.add_row("computed", f"{flops_text(costs.flops)} in {costs.steps:,} steps, {costs.seconds:.1f} s")
     facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
     if s["refused"]:

@@ -179,8 +179,6 @@ class Batch:
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
             parameters (or, for an `Into`, what goes into it), without the techniques' hooks; running statistics stay as
             they are.
-        rest: (features, stage) → what a staged model puts out if the stage had put these features out, without the
-            techniques' hooks; running statistics stay as they are.
         again: True if this is a second look at the batch, asked for through `gradient`.
     """
 
@@ -191,7 +189,6 @@ class Batch:
     logits: Tensor
     gradient: Callable[[Tensors], Tensors]
     forward: Callable[[Tensors, str], Tensor]
-    rest: Callable[[Tensor, str], Tensor]
     again: bool = False
 
 

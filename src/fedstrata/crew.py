@@ -17,7 +17,6 @@ from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Ti
 from fedstrata.data.examples import Examples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.methods import Method
-from fedstrata.strata import run_from
 from fedstrata.tensors import Tensors, add, add_, clone, lent
 from fedstrata.workshop import Bench, task_loss
 
@@ -200,17 +199,6 @@ def by_autograd(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     return dict(zip(leaves, grads, strict=True))
 
 
-class _Rest(nn.Module):
-    """A model from a stage on."""
-
-    def __init__(self, model: nn.Module, stage: str) -> None:
-        super().__init__()
-        self.model, self.stage = model, stage
-
-    def forward(self, features: Tensor) -> Tensor:
-        return run_from(self.model, features, self.stage)
-
-
 @dataclass(eq=False)
 class Objective:
     """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
@@ -244,8 +232,7 @@ class Objective:
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
-        elsewhere = partial(self._gradient, x, y, step), partial(self._forward, x), partial(self._rest, params)
-        return Batch(x, y, params, step, x, *elsewhere)
+        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
 
     def __call__(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """(task loss, whole loss)."""
@@ -268,20 +255,6 @@ class Objective:
                     return seen_at(self.model, module, partial(self.model, x))
             values = {**self.params, **given, **buffers}
             return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
-        finally:
-            self.silent = False
-
-    def _rest(self, params: Tensors, features: Tensor, stage: str) -> Tensor:
-        """What the model puts out for features that leave a stage, without hooks."""
-        buffers = clone(self.buffers)
-        self.silent = True
-        try:
-            if self.differentiate is None:
-                with lent(self._own, buffers):
-                    return run_from(self.model, features, stage)
-            values = {f"model.{name}": tensor for name, tensor in {**params, **buffers}.items()}
-            out: Tensor = functional_call(_Rest(self.model, stage), values, (features,))
-            return out
         finally:
             self.silent = False
 

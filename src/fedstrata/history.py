@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -72,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run cost in total."""
+    """What a run cost in total; `slots_up` is the part of `bytes_up` that each technique sent beside the model."""
 
     bytes_up: int
     bytes_down: int
@@ -80,10 +81,14 @@ class Costs:
     seconds: float
     steps: int
     memory: int
+    slots_up: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(records: Sequence[Record]) -> Costs:
         """The totals of some rounds."""
+        slots_up: Counter[str] = Counter()
+        for record in records:
+            slots_up.update(record.slots_up)
         return Costs(
             bytes_up=sum(r.bytes_up for r in records),
             bytes_down=sum(r.bytes_down for r in records),
@@ -91,6 +96,7 @@ class Costs:
             seconds=sum(r.seconds for r in records),
             steps=sum(r.steps for r in records),
             memory=max((r.memory for r in records), default=0),
+            slots_up=dict(slots_up),
         )
 
 

@@ -300,7 +300,7 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in model._modules.items() if child is not None}
 
 
-def _split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
+def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
     """The modules that run up to and including a stage, and those after it."""
     children = _children(model)
     here, _, inside = stage.partition(".")
@@ -311,7 +311,7 @@ def _split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Modul
     if not inside:
         return [*below, middle], above
     try:
-        lower, upper = _split(middle, inside)
+        lower, upper = split(middle, inside)
     except UsageError:
         raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}") from None
     return [*below, *lower], [*upper, *above]
@@ -336,7 +336,7 @@ def positions(model: nn.Module) -> tuple[str, ...]:
 
 def above(model: nn.Module, stage: str) -> tuple[str, ...]:
     """The names of the parameters that are used after a stage."""
-    own = {id(p) for module in _split(model, stage)[1] for p in module.parameters()}
+    own = {id(p) for module in split(model, stage)[1] for p in module.parameters()}
     return tuple(name for name, p in model.named_parameters() if id(p) in own)
 
 
@@ -345,14 +345,14 @@ def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
 
     A stage inside a stage has a dotted name, as in `positions`.
     """
-    for module in _split(model, stage)[0]:
+    for module in split(model, stage)[0]:
         x = module(x)
     return x
 
 
 def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     """The rest of the model after a stage: `run_from(m, tap(m, x, stage), stage)` equals `m(x)`."""
-    for module in _split(model, stage)[1]:
+    for module in split(model, stage)[1]:
         features = module(features)
     return features
 

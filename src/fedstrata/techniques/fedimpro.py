@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
-from fedstrata.strata import Stratum, above, positions, tap
+from fedstrata.strata import Stratum, above, positions, split, tap
 from fedstrata.tensors import Tensors
 
 Form = Literal["paper", "released"]
@@ -117,16 +118,16 @@ class FedImpro(Technique):
         weight: λ; 0 is FedAvg. "ramp" rises from 0 to 1 in the first half of the run, as in the released runs.
         sampled: N̂/N, sampled features for each real one.
         std_cap: largest standard deviation to sample with, None for any. The released code's is 0.1.
-        form: "paper" as above. "released" as in the authors' code: real and sampled features pass the high part
-            together, so that its norm layers see both; a visit begins with the received statistics, goes on with the
-            standard deviation in place of the variance, and samples from its own.
+        form: "paper" as above. "released" as in the authors' code: the high part's norm layers see real and sampled
+            features together; a visit begins with the received statistics, goes on with the standard deviation in
+            place of the variance, and samples from its own.
         per: "element" for a Gaussian of every number in h, "channel" for one of every channel, which is smaller by the
             number of positions.
         counts: also tell the server how many examples of each class a client has, and weigh by them.
 
     Deviations: the paper names neither β_m nor β_g, nor where a moving average begins: here with the first batch that
     has the class. A class that a client lacks has no weight, where the released code averages what the client was sent.
-    In a pass of their own, sampled features do not move running statistics.
+    Apart from the real ones, sampled features are normalised by their own batch and move no running statistics.
     """
 
     name: ClassVar[str] = "fedimpro"
@@ -236,6 +237,12 @@ def _features(setting: Setting, place: str) -> Tensor:
         return tap(copy.deepcopy(setting.model).eval(), setting.sample, place)
 
 
+def _norms_above(model: nn.Module, place: str) -> dict[str, _BatchNorm]:
+    """The batch norms after a stage, by name."""
+    after = {id(m) for module in split(model, place)[1] for m in module.modules()}
+    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and id(m) in after}
+
+
 def _packed(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
     """What travels: which classes there are, and their rows."""
     return {"known": known.to(torch.uint8), "mean": mean[known], "variance": variance[known]}
@@ -256,13 +263,18 @@ class _Visit:
         self.together = technique.form == "released"
         self.least = 2 if any(isinstance(m, _BatchNorm) for m in view.model.modules()) else 1
         self.features, self.sampled, self.labels, self.logits = (torch.empty(0),) * 4
+        self.beside: dict[str, Tensor] = {}
         self.source = self._source(self.known, slot["mean"], slot["variance"])
         self.own = self._start()
 
     def hooks(self) -> Hooks:
         features: dict[str, Callable[[Batch, Tensor], Tensor]] = {self.place: self._tap}
-        if self.samples and self.together:
+        if self.samples:
             features[""] = self._leave
+        if self.samples and not self.together:
+            for name, norm in _norms_above(self.view.model, self.place).items():
+                features[Into(name)] = partial(self._real_alone, norm, name)
+                features[name] = partial(self._both_again, norm, name)
         return Hooks(
             features=features,
             loss=self._loss if self.samples else None,
@@ -300,7 +312,7 @@ class _Visit:
                 )
             if self.samples:
                 self._draw(len(batch.y))
-        return torch.cat([features, self.sampled]) if self.samples and self.together else features
+        return torch.cat([features, self.sampled]) if self.samples else features
 
     def _draw(self, real: int) -> None:
         """N̂ features of classes that take turns, from a random one on."""
@@ -313,14 +325,30 @@ class _Visit:
         turned = sampled.dim() == 4 and self.features.is_contiguous(memory_format=torch.channels_last)
         self.sampled = sampled.contiguous(memory_format=torch.channels_last) if turned else sampled
 
+    def _parted(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(the rows that were there, the sampled ones)."""
+        real, sampled = torch.split(values, [len(values) - len(self.labels), len(self.labels)])
+        return real, sampled
+
+    def _real_alone(self, norm: _BatchNorm, name: str, batch: Batch, values: Tensor) -> Tensor:
+        """A norm layer gets the real rows only, so that its running statistics are theirs."""
+        if not norm.training:
+            return values
+        real, self.beside[name] = self._parted(values)
+        return real
+
+    def _both_again(self, norm: _BatchNorm, name: str, batch: Batch, values: Tensor) -> Tensor:
+        if not norm.training:
+            return values
+        sampled = F.batch_norm(self.beside.pop(name), None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+        return torch.cat([values, sampled])
+
     def _leave(self, batch: Batch, logits: Tensor) -> Tensor:
-        real = len(logits) - len(self.labels)
-        self.logits = logits[real:]
-        return logits[:real]
+        real, self.logits = self._parted(logits)
+        return real
 
     def _loss(self, batch: Batch) -> Tensor:
-        logits = self.logits if self.together else batch.rest(self.sampled, self.place)
-        return self.strength * F.cross_entropy(logits, self.labels)
+        return self.strength * F.cross_entropy(self.logits, self.labels)
 
     def _tally(self, total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
         """Eq. 6."""
