@@ -1,6 +1,6 @@
 """What each technique's own code adds to a FedAvg round, beyond the arithmetic that its formula needs.
 
-    python benchmarks/techniques.py [--repeats 15] [--rounds 3] [--techniques fedprox scaffold …] [--json]
+    python benchmarks/techniques.py [--repeats 150] [--models M …] [--techniques fedprox scaffold …] [--json]
 
 Four loops take rounds in turn, so that the machine's mood hits all alike:
 
@@ -9,12 +9,12 @@ Four loops take rounds in turn, so that the machine's mood hits all alike:
     f   FedAvg by hand: plain torch, the steps and the mean, nothing counted or checked
     t   the same with the technique's formula, written as sparingly as we could
 
-A sample is the seconds of the processor (each loop has one thread) for `--rounds` rounds of each. The table shows
-medians over the samples of T/F, of what the formula needs, (t − f)/f, and of the technique's own code,
-((T − F) − (t − f))/F, with the least and the largest; a median above 5 % is marked. `fastest` is the same of each
-loop's fastest sample, which others on the machine disturb least. CCVR's closing round comes on top of the others: its
-own code is (T − t)/F. In the row of FedAvg itself the two loops of a kind are the same: what stands there is the noise
-of the measurement.
+A sample is the processor's seconds (each loop has one thread) for one round of each, one after the other, in turns
+forwards and backwards. Rounds are short and samples many, so that the machine's mood is the same in all four, and the
+table shows medians over the samples: of T/F, of what the formula needs, (t − f)/f, and of the technique's own code,
+((T − F) − (t − f))/F, with the standard error of the median, from the quartiles. A median above 5 % is marked. CCVR's
+closing round comes on top of the others: its own code is (T − t)/F. In the row of FedAvg itself the two loops of a kind
+are the same: what stands there is the error of the measurement.
 
 Before the clock starts every client has its memory. What is written by hand is checked to be the formula: on less data
 and in double precision, where rounding cannot hide a difference, a technique's two loops must end at the same
@@ -44,9 +44,9 @@ Clients = list[fs.TensorExamples]
 Loop = Callable[[], object]
 
 MODELS = ("cnn4(width=8)", "mlp(hidden=(64,))")
-SIZES = (450, 550) * 4  # ten steps on average, but not the same number for all, or FedNova would have nothing to do
+SIZES = (450, 550)  # ten steps on average, but not the same number for all, or FedNova would have nothing to do
 FEW = (100, 150) * 4  # for the check
-BATCH, LR, CLASSES = 50, 0.02, 10
+BATCH, LR, CLASSES = 50, 0.005, 10
 WARM_UP = 3  # rounds: in the first clients have no memory yet, and what is new in the second is counted there
 TOLERANCE = 1e-6
 GOAL = 0.05
@@ -522,32 +522,21 @@ class Bench:
             raise SystemExit(f"{name}: this is FedAvg, up to {effect:.1e}")
         return found, effect
 
-    def samples(self, name: str, repeats: int, rounds: int) -> list[dict[str, float]]:
-        """The processor's seconds a round of the four loops."""
+    def samples(self, name: str, repeats: int) -> list[dict[str, float]]:
+        """The processor's seconds for a round of the four loops."""
         plain, by_hand = self.fedavg
         ours, hand = warmed(name, self.model, self.clients)
         loops: dict[str, Loop] = {"F": plain.round, "T": ours.round, "f": by_hand.round, "t": hand.round}
         if name == CLOSING:
             loops |= {"T": ours.closing, "t": hand.closing}
-        samples = []
-        for repeat in range(repeats):
-            seconds = dict.fromkeys(loops, 0.0)
-            order = list(loops.items())[:: 1 if repeat % 2 == 0 else -1]
-            for _ in range(rounds):
-                for loop, run in order:
-                    begin = time.process_time()
-                    run()
-                    seconds[loop] += time.process_time() - begin
-            samples.append({loop: spent / rounds for loop, spent in seconds.items()})
-        return samples
+        return [_sample(list(loops.items())[:: 1 if repeat % 2 == 0 else -1]) for repeat in range(repeats)]
 
-    def measure(self, name: str, repeats: int, rounds: int) -> dict[str, Any]:
+    def measure(self, name: str, repeats: int) -> dict[str, Any]:
         """A technique's row."""
         found, effect = self.check(name)
-        samples = self.samples(name, repeats, rounds)
+        samples = self.samples(name, repeats)
         base = 0 if name == CLOSING else 1
         own = [_own(s, base) for s in samples]
-        fastest = {loop: min(s[loop] for s in samples) for loop in samples[0]}
         return {
             "model": self.spec,
             "technique": name,
@@ -557,9 +546,7 @@ class Bench:
             "round": statistics.median(s["T"] / s["F"] for s in samples),
             "formula": statistics.median((s["t"] - base * s["f"]) / s["f"] for s in samples),
             "own": statistics.median(own),
-            "own_least": min(own),
-            "own_largest": max(own),
-            "fastest": _own(fastest, base),
+            "error": _error(own),
             "above": statistics.median(own) > GOAL,
             "apart": found,
             "effect": effect,
@@ -567,43 +554,54 @@ class Bench:
         }
 
 
+def _sample(order: list[tuple[str, Loop]]) -> dict[str, float]:
+    seconds = {}
+    for loop, run in order:
+        begin = time.process_time()
+        run()
+        seconds[loop] = time.process_time() - begin
+    return seconds
+
+
+def _error(values: list[float]) -> float:
+    """The median's standard error, of as many normal values with the same quartiles."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return math.sqrt(math.pi / 2 / len(values)) * (high - low) / 1.349
+
+
 def _own(seconds: dict[str, float], base: int) -> float:
     """A technique's own code as a share of FedAvg's round."""
     return (seconds["T"] - seconds["t"] - base * (seconds["F"] - seconds["f"])) / seconds["F"]
 
 
-HEAD = (
-    "| model | technique | FedAvg, ms | with it | formula | own code | least … largest | fastest | ≤ 5 % |\n"
-    "|---|---|--:|--:|--:|--:|--:|--:|:-:|"
-)
+HEAD = "| model | technique | FedAvg, ms | with it | formula | own code | ≤ 5 % |\n|---|---|--:|--:|--:|--:|:-:|"
 
 
 def line(row: dict[str, Any]) -> str:
     return (
         f"| {row['model']} | {row['technique']} | {row['fedavg_ms']:.1f} | {row['round']:.2f}× | {row['formula']:+.1%} "
-        f"| {row['own']:+.1%} | {row['own_least']:+.1%} … {row['own_largest']:+.1%} "
-        f"| {row['fastest']:+.1%} | {'**no**' if row['above'] else 'yes'} |"
+        f"| {row['own']:+.1%} ± {row['error']:.1%} | {'**no**' if row['above'] else 'yes'} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="samples of each technique")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each loop in a sample")
+    parser.add_argument("--repeats", type=int, default=150, help="samples of each technique")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL")
     parser.add_argument("--techniques", nargs="+", choices=BY_HAND, default=list(BY_HAND), metavar="NAME")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if min(options.repeats, options.rounds) < 1:
-        parser.error("--repeats and --rounds must be 1 or more")
+    if options.repeats < 2:
+        parser.error("--repeats must be 2 or more")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as Federation's rounds have it
     rows = []
     if not options.json:
         print(HEAD, flush=True)
-    for spec in MODELS:
+    for spec in options.models:
         bench = Bench(spec)
         for name in options.techniques:
-            rows.append(bench.measure(name, options.repeats, options.rounds))
+            rows.append(bench.measure(name, options.repeats))
             if not options.json:
                 print(line(rows[-1]), flush=True)
     if options.json:

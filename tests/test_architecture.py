@@ -23,13 +23,14 @@ LAYERS = [
     ["crew", "roster"],
     ["client"],
     ["cohort", "server", "evaluate", "store"],
-    ["checkpoint", "engines", "fitting"],
+    ["checkpoint", "engines", "fitting", "probes"],
     ["rundir", "config"],
     ["federation"],
     ["run", "events"],
     ["compare"],
     [""],
     ["console"],
+    ["attack"],
     ["reproduce"],
     ["cli"],
     ["__main__"],
@@ -87,7 +88,7 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import subprocess
     import sys
 
-    extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas"
+    extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
     code = f"import sys, fedstrata.cli; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
