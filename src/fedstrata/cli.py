@@ -20,6 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table as RichTable
 
 from fedstrata import __version__, console
+from fedstrata.attack.command import app as attack_app
 from fedstrata.compare import Comparison, overlaid, plan, run_missing, tabulate
 from fedstrata.config import RunConfig, assign, checked, read_toml
 from fedstrata.data.augment import AUGMENTS
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(attack_app, name="attack")
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]

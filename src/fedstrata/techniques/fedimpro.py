@@ -15,11 +15,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
-from fedstrata.strata import Stratum, above, positions, split, tap
+from fedstrata.strata import Stratum, above, calls, positions, split, tap
 from fedstrata.tensors import Tensors
 
 Form = Literal["paper", "released"]
@@ -32,7 +32,10 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum]) -> s
     Raises:
         UsageError: if the model cannot be cut there.
     """
-    places = positions(model)
+    try:
+        places = positions(model)
+    except UsageError as error:
+        raise UsageError(f"fedimpro's split: {error}") from None
     if isinstance(split, str):
         if split not in places:
             raise UsageError(f"fedimpro's split: the model has no stage '{split}'{did_you_mean(split, places)}")
@@ -85,7 +88,7 @@ def moments(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
 
 def moved(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
     """β·old + (1 − β)·new for the classes that are here: Eq. 6 and 7; what was not known before is the new one."""
-    keep = torch.where(here, torch.where(known, beta, 0.0), 1.0).to(old.dtype)
+    keep = (~here).to(old.dtype) + beta * (here & known).to(old.dtype)
     return torch.lerp(new, old, keep.view(-1, *[1] * (old.dim() - 1)))
 
 
@@ -116,7 +119,7 @@ class FedImpro(Technique):
         noise: standard deviation of ε, which is added to every number before it leaves the client. The released code's
             default is 0.001.
         weight: λ; 0 is FedAvg. "ramp" rises from 0 to 1 in the first half of the run, as in the released runs.
-        sampled: N̂/N, sampled features for each real one.
+        sampled: N̂/N, sampled features for each real one; at least one in a step, or two where there is a batch norm.
         std_cap: largest standard deviation to sample with, None for any. The released code's is 0.1.
         form: "paper" as above. "released" as in the authors' code: the high part's norm layers see real and sampled
             features together; a visit begins with the received statistics, goes on with the standard deviation in
@@ -162,6 +165,10 @@ class FedImpro(Technique):
         free = {name for name, p in setting.model.named_parameters() if p.requires_grad}
         if free.isdisjoint(above(setting.model, place)):
             raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
+        stage = setting.model.get_submodule(place)
+        times = sum(module is stage for module in calls(setting.model, setting.sample))
+        if times != 1:
+            raise UsageError(f"fedimpro's split: '{place}' runs {times} times in a pass; cut after another stage")
         features = _features(setting, place)
         if not features.is_floating_point() or len(features) != len(setting.sample):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
@@ -237,10 +244,11 @@ def _features(setting: Setting, place: str) -> Tensor:
         return tap(copy.deepcopy(setting.model).eval(), setting.sample, place)
 
 
-def _norms_above(model: nn.Module, place: str) -> dict[str, _BatchNorm]:
-    """The batch norms after a stage, by name."""
+def _norms_above(model: nn.Module, place: str) -> dict[str, _NormBase]:
+    """The norm layers after a stage that look at the whole batch, or keep statistics of it, by name."""
     after = {id(m) for module in split(model, place)[1] for m in module.modules()}
-    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and id(m) in after}
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, _NormBase) and id(m) in after}
+    return {n: m for n, m in norms.items() if isinstance(m, _BatchNorm) or m.track_running_stats}
 
 
 def _packed(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
@@ -263,7 +271,7 @@ class _Visit:
         self.together = technique.form == "released"
         self.least = 2 if any(isinstance(m, _BatchNorm) for m in view.model.modules()) else 1
         self.features, self.sampled, self.labels, self.logits = (torch.empty(0),) * 4
-        self.beside: dict[str, Tensor] = {}
+        self.real, self.beside = 0, dict[str, Tensor]()
         self.source = self._source(self.known, slot["mean"], slot["variance"])
         self.own = self._start()
 
@@ -312,6 +320,7 @@ class _Visit:
                 )
             if self.samples:
                 self._draw(len(batch.y))
+        self.real = len(features)
         return torch.cat([features, self.sampled]) if self.samples else features
 
     def _draw(self, real: int) -> None:
@@ -326,21 +335,23 @@ class _Visit:
         self.sampled = sampled.contiguous(memory_format=torch.channels_last) if turned else sampled
 
     def _parted(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """(the rows that were there, the sampled ones)."""
-        real, sampled = torch.split(values, [len(values) - len(self.labels), len(self.labels)])
-        return real, sampled
+        """(the rows that were there, the sampled ones); a layer may have made several rows of one."""
+        real = len(values) * self.real // (self.real + len(self.labels))
+        own, sampled = torch.split(values, [real, len(values) - real])
+        return own, sampled
 
-    def _real_alone(self, norm: _BatchNorm, name: str, batch: Batch, values: Tensor) -> Tensor:
+    def _real_alone(self, norm: _NormBase, name: str, batch: Batch, values: Tensor) -> Tensor:
         """A norm layer gets the real rows only, so that its running statistics are theirs."""
         if not norm.training:
             return values
         real, self.beside[name] = self._parted(values)
         return real
 
-    def _both_again(self, norm: _BatchNorm, name: str, batch: Batch, values: Tensor) -> Tensor:
+    def _both_again(self, norm: _NormBase, name: str, batch: Batch, values: Tensor) -> Tensor:
         if not norm.training:
             return values
-        sampled = F.batch_norm(self.beside.pop(name), None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+        normalise = F.batch_norm if isinstance(norm, _BatchNorm) else F.instance_norm
+        sampled = normalise(self.beside.pop(name), None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
         return torch.cat([values, sampled])
 
     def _leave(self, batch: Batch, logits: Tensor) -> Tensor:
@@ -359,8 +370,8 @@ class _Visit:
         known, here = own["known"], count > 0
         new = {"mean": moved(own["mean"], mean, known, here, beta), "known": known | here, "seen": own["seen"] | here}
         if self.together:
-            alone = F.one_hot(batch.y, len(known)).sum(0) < 2
-            std = moved(own["variance"].sqrt(), variance.sqrt(), known, here & ~(alone & known), beta)
+            several = count > 1  # a single row has no spread
+            std = moved(own["variance"].sqrt(), variance.sqrt(), known, here & (several | ~known), beta)
             new["variance"] = std.square_()
             if self.samples:
                 self.source = self._source(new["known"], new["mean"][new["known"]], new["variance"][new["known"]])

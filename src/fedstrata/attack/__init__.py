@@ -1,0 +1,7 @@
+"""Attacks on what a run shares: `fedstrata attack invert`, or from Python `invert(directory, split="layer1")`."""
+
+from __future__ import annotations
+
+from fedstrata.attack.inversion import Inversion, Row, invert
+
+__all__ = ["Inversion", "Row", "invert"]

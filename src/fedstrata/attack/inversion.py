@@ -1,0 +1,209 @@
+"""The attack on a run: a client's images, rebuilt from their features, and from the statistics that it shares."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.attack.invert import descend, feature_error, grey, psnr, ssim
+from fedstrata.attack.sheet import contact_sheet
+from fedstrata.attack.victim import Victim, open_victim
+from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.files import disk_errors, write_atomic
+from fedstrata.tensors import generator
+
+NOISE = (0.0, 0.01, 0.1, 0.5)
+MOST = 64
+"""Images that fit on a sheet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Rebuilt images and how near they come, one figure an image.
+
+    Args:
+        name: what they were rebuilt from.
+        noise: standard deviation of what was added to the statistics; None for the raw features.
+        images: (N, C, H, W), from 0 to 1.
+        psnrs: in decibels, at most 100.
+        ssims: at most 1.
+        errors: how far their features are from the target, ‖f − t‖² / ‖t‖².
+    """
+
+    name: str
+    noise: float | None
+    images: Tensor
+    psnrs: tuple[float, ...]
+    ssims: tuple[float, ...]
+    errors: tuple[float, ...]
+
+    @property
+    def psnr(self) -> float:
+        """Mean over the images."""
+        return math.fsum(self.psnrs) / len(self.psnrs)
+
+    @property
+    def ssim(self) -> float:
+        """Mean over the images."""
+        return math.fsum(self.ssims) / len(self.ssims)
+
+    @property
+    def error(self) -> float:
+        """Mean over the images."""
+        return math.fsum(self.errors) / len(self.errors)
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What an attack found.
+
+    Args:
+        run: the run's directory.
+        split: the module that the low part ends with.
+        per: of what means are shared: element or channel.
+        client: the victim's number.
+        classes: the class of each image, by name.
+        examples: how many examples of that class the client has.
+        originals: (N, C, H, W), from 0 to 1.
+        rows: rebuilt from the features, then from the statistics at every noise level.
+        settings: of the search, the seed among them.
+    """
+
+    run: Path
+    split: str
+    per: str
+    client: int
+    classes: tuple[str, ...]
+    examples: tuple[int, ...]
+    originals: Tensor
+    rows: tuple[Row, ...]
+    settings: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, without the pictures."""
+        about = {"run": str(self.run), "split": self.split, "per": self.per, "client": self.client}
+        return {**about, "settings": dict(self.settings), "rows": [self._row(row) for row in self.rows]}
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        figures = zip(self.classes, self.examples, row.psnrs, row.ssims, row.errors, strict=True)
+        names = ("class", "examples", "psnr", "ssim", "error")
+        means = {"name": row.name, "noise": row.noise, "psnr": row.psnr, "ssim": row.ssim, "error": row.error}
+        return {**means, "images": [dict(zip(names, each, strict=True)) for each in figures]}
+
+    def save(self, directory: str | Path) -> None:
+        """Write sheet.png, the pictures, and invert.json, the figures."""
+        directory = Path(directory)
+        title = f"client {self.client}, features after {self.split}"
+        labels = ["original", *(f"{row.name}\n{row.psnr:.1f} dB, SSIM {row.ssim:.2f}" for row in self.rows)]
+        columns = [f"{name}\n1 of {count:,}" for name, count in zip(self.classes, self.examples, strict=True)]
+        picture = contact_sheet([self.originals, *(row.images for row in self.rows)], labels, columns, title)
+        with disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / "sheet.png", picture)
+        write_atomic(directory / "invert.json", json.dumps(self.as_dict(), indent=2) + "\n")
+
+
+def invert(
+    directory: str | Path,
+    *,
+    split: str | int | None = None,
+    client: int | None = None,
+    images: int = 8,
+    noise: Sequence[float] = NOISE,
+    steps: int = 500,
+    lr: float = 0.1,
+    tv: float = 0.1,
+    seed: int = 0,
+    data_dir: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inversion:
+    """Rebuild a client's images from their features, and from the means of features that FedImpro would share.
+
+    The attacker knows the low part of the final global model, and what is shared. The statistics are the mean features
+    of each of the client's classes, over all of its examples, plus N(0, σ²) in every number.
+
+    Args:
+        directory: of a finished run of the command line.
+        split: where the low part ends, as fedimpro's `split`; None for where the run's method cuts.
+        client: whose images; None for the client with most classes.
+        images: how many, of as many classes as there are; fewer where the client has not so many.
+        noise: σ, the levels of noise.
+        steps: of gradient descent, for each row.
+        lr: the first step; see `descend`.
+        tv: weight of the total variation.
+        seed: of the choice of images, of the noise and of the start.
+        data_dir: where the data's files are now.
+        progress: hears (steps done, steps of all rows).
+
+    Raises:
+        UsageError: if something does not fit.
+    """
+    noise = tuple(dict.fromkeys(noise))
+    _check(images, noise, steps, lr, tv, seed)
+    victim = open_victim(Path(directory), split, client, data_dir)
+    originals, labels = victim.choose(images, seed)
+    start = grey(tuple(originals.shape), generator(seed, "attack", "start"))
+    total, done = steps * (1 + len(noise)), 0
+
+    def row(name: str, level: float | None, look: Callable[[Tensor], Tensor], target: Tensor) -> Row:
+        nonlocal done
+        if not target.isfinite().all():
+            raise UsageError(f"{name}: not all numbers after '{victim.place}' are finite, so there is nothing to meet")
+        for found in descend(look, target, start, steps=steps, lr=lr, tv=tv):
+            rebuilt, done = found, done + 1
+            if progress is not None:
+                progress(done, total)
+        with torch.no_grad():
+            error = feature_error(look(rebuilt), target)
+        figures = (psnr(rebuilt, originals), ssim(rebuilt, originals), error)
+        return Row(name, level, rebuilt, *(tuple(each.tolist()) for each in figures))
+
+    with torch.no_grad():
+        own = victim.low(originals)
+    rows = [row("from features", None, victim.low, own)]
+    for level, target in zip(noise, _statistics(victim, labels, noise, seed), strict=True):
+        rows.append(row(f"from statistics, noise {level:g}", level, victim.shared, target))
+    counts = victim.counts()
+    return Inversion(
+        run=Path(directory),
+        split=victim.place,
+        per=victim.per,
+        client=victim.client,
+        classes=tuple(victim.classes[label] for label in labels),
+        examples=tuple(counts[label] for label in labels),
+        originals=originals,
+        rows=tuple(rows),
+        settings={"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed},
+    )
+
+
+def _check(images: int, noise: Sequence[float], steps: int, lr: float, tv: float, seed: int) -> None:
+    for name, value, most in (("images", images, MOST), ("steps", steps, 10**6)):
+        if not isinstance(value, int) or not 1 <= value <= most:
+            raise UsageError(f"{name} must be a whole number from 1 to {most:,}, not {value}")
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number, 0 or more, not {seed}")
+    positive("the attack", lr=lr)
+    not_negative("the attack", tv=tv)
+    for level in noise:
+        not_negative("the attack", noise=level)
+
+
+def _statistics(victim: Victim, labels: Sequence[int], noise: Sequence[float], seed: int) -> list[Tensor]:
+    """For every level, each image's class's shared mean. A class is shared once, so its images have one target.
+
+    All levels scale the same draw, so that they differ in nothing else.
+    """
+    means = victim.means() if noise else {}
+    drawn = {
+        label: torch.randn(mean.shape, generator=generator(seed, "attack", "noise", label))
+        for label, mean in means.items()
+    }
+    return [torch.stack([means[label] + level * drawn[label] for label in labels]) for level in noise]

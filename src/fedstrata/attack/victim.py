@@ -1,0 +1,193 @@
+"""What is attacked: a finished run's low part, one client's images, and what that client shares of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedstrata.attack.invert import Per, summary
+from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.data.examples import Dataset, TensorExamples
+from fedstrata.data.partition import describe
+from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.models import build_model
+from fedstrata.run import deal
+from fedstrata.strata import positions, strata, tap
+from fedstrata.techniques import method
+from fedstrata.techniques.fedimpro import FedImpro, place_of
+from fedstrata.tensors import generator
+
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Between what the model reads and pixels from 0 to 1: input = (pixel − shift) / scale, channel by channel."""
+
+    shift: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, examples: TensorExamples) -> Pixels:
+        """Of stored bytes, 0 and 255 are the ends; of real numbers, the smallest and the largest that are there."""
+        if examples.x.dtype == torch.uint8:
+            channels = examples.x.shape[1]
+            mean, std = (examples.mean, examples.std) if examples.mean else ((0.0,) * channels, (1.0,) * channels)
+            return cls(torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1))
+        low, high = examples.x.min().float(), examples.x.max().float()
+        span = (high - low).clamp(min=1e-12)
+        return cls((-low / span).view(1, 1, 1), (1 / span).view(1, 1, 1))
+
+    def input(self, pixels: Tensor) -> Tensor:
+        """What the model reads."""
+        return (pixels - self.shift) / self.scale
+
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """From 0 to 1."""
+        return (inputs * self.scale + self.shift).clamp(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Victim:
+    """A client of a finished run, and the low part that everybody knows.
+
+    Args:
+        model: the final global model, in eval mode.
+        place: the module that the low part ends with.
+        per: of what means are shared.
+        pixels: of the data.
+        client: its number.
+        data: its examples.
+        classes: the names of all classes.
+    """
+
+    model: nn.Module
+    place: str
+    per: Per
+    pixels: Pixels
+    client: int
+    data: TensorExamples
+    classes: tuple[str, ...]
+
+    def low(self, pixels: Tensor) -> Tensor:
+        """The features of images, a row each."""
+        return self.features(pixels).flatten(1)
+
+    def shared(self, pixels: Tensor) -> Tensor:
+        """What a shared mean is the mean of, a row for each image."""
+        return summary(self.features(pixels), self.per)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What leaves the low part."""
+        return tap(self.model, self.pixels.input(pixels), self.place)
+
+    def choose(self, count: int, seed: int) -> tuple[Tensor, list[int]]:
+        """(images, their classes), at random, the client's classes in turn; fewer where it has not so many."""
+        labels = self.data.labels()
+        order = torch.randperm(len(labels), generator=generator(seed, "attack", "images"))
+        turns: dict[int, int] = {}
+        ranked = []
+        for index in order.tolist():
+            label = int(labels[index])
+            turns[label] = turns.get(label, -1) + 1
+            ranked.append((turns[label], label, index))
+        taken = [index for _, _, index in sorted(ranked)[:count]]
+        inputs, found = self.data.batch(torch.tensor(taken))
+        return self.pixels.pixels(inputs.float()), [int(label) for label in found]
+
+    def counts(self) -> list[int]:
+        """How many examples of each class the client has."""
+        return torch.bincount(self.data.labels(), minlength=len(self.classes)).tolist()
+
+    def means(self) -> dict[int, Tensor]:
+        """Class → the mean over the client's examples of it, for the classes that it has."""
+        labels = self.data.labels()
+        sums: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for start in range(0, len(labels), _AT_ONCE):
+                inputs, here = self.data.batch(torch.arange(start, min(start + _AT_ONCE, len(labels))))
+                found = self.shared(self.pixels.pixels(inputs.float())).double()
+                for label in set(here.tolist()):
+                    sums[label] = sums.get(label, 0) + found[here == label].sum(0)
+        counts = self.counts()
+        return {label: (total / counts[label]).float() for label, total in sorted(sums.items())}
+
+
+def open_victim(directory: Path, split: str | int | None, client: int | None, data_dir: str | None) -> Victim:
+    """Read a finished run.
+
+    Raises:
+        UsageError: if there is none, or it cannot be attacked, or not there.
+    """
+    config = _config(directory, data_dir)
+    impro = next((t for t in method(config.method).techniques if isinstance(t, FedImpro)), None)
+    if split is None and impro is None:
+        raise UsageError(f"the run's method, {config.method}, does not cut the model: say where, as in split='layer1'")
+    dataset, parts = deal(config)
+    if len(dataset.input_shape) != 3:
+        raise UsageError(f"only images can be rebuilt, and an example of {config.dataset} is none")
+    model = _model(directory, config, dataset)
+    return Victim(
+        model,
+        _place(impro.split if split is None and impro is not None else split, model),
+        "element" if impro is None else impro.per,
+        Pixels.of(dataset.train),
+        *_client(client, dataset, parts),
+        dataset.class_names or tuple(str(label) for label in range(dataset.classes)),
+    )
+
+
+def _config(directory: Path, data_dir: str | None) -> RunConfig:
+    path = directory / "run.toml"
+    if not path.exists():
+        raise UsageError(f"{directory} has no run.toml: there is no run to attack")
+    values = read_toml(path)
+    if "dataset" not in values:
+        raise UsageError(
+            f"{directory} was run from Python with a model and data of its own: only runs of the command line can "
+            "be read back"
+        )
+    config = checked(RunConfig, values if data_dir is None else values | {"data_dir": data_dir})
+    if not (directory / "model.safetensors").exists():
+        raise UsageError(
+            f"{directory} has no model.safetensors: finish the run first, with "
+            f"fedstrata resume {shlex.quote(str(directory))}"
+        )
+    return config
+
+
+def _model(directory: Path, config: RunConfig, dataset: Dataset) -> nn.Module:
+    path = directory / "model.safetensors"
+    model = build_model(config.model, dataset.input_shape, dataset.classes)
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError):
+        raise UsageError(f"{path} is damaged") from None
+    except RuntimeError:
+        raise UsageError(f"{path} does not hold a {config.model}, which run.toml says") from None
+    return model.eval().requires_grad_(False)
+
+
+def _place(split: str | int | None, model: nn.Module) -> str:
+    if isinstance(split, str) and split not in (places := positions(model)):
+        raise UsageError(f"split = '{split}' does not fit: the model has no such stage{did_you_mean(split, places)}")
+    assert split is not None
+    return place_of(split, model, strata(model))
+
+
+def _client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:
+    """The client with that number, else the one with most classes, and of these with most examples."""
+    if client is None:
+        counts = describe(parts, dataset.train.labels(), dataset.classes).counts
+        kinds, sizes = (counts > 0).sum(0).tolist(), counts.sum(0).tolist()
+        client = max(range(len(parts)), key=lambda k: (kinds[k], sizes[k], -k))
+    if not 0 <= client < len(parts):
+        raise UsageError(f"the run has no client {client}: its clients are 0 to {len(parts) - 1}")
+    return client, dataset.train.select(parts[client])
