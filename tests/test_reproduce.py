@@ -1,4 +1,4 @@
-"""Reproductions: both papers at their smallest scale, their claims' arithmetic, and what is refused."""
+"""Reproductions: all papers at their smallest scale, their claims' arithmetic, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from fedstrata.config import RunConfig, checked
 from fedstrata.errors import UsageError
 from fedstrata.models import build_model
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
-from fedstrata.reproduce.claims import above, always_above, best, beyond, within
+from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
 from fedstrata.reproduce.drift import bound, change
+from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
-from fedstrata.reproduce.parts import Grid, Work
-from fedstrata.reproduce.trace import follow, jumps, norm, traced
+from fedstrata.reproduce.inversion import packed, unpacked
+from fedstrata.reproduce.layers import Watch, local_models, shared_features
+from fedstrata.reproduce.layers import follow as follow_layers
+from fedstrata.reproduce.layers import judge as judge_layers
+from fedstrata.reproduce.parts import Bench, Grid, Work
+from fedstrata.reproduce.runs import configured, watched
+from fedstrata.reproduce.trace import Trace, follow, jumps, norm
 from fedstrata.run import open_run
+from fedstrata.strata import above as upper
 from fedstrata.strata import strata
 from tests.runs import fedstrata, one_sentence
 
@@ -38,12 +45,15 @@ Made = dict[str, tuple[Reproduction, Path]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Both papers at scale smoke, made once."""
+    """All papers at scale smoke, made once."""
     places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS}
     return {paper: (reproduce(paper, "smoke", out=out), out) for paper, out in places.items()}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
+
+
+PICTURES = {"fedpart": ["trace.png"], "fednlr": [], "fedimpro": ["divergence.png", "layers.png", "inversion.png"]}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
                 "bound neurons fall less with FedNLR (clients 1 and 2)",
             ],
         ),
+        (
+            "fedimpro",
+            [
+                "FedImpro beats FedAvg on digits, Dirichlet(0.1)",
+                "FedImpro is the best on digits, Dirichlet(0.05)",
+                "FedImpro needs the fewest rounds to FedAvg's best accuracy on digits, Dirichlet(0.1)",
+                "FedImpro gains more over FedAvg with Dirichlet(0.05) than with Dirichlet(0.1) on digits",
+                "a low or middle cut beats the last one",
+                "every cut but the last beats FedAvg",
+                "noise of 0.5 costs less than a point",
+                "FedImpro beats FedAvg at every level of noise",
+                "more clients a round improve FedImpro",
+                "FedImpro beats FedAvg with few and with many clients a round",
+                "the paper's form beats the released one",
+                "FedImpro's local models are nearer to each other in the second half of the run",
+                "low layers' divergence shrinks faster than high layers' with FedAvg",
+                "FedImpro's local models are better on other clients' data",
+                "shared features bring the clients' features nearer to each other",
+                "images from raw features are nearer to the originals than those from statistics (PSNR)",
+            ],
+        ),
     ],
 )
 def test_smoke(paper: str, claims: list[str], made: Made) -> None:
@@ -89,9 +120,7 @@ def test_smoke(paper: str, claims: list[str], made: Made) -> None:
     data = json.loads((out / "report.json").read_text())
     assert [part["name"] for part in data["parts"]] == [part.name for part in PAPERS[paper]("smoke")]
     assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)
-    assert [name for s in found.sections for name in s.findings.pictures] == (
-        ["trace.png"] if paper == "fedpart" else []
-    )
+    assert [name for s in found.sections for name in s.findings.pictures] == PICTURES[paper]
 
 
 def test_what_fedpart_sends_is_what_its_schedule_says(made: Made) -> None:
@@ -100,6 +129,13 @@ def test_what_fedpart_sends_is_what_its_schedule_says(made: Made) -> None:
     (share,) = checks["uplink is 66.7 % of full updates'"].values["share"].values()
     assert share == pytest.approx(4 / 6, abs=0.01)
     assert checks["uplink is 66.7 % of full updates'"].holds
+
+
+def test_what_is_equal_in_two_parts_is_run_once(made: Made) -> None:
+    """Of 29 runs in five parts, FedAvg and FedImpro on the first setting stand in all of them."""
+    _, out = made["fedimpro"]
+    grids = [plan(part.values, "out").runs for part in parts("fedimpro", "smoke") if isinstance(part, Grid)]
+    assert (sum(map(len, grids)), len(list((out / "runs").iterdir()))) == (29, 21)
 
 
 def test_a_second_call_redoes_nothing(made: Made, capsys: Capture) -> None:
@@ -150,6 +186,14 @@ def test_without_matplotlib_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_optimal_transport_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ot", None)
+    with pytest.raises(UsageError, match="pip install 'fedstrata\\[probes\\]'"):
+        reproduce("fedimpro", out="out")
+    assert list(tmp_path.iterdir()) == []
+    assert [part.name for part in parts("fedimpro", "smoke", ["inversion"])] == ["inversion"]
+
+
 # --- the plans -------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +234,27 @@ def test_the_papers_settings() -> None:
     assert len(plan(mu.values, "out").runs) == 8 * 2
 
 
+def test_fedimpros_settings() -> None:
+    """Table 5: lr 0.1 but for SCAFFOLD; table 3: after the 5th, 9th, 13th and 17th convolution."""
+    table, split, noise, selected, *_ = parts("fedimpro", "paper")
+    assert isinstance(table, Grid)
+    assert isinstance(split, Grid)
+    assert isinstance(noise, Grid)
+    assert isinstance(selected, Grid)
+    runs = plan(table.values, "out").runs
+    assert len(runs) == 6 * 2 * 2 * 3
+    assert {(run.config.rounds, run.config.batch_size, run.config.participation) for run in runs} == {(1000, 128, 5)}
+    assert {run.label for run in runs if run.config.lr != 0.1} == {"SCAFFOLD"}
+    model = build_model("resnet18", (3, 32, 32), 10)
+    convs = [s.params[0] for s in strata(model) if s.stage != "head" and "shortcut" not in s.name]
+    cuts = [entry["method"] for entry in split.values["method"][1:]]
+    places = [run.label.removeprefix("after ") for run in plan(split.values, "out").runs[3::3]]
+    assert [len(convs) - len(set(upper(model, place)) & set(convs)) for place in places] == [5, 9, 13, 17]
+    assert cuts[1] == "fedimpro"
+    assert len(noise.values["method"]) == 1 + 7
+    assert selected.values["participation"] == [5, 10]
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_cycle_has_as_many_rounds_as_the_model_has_strata(scale: str) -> None:
     settings = FEDPART[scale]
@@ -228,6 +293,35 @@ def test_the_best_of_all() -> None:
     assert best("x", ["ours"], {"ours": {0: 0.5}}).holds is None
 
 
+def test_a_margin() -> None:
+    """1 point below in the mean: not less than one, but less than 1.5."""
+    one, other = {0: 0.49, 1: 0.50}, {0: 0.50, 1: 0.51}
+    assert above("x", one, other, margin=0.015).holds
+    assert above("x", one, other, margin=0.005).holds is False
+    assert above("x", one, other, margin=0.015).figures.endswith(
+        "-1.00 ± 0.00 points, above -1.50 points in 2 of 2 seeds"
+    )
+
+
+def test_the_fewest_rounds() -> None:
+    """Medians 12, 14 and, with two that did not get there, none; a tie is enough."""
+    found: dict[str, dict[int, int | None]] = {
+        "ours": {0: 10, 1: 12, 2: None},
+        "a": {0: 10, 1: 14, 2: 20},
+        "b": {0: None, 1: 2, 2: None},
+    }
+    check = fewest("x", "ours", found)
+    assert check.holds
+    assert check.figures == "ours against a: 10, 12, – against 10, 14, 20, no more than any other in 1 of 3 seeds"
+    assert check.values["ours"] == {0: 10, 1: 12}
+    assert fewest("x", "a", found).holds is False
+    assert fewest("x", "b", {"b": {0: None}, "a": {0: None}}).holds is False
+    assert fewest("x", "a", {"a": {0: 3}, "b": {0: None}}).holds
+    assert fewest("x", "a", {"a": {0: 3}, "b": {0: 3}}).holds
+    assert fewest("x", "a", {"a": {0: 3}, "b": {1: 3}}).holds is None
+    assert fewest("x", "a", {"a": {0: 3}}).holds is None
+
+
 def test_limits() -> None:
     assert beyond("x", {0: 1.5, 1: 0.9}, 1).figures == "1.2000 ± 0.4243, above 1 in 1 of 2 seeds"
     assert beyond("x", {0: -1.0}, 0, below=True).holds
@@ -246,7 +340,7 @@ RUN: dict[str, Any] = {**FEDPART["smoke"].run, "rounds": 3, "steps": 4, "buffers
 def test_a_trace_changes_nothing() -> None:
     config = checked(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
     plain = open_run(config, None).fit()
-    federation = traced(config)
+    federation = watched(config, Trace())
     found = follow(federation)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
@@ -258,7 +352,7 @@ def test_a_trace_changes_nothing() -> None:
 def test_the_first_norm_is_the_gradients() -> None:
     """One client, one step over all of its data: the norm is that of the mean loss's gradient at the first model."""
     config = checked(RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000})
-    federation = traced(config)
+    federation = watched(config, Trace())
     model, (data,) = federation.model, federation.clients
     x, y = data.batch(torch.arange(len(data)))
     torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -269,7 +363,7 @@ def test_the_first_norm_is_the_gradients() -> None:
 def test_a_smaller_last_batch_is_left_out() -> None:
     """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
     config = checked(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
-    assert [len(steps) for steps in follow(traced(config))["norms"]] == [2]
+    assert [len(steps) for steps in follow(watched(config, Trace()))["norms"]] == [2]
 
 
 def test_jumps_are_between_rounds_of_the_same_strata() -> None:
@@ -290,3 +384,82 @@ def test_drift_is_of_bound_neurons() -> None:
     assert bound(found["before"][1], found["before"][0]) == [0, 2]
     assert change(found, "FedAvg", 0, 1) == pytest.approx(-0.3)
     assert change({**found, "before": [[1.0] * 3, [0.0] * 3]}, "FedAvg", 0, 1) is None
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+IMPRO: dict[str, Any] = {**FEDIMPRO["smoke"].run, "participation": 2, "method": "fedimpro(split='layer1')"}
+
+
+def test_watching_changes_nothing() -> None:
+    config = checked(RunConfig, IMPRO)
+    plain = open_run(config, None).fit()
+    federation = watched(config, Watch())
+    found = follow_layers(federation, 2)
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, federation.model.state_dict()[name]), name
+    assert len(found["whole"]) == config.rounds
+    assert list(found["stages"]) == ["stem", "layer1", "layer2", "layer3", "head"]
+    for kind in ("strata", "stages"):
+        for at, value in enumerate(found["whole"]):
+            assert 0 < max(curve[at] for curve in found[kind].values()) <= value * (1 + 1e-6)
+
+
+def test_local_models_are_what_the_server_averages() -> None:
+    """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
+    federation = watched(checked(RunConfig, IMPRO), Watch())
+    follow_layers(federation, 1)
+    local = local_models(federation.state.techniques["watch"])
+    assert sorted(local) == federation.records[-1].clients
+    sizes = {client: len(federation.clients[client]) for client in local}
+    for name, tensor in (*federation.state.params.items(), *federation.state.buffers.items()):
+        if tensor.is_floating_point():
+            mean = sum(sizes[c] * tensors[name] for c, tensors in local.items()) / sum(sizes.values())
+            torch.testing.assert_close(mean, tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_shared_features_are_those_of_the_statistics() -> None:
+    """Classes 0 and 2 are known, with means 1 and 5 and variances 0 and 4."""
+    state = {
+        "known": torch.tensor([1, 0, 1], dtype=torch.uint8),
+        "mean": torch.tensor([[1.0], [9.0], [5.0]]).expand(3, 4),
+        "variance": torch.tensor([[0.0], [9.0], [4.0]]).expand(3, 4),
+    }
+    features, labels = shared_features(state, 2001, seed=0)
+    assert labels.bincount().tolist() == [1001, 0, 1000]
+    assert torch.equal(features[labels == 0], torch.ones(1001, 4))
+    assert float(features[labels == 2].mean()) == pytest.approx(5, abs=0.1)
+    assert float(features[labels == 2].std()) == pytest.approx(2, abs=0.1)
+
+
+def _layers(divergence: float, low: list[float], high: list[float], others: float) -> dict[str, Any]:
+    curves = {"strata": {"a": low, "b": high}, "stages": {"a": low, "b": high}}
+    shared = {"own": {"low": 1.0, "high": 4 * divergence}, "shared": {"low": 1.0, "high": divergence}}
+    distance = {"own": {"value": 2.0, "covered": 0.5}, "shared": {"value": 1.0, "covered": 1.0}}
+    quality = {"others": others, "averaged": others + 0.05, "own": 0.9, "global": 0.5}
+    return {"whole": [9.0, divergence], **curves, **quality, "variance": shared, "distance": distance}
+
+
+def test_layers_are_judged() -> None:
+    """Low layers end at 1/4 of their maximum, high ones at 1/2; FedImpro's models are at 1 and not at 3."""
+    avg = _layers(3.0, [4.0, 1.0], [2.0, 1.0], 0.3)
+    impro = _layers(1.0, [4.0, 1.0], [2.0, 1.0], 0.4)
+    found = judge_layers({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
+    assert [check.holds for check in found.checks] == [True] * 7
+    assert found.checks[0].figures.startswith("3.0000 against 1.0000, +2.0000")
+    assert found.checks[1].figures.startswith("0.5000 against 0.2500, +0.2500")
+    assert found.checks[4].figures.startswith("-5.00 points against -15.00 points, +10.00 points")
+    found = judge_layers({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
+    assert [check.holds for check in found.checks] == [False] * 5 + [True, True]
+
+
+def test_a_run_has_as_many_workers_as_the_bench_unless_it_says_so() -> None:
+    run = {"method": "fedavg"}
+    assert configured({"run": run}, 3, Bench("data", 2)).workers == 2
+    config = configured({"run": {**run, "workers": 1}}, 3, Bench("data", 2), method="fednova")
+    assert (config.workers, config.seed, config.data_dir, config.method) == (1, 3, "data", "fednova")
+
+
+def test_images_are_kept_as_text() -> None:
+    images = torch.arange(24.0).view(2, 3, 2, 2) / 23
+    assert (unpacked(packed(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255

@@ -13,7 +13,7 @@ from fedstrata import console
 from fedstrata.compare import News, Plan, plan, run_missing, tabulate
 from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
-from fedstrata.reproduce import fednlr, fedpart
+from fedstrata.reproduce import fedimpro, fednlr, fedpart, layers
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
@@ -21,7 +21,11 @@ from fedstrata.reproduce.report import Reproduction, Section
 
 __all__ = ["PAPERS", "SCALES", "Check", "Findings", "Reproduction", "Table", "parts", "reproduce"]
 
-PAPERS: Mapping[str, Callable[[str], list[Part]]] = {"fedpart": fedpart.parts, "fednlr": fednlr.parts}
+PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
+    "fedpart": fedpart.parts,
+    "fednlr": fednlr.parts,
+    "fedimpro": fedimpro.parts,
+}
 """Paper → its parts at a scale."""
 
 SCALES = ("smoke", "small", "paper")
@@ -68,7 +72,7 @@ def reproduce(
     """Make a paper's runs at a scale, as far as they are missing, and judge its claims by them.
 
     Args:
-        paper: fedpart or fednlr.
+        paper: fedpart, fednlr or fedimpro.
         scale: smoke (seconds, data without files), small (real data, two cores) or paper (its settings, for a GPU).
         data_dir: where the data's files are; else FEDSTRATA_DATA.
         out: for the runs and the report; what is finished there is not done again. None keeps nothing.
@@ -94,6 +98,8 @@ def reproduce(
         raise UsageError(f"{out} is not a directory")
     if out is not None and any(isinstance(part, Work) and part.draws for part in chosen):
         check_plots()
+    if any(isinstance(part, Work) and part.work is layers.work for part in chosen):
+        layers.check_transport()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
         sections, failures = _made(chosen, Path(place), Bench(where, jobs), watch, say)
         made = Reproduction(paper, scale, _command(paper, scale, out, jobs, only), tuple(sections), failures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ def _points(gain: Stat) -> str:
 
 
 POINTS = Unit(lambda value: f"{spread(value)} %", _points)
+GAINS = Unit(lambda value: f"{spread(value)} points", _points)
+"""Of what is a difference of accuracies itself."""
 
 
 def _plain(value: Stat | None) -> str:
@@ -64,7 +67,16 @@ def _plain(value: Stat | None) -> str:
 PLAIN = Unit(_plain, lambda gain: ("+" if gain.mean >= 0 else "") + _plain(gain))
 
 
-def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = POINTS, ties: bool = False) -> Check:
+def above(
+    name: str,
+    one: Seeds,
+    other: Seeds,
+    *,
+    paper: str = "",
+    unit: Unit = POINTS,
+    ties: bool = False,
+    margin: float = 0.0,
+) -> Check:
     """The claim that one figure is above another: in the mean over the seeds that both have.
 
     The difference is told with its standard deviation over the seeds, so that a reader sees what is noise.
@@ -76,6 +88,7 @@ def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = 
         paper: what the paper measured.
         unit: how to write them.
         ties: True if equal is enough.
+        margin: how far below it may be.
     """
     both = [seed for seed in one if seed in other]
     if not both:
@@ -83,13 +96,14 @@ def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = 
     gains = [one[seed] - other[seed] for seed in both]
     gain = stat(gains)
     assert gain is not None
-    count = sum(_is_above(each, ties) for each in gains)
+    count = sum(_is_above(each + margin, ties) for each in gains)
+    least = f" {unit.difference(Stat(-margin, None, 1))}" if margin else ""
     pair = (stat(figures[seed] for seed in both) for figures in (one, other))
     figures = (
         f"{' against '.join(unit.spread(value) for value in pair)}, {unit.difference(gain)}, "
-        f"{'not below' if ties else 'above'} in {_of_seeds(count, len(both))}"
+        f"{'not below' if ties else 'above'}{least} in {_of_seeds(count, len(both))}"
     )
-    return Check(name, _is_above(gain.mean, ties), figures, paper, {"one": dict(one), "other": dict(other)})
+    return Check(name, _is_above(gain.mean + margin, ties), figures, paper, {"one": dict(one), "other": dict(other)})
 
 
 def beyond(name: str, found: Seeds, limit: float, *, below: bool = False, unit: Unit = PLAIN) -> Check:
@@ -132,6 +146,38 @@ def best(name: str, ours: Iterable[str], figures: Mapping[str, Seeds], *, paper:
     pair = ({seed: figures[label][seed] for seed in sorted(shared)} for label in (first, second))
     check = above(name, *pair, paper=paper)
     return Check(name, check.holds, f"{first} against {second}: {check.figures}", paper, check.values)
+
+
+def fewest(name: str, ours: str, rounds: Mapping[str, Mapping[int, int | None]], *, paper: str = "") -> Check:
+    """The claim that ours needs no more rounds than any other, in the median over the seeds that all have.
+
+    None is a run that did not get there: it took longer than any that did.
+    """
+    found = {label: seeds for label, seeds in rounds.items() if seeds}
+    shared = sorted(set.intersection(*map(set, found.values()))) if found else []
+    others = [label for label in found if label != ours]
+    if ours not in found or not others or not shared:
+        return Check(name, None, "there is nothing to compare", paper)
+    needed = {label: {s: math.inf if (n := found[label][s]) is None else float(n) for s in shared} for label in found}
+    medians = {label: statistics.median(seeds.values()) for label, seeds in needed.items()}
+    first = min(others, key=lambda label: medians[label])
+    holds = math.isfinite(medians[ours]) and medians[ours] <= medians[first]
+    count = sum(
+        math.isfinite(needed[ours][s]) and needed[ours][s] <= min(needed[label][s] for label in others) for s in shared
+    )
+    figures = (
+        f"{ours} against {first}: {rounds_text(found[ours].values())} against {rounds_text(found[first].values())}, "
+        f"no more than any other in {_of_seeds(count, len(shared))}"
+    )
+    reached = {
+        label: {s: number for s, number in seeds.items() if math.isfinite(number)} for label, seeds in needed.items()
+    }
+    return Check(name, holds, figures, paper, reached)
+
+
+def rounds_text(found: Iterable[int | None]) -> str:
+    """Rounds to a target, seed by seed; – for a run that did not reach it."""
+    return ", ".join("–" if number is None else str(number) for number in found)
 
 
 def within(name: str, shares: Sequence[float], lowest: float, highest: float, *, paper: str = "") -> Check:

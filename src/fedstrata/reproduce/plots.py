@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from fedstrata.errors import UsageError
 from fedstrata.files import write_atomic
 
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
+_COLOURS = (FULL, FAINT, PART)
+"""Of lines, one after the other."""
 
 
 def check_plots() -> None:
@@ -24,12 +26,10 @@ def check_plots() -> None:
 
 def plot_norms(found: Mapping[str, Any], seed: int, path: Path) -> None:
     """The gradient's norm over the steps of all rounds, full and partial updates one above the other."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     figure = Figure(figsize=(10, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(len(found), 1, sharex=True, sharey=True)
     for axes, (label, run) in zip(panels, found.items(), strict=True):
         norms, most = run["norms"], max(map(len, run["active"]))
@@ -52,6 +52,53 @@ def plot_norms(found: Mapping[str, Any], seed: int, path: Path) -> None:
     panels[-1].legend(frameon=False, ncols=2, loc="upper right", fontsize=8)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlabel(f"local step; dots and lines: the first step after the server has averaged (seed {seed})")
+    _save(figure, path)
+
+
+def plot_divergence(curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """How far local models are apart after every round, a line for each method."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (label, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+        axes.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=1.5, label=label)
+    axes.set(xlabel="round", ylabel="weight divergence", ylim=(0, None))
+    _tidy(axes)
+    axes.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def plot_layers(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    """The divergence of FedAvg's strata and stages over the rounds, each line over its maximum, from low to high."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    every = figure.subplots(1, len(panels), sharey=True)
+    every[0].set_ylabel("divergence, of its maximum")
+    for axes, (kind, lines) in zip(every, panels.items(), strict=True):
+        for at, (name, curve) in enumerate(lines.items()):
+            colour = colormaps["viridis"](0.92 * at / max(len(lines) - 1, 1))
+            axes.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=1.3, label=name)
+        axes.set_title(kind, loc="left", fontsize=10)
+        axes.set(xlabel="round", ylim=(0, None))
+        _tidy(axes)
+        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, path)
+
+
+def _tidy(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=140, metadata={"Software": None})
     write_atomic(path, drawn.getvalue())

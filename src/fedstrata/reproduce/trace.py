@@ -11,18 +11,14 @@ from typing import Any, ClassVar
 import torch
 
 from fedstrata.compare.table import stat
-from fedstrata.config import RunConfig, Settings, checked
 from fedstrata.console import plural
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.federation import Federation
-from fedstrata.methods import Method
-from fedstrata.models import build_model
 from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.plots import plot_norms
-from fedstrata.run import deal
-from fedstrata.techniques import method
-from fedstrata.tensors import Tensors, derive
+from fedstrata.reproduce.runs import configured, watched
+from fedstrata.tensors import Tensors
 
 
 def norm(grads: Tensors) -> torch.Tensor:
@@ -47,19 +43,6 @@ class Trace(Technique):
         return Hooks(tally=tally, finish=finish)
 
 
-def traced(config: RunConfig) -> Federation:
-    """The federation of a configuration, with a trace of its norms and without evaluation."""
-    dataset, parts = deal(config)
-    model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
-    chosen = method(config.method)
-    settings = {name: getattr(config, name) for name in Settings.model_fields}
-    return Federation(
-        model,
-        dataset.train.split(parts),
-        **{**settings, "method": Method((*chosen.techniques, Trace()), chosen.base)},
-    )
-
-
 def follow(federation: Federation) -> dict[str, Any]:
     """Every round's norms, step by step in the mean over its clients, and the names of the strata that trained.
 
@@ -77,9 +60,8 @@ def follow(federation: Federation) -> dict[str, Any]:
 
 def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
     """Method → its norms."""
-    own = {"seed": seed, "data_dir": bench.data_dir, "workers": bench.workers}
     return {
-        label: follow(traced(checked(RunConfig, {**settings["run"], **own, "method": text})))
+        label: follow(watched(configured(settings, seed, bench, method=text), Trace()))
         for label, text in settings["methods"].items()
     }
 

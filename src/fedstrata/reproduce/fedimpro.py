@@ -1,0 +1,446 @@
+"""FedImpro: against other methods, by cut, noise, clients a round and form; why it works; what can be inverted.
+
+Tang et al., "FedImpro: Measuring and Improving Client Update in Federated Learning", ICLR 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.compare import Comparison, Row
+from fedstrata.compare.running import records
+from fedstrata.compare.table import stat
+from fedstrata.console import spread
+from fedstrata.history import Record, rounds_to
+from fedstrata.reproduce import inversion, layers
+from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
+from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
+from fedstrata.techniques.fedimpro import FedImpro
+
+OTHERS = {
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox(mu=0.01)",
+    "SCAFFOLD": "scaffold",
+    "FedNova": "fednova",
+    "FedDyn": "feddyn(alpha=0.1)",
+}
+DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
+SKEWS = {"dirichlet(alpha=0.1)": "Dirichlet(0.1)", "dirichlet(alpha=0.05)": "Dirichlet(0.05)"}
+MILD, SEVERE = SKEWS.values()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the paper has under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
+
+    fedavg: str
+    best: str
+    rounds: str
+
+
+TOLD = {
+    f"CIFAR-10, {MILD}": Told("88.45 against 83.65 %", "88.45, FedNova 84.97 %", "128, FedProx 128, FedAvg 142"),
+    f"CIFAR-10, {SEVERE}": Told("81.75 against 75.36 %", "81.75, FedProx 77.49 %", "112, FedProx 121, FedAvg 247"),
+    f"Fashion-MNIST, {MILD}": Told("90.83 against 88.67 %", "90.83, FedDyn 89.01 %", "32, FedDyn 62, FedAvg 83"),
+    f"Fashion-MNIST, {SEVERE}": Told("86.42 against 82.73 %", "86.42, FedProx 83.66 %", "52, FedDyn 82, FedAvg 94"),
+}
+TOLD_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings of a reproduction.
+
+    Args:
+        run: fields that all runs have.
+        datasets: of the table of methods; the first is that of all other parts.
+        seeds: all of them.
+        splits: stages after which the model is cut, from the input to the last before the classifier.
+        split: the one of all parts but that of the splits.
+        noises: standard deviations of the noise on what is shared.
+        selected: clients a round, the usual number first.
+        own: method → fields that only it has, in the table of methods.
+        features: of a client, and shared ones, between which distances are measured.
+        looks: last rounds whose local models are judged.
+        attack: how images are rebuilt.
+    """
+
+    run: Mapping[str, Any]
+    datasets: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    splits: tuple[str, ...] = ("stem", "layer1", "layer2", "layer3")
+    split: str = "layer1"
+    noises: tuple[float, ...] = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
+    selected: tuple[int, int] = (5, 10)
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    features: int = 100
+    looks: int = 3
+    attack: Mapping[str, Any] = field(default_factory=lambda: {"noise": [0.0, 0.01, 0.1, 0.5]})
+
+    def impro(self, **others: Any) -> str:
+        """FedImpro as a method."""
+        return str(FedImpro(**{"split": self.split, **others}))
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        """A comparison's fields."""
+        usual = {"dataset": self.datasets[0], "partition": next(iter(SKEWS)), "participation": self.selected[0]}
+        return {**self.run, "seed": list(self.seeds), **usual, **others}
+
+    @property
+    def where(self) -> str:
+        """The setting of all parts but the table of methods."""
+        return f"{_dataset(self.datasets[0])}, {MILD}"
+
+
+SCALES = {
+    "smoke": Scale(
+        {
+            "dataset": "digits",
+            "model": "resnet8(width=2, stem='3x3', maxpool=False)",
+            "clients": 4,
+            "rounds": 3,
+            "steps": 2,
+            "batch_size": 16,
+            "lr": 0.1,
+            "optimizer": "sgd(weight_decay=0.0001)",
+            "engine": "serial",
+            "workers": 1,
+        },
+        ("digits",),
+        seeds=(0,),
+        noises=(0.0, 0.5),
+        selected=(2, 4),
+        features=30,
+        looks=1,
+        attack={"images": 4, "noise": [0.0, 0.5], "steps": 10},
+    ),
+    "small": Scale(
+        {
+            "model": "resnet8(width=16)",
+            "clients": 10,
+            "rounds": 24,
+            "batch_size": 32,
+            "lr": 0.1,
+            "optimizer": "sgd(weight_decay=0.0001)",
+            "eval_every": 2,
+        },
+        ("cifar-10(examples=4000, test_examples=2000)", "fashion-mnist(examples=4000, test_examples=2000)"),
+        seeds=(1, 2, 3),
+    ),
+    "paper": Scale(
+        {
+            "model": "resnet18",
+            "clients": 10,
+            "rounds": 1000,
+            "batch_size": 128,
+            "lr": 0.1,
+            "optimizer": "sgd(weight_decay=0.0001)",
+            "device": "cuda",
+        },
+        ("cifar-10", "fashion-mnist"),
+        splits=("layer1", "layer2", "layer3", "layer4"),
+        split="layer2",
+        own={"SCAFFOLD": {"lr": 0.01}},
+    ),
+}
+
+
+def parts(scale: str) -> list[Part]:
+    """The parts of the reproduction, in the order of the report."""
+    chosen = SCALES[scale]
+    return [
+        _table(chosen),
+        _split(chosen),
+        _noise(chosen),
+        _selected(chosen),
+        _form(chosen),
+        _divergence(chosen),
+        _inversion(chosen),
+    ]
+
+
+def _labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"method": text, "label": label} for label, text in methods.items()]
+
+
+def _dataset(spec: str) -> str:
+    return DATASETS[spec.partition("(")[0]]
+
+
+def _highest(rounds: list[Record]) -> float | None:
+    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
+
+
+def _by_label(comparison: Comparison) -> dict[str, Seeds]:
+    return {row.method: figures(row, _highest) for row in comparison.rows}
+
+
+def _cell(seeds: Seeds) -> str:
+    return spread(stat(seeds.values()))
+
+
+def _gained(one: Seeds, other: Seeds) -> dict[int, float]:
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+_BEST = "an accuracy is the best of a run, as in the paper; ± is the sample standard deviation over the seeds"
+
+
+# --- the table of methods --------------------------------------------------------------------------------------------
+
+
+def _table(scale: Scale) -> Grid:
+    methods = _labelled({**OTHERS, "FedImpro": scale.impro()})
+    return Grid(
+        "table",
+        "FedImpro against other methods: best accuracy, and rounds to FedAvg's",
+        scale.values(
+            method=[{**entry, **scale.own.get(entry["label"], {})} for entry in methods],
+            dataset=list(scale.datasets),
+            partition=list(SKEWS),
+        ),
+        lambda comparison: _judge_table(scale, comparison),
+    )
+
+
+def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
+    found: dict[str, dict[str, Row]] = {f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()}
+    for row in comparison.rows:
+        found[f"{_dataset(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
+    reached = {setting: {m: figures(row, _highest) for m, row in rows.items()} for setting, rows in found.items()}
+    needed = {setting: _needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
+    labels = [*OTHERS, "FedImpro"]
+    accuracy = tuple((label, *(_cell(column[label]) for column in reached.values())) for label in labels)
+    rounds = tuple((label, *(rounds_text(column[label].values()) for column in needed.values())) for label in labels)
+    checks: list[Check] = []
+    for setting in found:
+        column, told = reached[setting], TOLD.get(setting, Told("", "", ""))
+        name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
+        checks += [
+            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
+            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=told.best),
+            fewest(name, "FedImpro", needed[setting], paper=told.rounds),
+        ]
+    for data in map(_dataset, scale.datasets):
+        mild, severe = (
+            _gained(*(reached[f"{data}, {skew}"][label] for label in ("FedImpro", "FedAvg"))) for skew in (MILD, SEVERE)
+        )
+        name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
+        checks.append(above(name, severe, mild, unit=GAINS, paper=TOLD_GAINS.get(data, "")))
+    return Findings(
+        (
+            Table("Best accuracy, %", ("method", *found), accuracy),
+            Table("Rounds to FedAvg's best accuracy, seed by seed", ("method", *found), rounds),
+        ),
+        tuple(checks),
+        (
+            _BEST,
+            "the target is the best accuracy that FedAvg has in the whole run, with the same seed, so FedAvg's own "
+            f"number is that of its best round; – is a run that never has it; evaluated every {_every(scale)}",
+            *lost(comparison),
+        ),
+    )
+
+
+def _every(scale: Scale) -> str:
+    every = scale.run.get("eval_every", 1)
+    return "round" if every == 1 else f"{every} rounds"
+
+
+def _needed(rows: Mapping[str, Row], targets: Seeds) -> dict[str, dict[int, int | None]]:
+    """Method → seed → the first round that reaches this seed's target."""
+    return {
+        method: {
+            result.seed: rounds_to(records(Path(result.directory)), targets[result.seed])
+            for result in row.sound
+            if result.seed in targets
+        }
+        for method, row in rows.items()
+    }
+
+
+# --- where the model is cut ------------------------------------------------------------------------------------------
+
+
+def _split(scale: Scale) -> Grid:
+    methods = {"FedAvg": "fedavg"} | {f"after {place}": scale.impro(split=place) for place in scale.splits}
+    return Grid(
+        "split",
+        "where the model is cut, and what the statistics add to the uplink",
+        scale.values(method=_labelled(methods)),
+        lambda comparison: _judge_split(scale, comparison),
+    )
+
+
+def _judge_split(scale: Scale, comparison: Comparison) -> Findings:
+    found = _by_label(comparison)
+    base, *cuts = found
+    shares = {row.method: figures(row, _statistics) for row in comparison.rows}
+    rows = tuple(
+        (label, _cell(seeds), _cell(_gained(seeds, found[base])), f"{_cell(shares[label])} %")
+        for label, seeds in found.items()
+    )
+    checks = (
+        best(
+            "a low or middle cut beats the last one",
+            cuts[:-1],
+            {label: found[label] for label in cuts},
+            paper="88.45 (87.64 and 87.86) against 84.08 %",
+        ),
+        always_above(
+            "every cut but the last beats FedAvg",
+            {label: (found[label], found[base]) for label in cuts[:-1]},
+            paper="87.64, 88.45 and 87.86 against 83.65 %",
+        ),
+    )
+    columns = ("cut", "accuracy", "gain over FedAvg, points", "statistics, of the uplink")
+    title = f"Best accuracy on {scale.where} by cut, %"
+    return Findings((Table(title, columns, rows),), checks, (_BEST, *lost(comparison)))
+
+
+def _statistics(rounds: list[Record]) -> float:
+    """The share of the bytes up that are statistics of features."""
+    sent = sum(record.slots_up.get(FedImpro.name, 0) for record in rounds)
+    return sent / max(sum(record.bytes_up for record in rounds), 1)
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def _noise(scale: Scale) -> Grid:
+    methods = {"FedAvg": "fedavg"} | {f"σ = {level:g}": scale.impro(noise=level) for level in scale.noises}
+    return Grid(
+        "noise",
+        "noise on the statistics that clients send",
+        scale.values(method=_labelled(methods)),
+        lambda comparison: _judge_noise(scale, comparison),
+    )
+
+
+def _judge_noise(scale: Scale, comparison: Comparison) -> Findings:
+    found = _by_label(comparison)
+    base, *levels = found
+    none, most = levels[0], levels[-1]
+    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    name = f"noise of {scale.noises[-1]:g} costs less than a point"
+    checks = (
+        above(name, found[most], found[none], margin=0.01, paper="88.30 against 88.45 %"),
+        always_above(
+            "FedImpro beats FedAvg at every level of noise",
+            {label: (found[label], found[base]) for label in levels},
+            paper="88.07 to 88.45 against 83.65 %",
+        ),
+    )
+    title = f"Best accuracy on {scale.where} by the noise's standard deviation, %"
+    table = Table(title, ("", "accuracy", "gain over FedAvg, points"), rows)
+    return Findings((table,), checks, (_BEST, *lost(comparison)))
+
+
+# --- clients a round -------------------------------------------------------------------------------------------------
+
+
+def _selected(scale: Scale) -> Grid:
+    return Grid(
+        "selected",
+        "more clients a round",
+        scale.values(
+            method=_labelled({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
+        ),
+        lambda comparison: _judge_selected(scale, comparison),
+    )
+
+
+def _judge_selected(scale: Scale, comparison: Comparison) -> Findings:
+    rows = {(row.run.config.participation, row.method): figures(row, _highest) for row in comparison.rows}
+    few, many = scale.selected
+    labels = ("FedAvg", "FedImpro")
+    told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
+    checks = [
+        above(f"more clients a round improve {label}", rows[many, label], rows[few, label], paper=told[label])
+        for label in labels
+    ]
+    pairs = {f"{count} a round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}
+    paper = "88.45 against 83.65 and 90.25 against 86.65 %"
+    checks.append(always_above("FedImpro beats FedAvg with few and with many clients a round", pairs, paper=paper))
+    cells = tuple((str(count), *(_cell(rows[count, label]) for label in labels)) for count in scale.selected)
+    table = Table(f"Best accuracy on {scale.where} by clients a round, %", ("clients a round", *labels), cells)
+    return Findings((table,), tuple(checks), (_BEST, *lost(comparison)))
+
+
+# --- the paper's form and the released one ---------------------------------------------------------------------------
+
+
+def _form(scale: Scale) -> Grid:
+    tamed = {"std_cap": 0.1, "weight": "ramp"}
+    methods = {
+        "FedAvg": "fedavg",
+        "paper": scale.impro(),
+        "paper, with cap and ramp": scale.impro(**tamed),
+        "released, without cap and ramp": scale.impro(form="released"),
+        "released": scale.impro(form="released", **tamed),
+    }
+    return Grid(
+        "form",
+        "the paper's formulas against the released code's",
+        scale.values(method=_labelled(methods)),
+        lambda comparison: _judge_form(scale, comparison),
+    )
+
+
+def _judge_form(scale: Scale, comparison: Comparison) -> Findings:
+    found = _by_label(comparison)
+    base, *forms = found
+    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    checks = (
+        above("the paper's form beats the released one", found["paper"], found["released"]),
+        always_above("every form beats FedAvg", {label: (found[label], found[base]) for label in forms}),
+    )
+    notes = (
+        _BEST,
+        "released: real and sampled features pass the upper layers together, and a client samples from its own moving "
+        "averages, of the standard deviation; cap: none above 0.1 is sampled with; ramp: the weight of sampled ones "
+        "rises from 0 to 1 in the first half of the run",
+    )
+    table = Table(f"Best accuracy on {scale.where} by form, %", ("form", "accuracy", "gain over FedAvg, points"), rows)
+    return Findings((table,), checks, (*notes, *lost(comparison)))
+
+
+# --- how it works, and what it gives away ----------------------------------------------------------------------------
+
+
+def _run(scale: Scale) -> dict[str, Any]:
+    return {name: value for name, value in scale.values().items() if name != "seed"}
+
+
+def _divergence(scale: Scale) -> Work:
+    methods = {name: OTHERS[name] for name in ("FedAvg", "FedProx")} | {"FedImpro": scale.impro()}
+    return Work(
+        "divergence",
+        "how far local models are apart, and what shared features change in gradients and features",
+        {
+            "run": _run(scale),
+            "methods": methods,
+            "place": scale.split,
+            "features": scale.features,
+            "looks": scale.looks,
+        },
+        scale.seeds,
+        layers.work,
+        lambda found: layers.judge(found, list(methods), scale.looks),
+        draws=True,
+    )
+
+
+def _inversion(scale: Scale) -> Work:
+    return Work(
+        "inversion",
+        "images rebuilt from raw features and from shared statistics",
+        {"run": {**_run(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
+        scale.seeds,
+        inversion.work,
+        inversion.judge,
+        draws=True,
+    )

@@ -1,0 +1,378 @@
+"""FedImpro's mechanism: how far local models are apart, layer by layer, and what shared features change in that."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fedstrata.compare.table import stat
+from fedstrata.console import plural, spread
+from fedstrata.core import RoundView, Technique
+from fedstrata.data.examples import Examples
+from fedstrata.federation import Federation
+from fedstrata.machine import computing
+from fedstrata.probes import (
+    Labelled,
+    client_gradients,
+    conditional_wasserstein,
+    features_at,
+    generalisation,
+    gradient_variance,
+    shared_gradient,
+    weight_divergence,
+    weight_divergence_by_stratum,
+    with_shared,
+)
+from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
+from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.plots import plot_divergence, plot_layers
+from fedstrata.reproduce.runs import configured, watched
+from fedstrata.strata import Stratum
+from fedstrata.strata import above as upper
+from fedstrata.techniques.fedimpro import FedImpro, drawn
+from fedstrata.tensors import Tensors, generator
+
+SAMPLED = 1000
+"""Features that the shared gradient is the mean over."""
+
+
+# --- watching a run --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch(Technique):
+    """Remembers this round's local models and how far they are apart; training is as without it.
+
+    Its state: `whole`, `strata` and `stages` hold (1/|S|) Σ ‖θ̄ − θ_i‖ in order; `i:name` is client i's own tensor.
+    """
+
+    name: ClassVar[str] = "watch"
+    needs_deltas: ClassVar[bool] = True
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        deltas, weights = [update.delta for update in round.updates], round.weights
+        by_stage = [
+            weight_divergence([{n: mine[n] for n in names} for mine in deltas], weights)
+            for names in stages(round.strata).values()
+        ]
+        found = {
+            "whole": torch.tensor(weight_divergence(deltas, weights)),
+            "strata": torch.tensor(list(weight_divergence_by_stratum(deltas, round.strata, weights).values())),
+            "stages": torch.tensor(by_stage),
+        }
+        for update in round.updates:
+            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
+            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
+        return delta, found
+
+
+def stages(strata: Sequence[Stratum]) -> dict[str, list[str]]:
+    """Stage → its parameters' names, in order."""
+    found: dict[str, list[str]] = {}
+    for stratum in strata:
+        found.setdefault(stratum.stage, []).extend(stratum.params)
+    return found
+
+
+def local_models(state: Tensors) -> dict[int, Tensors]:
+    """Client → its tensors after the last round, from a Watch's state."""
+    found: dict[int, Tensors] = {}
+    for key, tensor in state.items():
+        client, colon, name = key.partition(":")
+        if colon:
+            found.setdefault(int(client), {})[name] = tensor
+    return found
+
+
+def follow(federation: Federation, looks: int) -> dict[str, Any]:
+    """Every round's divergence, and the last few rounds' local models on others' data."""
+    names = {"strata": [s.name for s in federation.strata], "stages": list(stages(federation.strata))}
+    curves = {kind: {name: list[float]() for name in several} for kind, several in names.items()}
+    whole, visits, before = list[float](), list[dict[str, float]](), federation.model
+    for record in federation.rounds():
+        state = federation.state.techniques[Watch.name]
+        whole.append(float(state["whole"]))
+        for kind, lines in curves.items():
+            for line, value in zip(lines.values(), state[kind].tolist(), strict=True):
+                line.append(value)
+        after = federation.model
+        if record.round > federation.total - looks:
+            visits.append(on_others(before, after, local_models(state), list(federation.clients)))
+        before = after
+    means = {name: statistics.fmean(visit[name] for visit in visits) for name in visits[0]}
+    return {"whole": whole, **curves, **means}
+
+
+def on_others(
+    before: nn.Module, after: nn.Module, local: Mapping[int, Tensors], clients: Sequence[Examples]
+) -> dict[str, float]:
+    """A round's local models on all other clients' data, as they are and with the averaged running statistics."""
+    held = {name for name, _ in after.named_parameters()}
+    params = {client: {n: t for n, t in tensors.items() if n in held} for client, tensors in local.items()}
+    found = generalisation(before, local, clients)
+    return {
+        "global": generalisation(before, {client: {} for client in local}, clients).mean,
+        "others": found.mean,
+        "averaged": generalisation(after, params, clients).mean,
+        "own": statistics.fmean(found.own.values()),
+    }
+
+
+# --- shared features -------------------------------------------------------------------------------------------------
+
+
+def shared_features(state: Tensors, count: int, seed: int) -> Labelled:
+    """Features sampled from the global Gaussians as in local training, their classes taking turns."""
+    classes = state["known"].nonzero()[:, 0]
+    labels = classes[torch.arange(count) % len(classes)]
+    std = state["variance"].clamp(min=0).sqrt()
+    return drawn(state["mean"][labels], std[labels], state["mean"].shape[1:], generator(seed, "shared")), labels
+
+
+def variances(model: nn.Module, clients: Sequence[Examples], place: str, shared: Labelled | None) -> dict[str, Any]:
+    """CGV below and above the cut, by the clients' own data; and with as many shared features as a client has data."""
+    high, sizes = upper(model, place), [len(data) for data in clients]
+    gradients = client_gradients(model, clients)
+    own = gradient_variance(gradients, high, sizes)
+    found = {"own": {"low": own.low, "high": own.high}}
+    if shared is not None:
+        common = shared_gradient(model, *shared, place)
+        joined = [with_shared(g, common, high, size, size) for g, size in zip(gradients, sizes, strict=True)]
+        both = gradient_variance(joined, high, sizes)
+        found["shared"] = {"low": both.low, "high": both.high}
+    return found
+
+
+def distances(
+    model: nn.Module, clients: Sequence[Examples], place: str, state: Tensors, limit: int, seed: int
+) -> dict[str, Any]:
+    """C_d between clients in the mean over all pairs: of their own features, and of these with shared ones.
+
+    Of every client as many random examples as there are shared features, `limit`, if it has them. The shared features
+    are the same for all, as their distribution is: other draws would be apart by chance alone.
+    """
+    chosen = [
+        torch.randperm(len(data), generator=generator(seed, "features", client))[:limit]
+        for client, data in enumerate(clients)
+    ]
+    own = [features_at(model, data, place, index) for data, index in zip(clients, chosen, strict=True)]
+    shared = shared_features(state, limit, seed)
+    joined = [tuple(torch.cat(pair) for pair in zip(mine, shared, strict=True)) for mine in own]
+    return {"own": _mean_distance(own), "shared": _mean_distance(joined)}
+
+
+def _mean_distance(clients: Sequence[Any]) -> dict[str, float]:
+    """In the mean over the pairs of clients that have a class in common."""
+    pairs = [
+        conditional_wasserstein(one, other, limit=None)
+        for one, other in combinations(clients, 2)
+        if not set(one[1].tolist()).isdisjoint(other[1].tolist())
+    ]
+    count = len(clients) * (len(clients) - 1) / 2
+    return {
+        "value": statistics.fmean(pair.value for pair in pairs),
+        "covered": sum(pair.covered for pair in pairs) / count,
+    }
+
+
+def check_transport() -> None:
+    """Refuse early where distances cannot be computed."""
+    point: Labelled = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
+    conditional_wasserstein(point, point)
+
+
+def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+    """Method → its curves and local models; what its last model's gradients and features are like.
+
+    One thread, as in training: on a busy machine two wait for each other, and the last bits would depend on them.
+    """
+    place, found = settings["place"], dict[str, Any]()
+    for label, text in settings["methods"].items():
+        federation = watched(configured(settings, seed, bench, method=text), Watch())
+        with computing(1):
+            found[label] = follow(federation, settings["looks"])
+            model, clients = federation.model, list(federation.clients)
+            state = federation.state.techniques.get(FedImpro.name)
+            shared = None if state is None else shared_features(state, SAMPLED, seed)
+            found[label]["variance"] = variances(model, clients, place, shared)
+            if state is not None:
+                found[label]["distance"] = distances(model, clients, place, state, settings["features"], seed)
+                high = set(upper(model, place))
+                found["high"] = [name for name, params in stages(federation.strata).items() if high.issuperset(params)]
+    return found
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def normalised(curve: Sequence[float]) -> list[float]:
+    """A curve over its own maximum, as in Fig. 3."""
+    most = max(curve)
+    return [value / most for value in curve] if most else list(curve)
+
+
+def halves(curve: Sequence[float]) -> tuple[float, float]:
+    """The means of its first and of its second half."""
+    cut = len(curve) // 2
+    return statistics.fmean(curve[:cut]), statistics.fmean(curve[cut:])
+
+
+def judge(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: int) -> Findings:
+    """FedAvg against FedImpro, and low layers against high ones."""
+    parts = [
+        _curves(found, methods),
+        _stages(found),
+        _generalisation(found, methods),
+        _variance(found, methods),
+        _distance(found),
+    ]
+    pictures = {
+        "divergence.png": partial(
+            plot_divergence, {m: _mean_curve([f[m]["whole"] for f in found.values()]) for m in methods}
+        ),
+        "layers.png": partial(plot_layers, {kind: _mean_lines(found, kind) for kind in ("strata", "stages")}),
+    }
+    notes = (
+        "divergence is (1/|S|) Σ ‖θ̄ − θ_i‖ over the clients of a round, the mean θ̄ weighted by their examples",
+        f"local models are those of the last {plural(looks, 'round')}, before the server averages; the global model is "
+        "the one they began with; others' data are the training examples of all other clients together; local models "
+        "have their own running statistics, or those of all of the round's clients in the mean",
+        "gradients are taken at the last model over each client's whole data, with running statistics; shared features "
+        "are as many as a client has data, and the mean is over both",
+        "a distance is the mean over all pairs of clients; covered: the share of the examples whose class both have",
+    )
+    tables, checks = zip(*parts, strict=True)
+    data = {str(seed): figures for seed, figures in found.items()}
+    return Findings(tables, tuple(check for several in checks for check in several), notes, pictures, data)
+
+
+Judged = tuple[Table, tuple[Check, ...]]
+
+
+def _curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
+    both = {m: {s: halves(f[m]["whole"]) for s, f in found.items()} for m in methods}
+    early, late = ({m: {s: pair[at] for s, pair in seeds.items()} for m, seeds in both.items()} for at in (0, 1))
+    rows = tuple((m, _plain(early[m]), _plain(late[m])) for m in methods)
+    check = above(
+        "FedImpro's local models are nearer to each other in the second half of the run",
+        late["FedAvg"],
+        late["FedImpro"],
+        unit=PLAIN,
+        paper="lower after about 500 of 1000 rounds",
+    )
+    return Table("Divergence of the local models, mean over the rounds", ("", "first half", "second half"), rows), (
+        check,
+    )
+
+
+def _stages(found: Mapping[int, dict[str, Any]]) -> Judged:
+    first = next(iter(found.values()))
+    shrunk = {
+        stage: {s: halves(normalised(f["FedAvg"]["stages"][stage]))[1] for s, f in found.items()}
+        for stage in first["FedAvg"]["stages"]
+    }
+    low, high = (
+        {s: statistics.fmean(v[s] for stage, v in shrunk.items() if (stage in first["high"]) is side) for s in found}
+        for side in (False, True)
+    )
+    check = above("low layers' divergence shrinks faster than high layers' with FedAvg", high, low, unit=PLAIN)
+    rows = tuple((stage, "high" if stage in first["high"] else "low", _plain(seeds)) for stage, seeds in shrunk.items())
+    title = "FedAvg's divergence by stage in the second half of the run, of its maximum"
+    return Table(title, ("stage", "part", "of its maximum"), rows, left=2), (check,)
+
+
+def _generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
+    columns = {
+        "global model, others' data": "global",
+        "local models, others' data": "others",
+        "the same with averaged statistics": "averaged",
+        "local models, own data": "own",
+    }
+    picked = {name: {m: _pick(found, m, name) for m in methods} for name in columns.values()}
+    rows = tuple((m, *(_percent(picked[name][m]) for name in columns.values())) for m in methods)
+    after, averaged, before = picked["others"], picked["averaged"], picked["global"]
+    change = {m: {s: averaged[m][s] - before[m][s] for s in found} for m in methods}
+    told = "FedImpro's local models are better on other clients' data"
+    checks = (
+        above(told, after["FedImpro"], after["FedAvg"]),
+        above(f"{told} (averaged statistics)", averaged["FedImpro"], averaged["FedAvg"]),
+        above(
+            "FedImpro's local training costs less on other clients' data (averaged statistics)",
+            change["FedImpro"],
+            change["FedAvg"],
+            unit=GAINS,
+        ),
+    )
+    return Table("Accuracy of the last rounds' local models, %", ("", *columns), rows), checks
+
+
+def _variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
+    kinds = {
+        **{m: (m, "variance", "own") for m in methods},
+        "FedImpro, with shared features": ("FedImpro", "variance", "shared"),
+    }
+    rows = tuple(
+        (label, *(_plain(_pick(found, *path, part)) for part in ("low", "high"))) for label, path in kinds.items()
+    )
+    own, shared = (_pick(found, "FedImpro", "variance", kind, "high") for kind in ("own", "shared"))
+    check = within(
+        "with as many shared features as data, the high part's gradient variance is a quarter",
+        [shared[s] / own[s] for s in found],
+        0.24,
+        0.26,
+        paper="N²/(N + N̂)², Theorem 4.2",
+    )
+    return Table("Variance of the gradients between clients (CGV)", ("model", "low part", "high part"), rows), (check,)
+
+
+def _distance(found: Mapping[int, dict[str, Any]]) -> Judged:
+    own, shared = ("FedImpro", "distance", "own"), ("FedImpro", "distance", "shared")
+    rows = tuple(
+        (label, _plain(_pick(found, *path, "value")), f"{_percent(_pick(found, *path, 'covered'))} %")
+        for label, path in (("own", own), ("own and shared", shared))
+    )
+    check = above(
+        "shared features bring the clients' features nearer to each other",
+        _pick(found, *own, "value"),
+        _pick(found, *shared, "value"),
+        unit=PLAIN,
+    )
+    title = "Conditional Wasserstein distance between clients' features, FedImpro's model"
+    return Table(title, ("features", "distance", "covered"), rows), (check,)
+
+
+def _pick(found: Mapping[int, dict[str, Any]], *path: str) -> dict[int, float]:
+    """Seed → the figure at the end of a path."""
+    picked: dict[int, float] = {}
+    for seed, figures in found.items():
+        at: Any = figures
+        for key in path:
+            at = at[key]
+        picked[seed] = at
+    return picked
+
+
+def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Round by round over the seeds."""
+    return [statistics.fmean(values) for values in zip(*curves, strict=True)]
+
+
+def _mean_lines(found: Mapping[int, dict[str, Any]], kind: str) -> dict[str, list[float]]:
+    """FedAvg's strata or stages: each one's mean curve, over its maximum."""
+    several = [figures["FedAvg"][kind] for figures in found.values()]
+    return {name: normalised(_mean_curve([curves[name] for curves in several])) for name in several[0]}
+
+
+def _plain(seeds: Seeds) -> str:
+    return PLAIN.spread(stat(seeds.values()))
+
+
+def _percent(seeds: Seeds) -> str:
+    return spread(stat(seeds.values()))

@@ -1,0 +1,32 @@
+"""Runs that a part makes itself: their configuration, and a federation that a technique of the part's own looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedstrata.config import RunConfig, Settings, checked
+from fedstrata.core import Technique
+from fedstrata.federation import Federation
+from fedstrata.methods import Method
+from fedstrata.models import build_model
+from fedstrata.reproduce.parts import Bench
+from fedstrata.run import deal
+from fedstrata.techniques import method
+from fedstrata.tensors import derive
+
+
+def configured(settings: Mapping[str, Any], seed: int, bench: Bench, **others: Any) -> RunConfig:
+    """A part's run; where it does not say how many workers, the bench's."""
+    own = {"seed": seed, "data_dir": bench.data_dir}
+    return checked(RunConfig, {"workers": bench.workers, **settings["run"], **own, **others})
+
+
+def watched(config: RunConfig, by: Technique) -> Federation:
+    """The federation of a configuration, with one technique more, which looks on, and without evaluation."""
+    dataset, parts = deal(config)
+    model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+    chosen = method(config.method)
+    settings = {name: getattr(config, name) for name in Settings.model_fields}
+    clients = dataset.train.split(parts)
+    return Federation(model, clients, **{**settings, "method": Method((*chosen.techniques, by), chosen.base)})
