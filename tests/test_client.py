@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client import train_client
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Slots, Technique, Times, Update, Work
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Technique, Times, Update, Work
+from fedstrata.crew import stages_to
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.methods import Method, chain
@@ -1115,3 +1116,14 @@ def test_kernels_of_one_channel_have_the_strides_of_their_layout():
         kernel = shop.bench("").params["0.weight"]
         assert kernel.stride() == strides
         assert torch.equal(kernel, model[0].weight)
+
+
+def test_where_stages_lead_to_a_place_no_hook_is_needed() -> None:
+    """Up to a stage, or to what goes into one; not inside stages, nor where somebody hooks the whole model."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()), nn.Linear(2, 2))
+    assert stages_to(model, "1") == [model[0], model[1]]
+    assert stages_to(model, Into("1")) == [model[0]]
+    assert stages_to(model, Into("0")) == stages_to(model, "1.0") == stages_to(model, "") == []
+    assert stages_to(nn.Linear(2, 2), "0") == []
+    model.register_forward_pre_hook(lambda module, args: None)
+    assert stages_to(model, "1") == []

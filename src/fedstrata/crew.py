@@ -17,6 +17,7 @@ from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Ti
 from fedstrata.data.examples import Examples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.methods import Method
+from fedstrata.strata import composes
 from fedstrata.tensors import Tensors, add, add_, clone, lent
 from fedstrata.workshop import Bench, task_loss
 
@@ -156,6 +157,16 @@ def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
     raise UsageError(f"the model's module '{place}' does not run")
 
 
+def stages_to(model: nn.Module, place: str) -> list[nn.Module]:
+    """The stages of a plain `nn.Sequential` whose composition ends at a place; none where it is no end of a stage."""
+    hooked = model._forward_hooks or model._forward_pre_hooks
+    if not composes(model) or hooked or str(place) not in model._modules:
+        return []
+    names = list(model._modules)
+    end = names.index(str(place)) + (not isinstance(place, Into))
+    return [stage for stage in list(model._modules.values())[:end] if stage is not None]
+
+
 @contextmanager
 def watched(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
     """Every function is called with what is at its place whenever the model comes by."""
@@ -224,6 +235,7 @@ class Objective:
     current: list[Batch] = field(default_factory=list)
     nested: bool = False
     silent: bool = False
+    _ways: dict[str, list[nn.Module]] = field(default_factory=dict)
 
     @cached_property
     def _own(self) -> Tensors:
@@ -252,11 +264,22 @@ class Objective:
         try:
             if self.differentiate is None and not torch.is_grad_enabled():
                 with lent(self._own, {**given, **buffers}):
-                    return seen_at(self.model, module, partial(self.model, x))
+                    return self._seen(x, module)
             values = {**self.params, **given, **buffers}
             return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
         finally:
             self.silent = False
+
+    def _seen(self, x: Tensor, place: str) -> Tensor:
+        """What is at a place for these inputs; where stages lead there, without any hook."""
+        way = self._ways.get(place)
+        if way is None:
+            way = self._ways[place] = stages_to(self.model, place)
+        if not way:
+            return seen_at(self.model, place, partial(self.model, x))
+        for stage in way:
+            x = stage(x)
+        return x
 
     def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
         """Gradient of the whole loss at other parameters; running statistics stay untouched."""

@@ -263,7 +263,7 @@ class _UnitTracer(fx.Tracer):
         return one_call(m)
 
 
-def _composes(model: nn.Module) -> bool:
+def composes(model: nn.Module) -> bool:
     """Whether forward is the composition of the children, in order."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
@@ -272,7 +272,7 @@ def _traced(model: nn.Module) -> list[nn.Module]:
     """The modules in the order of their calls where tracing can tell, else in the order of registration."""
     if one_call(model):
         return [model]
-    if _composes(model):
+    if composes(model):
         return [called for child in model.children() for called in _traced(child)]
     try:
         optional = {
@@ -293,7 +293,7 @@ def _traced(model: nn.Module) -> list[nn.Module]:
 
 def _children(model: nn.Module) -> dict[str, nn.Module]:
     """A staged model's children by name, or a refusal."""
-    if not _composes(model):
+    if not composes(model):
         raise UsageError(
             f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
         )
@@ -304,7 +304,7 @@ def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module
     """The modules that run up to and including a stage, and those after it."""
     children = _children(model)
     here, _, inside = stage.partition(".")
-    if here not in children or (inside and not _composes(children[here])):
+    if here not in children or (inside and not composes(children[here])):
         raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}")
     cut = list(children).index(here)
     below, (middle, *above) = list(children.values())[:cut], list(children.values())[cut:]
@@ -329,7 +329,7 @@ def positions(model: nn.Module) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name, child in _children(model).items():
-        inside = positions(child) if _composes(child) else ()
+        inside = positions(child) if composes(child) else ()
         found += [*(f"{name}.{position}" for position in inside), name]
     return tuple(found)
 
