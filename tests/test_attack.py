@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fedstrata as fs
 from fedstrata.attack import Inversion, invert
-from fedstrata.attack.invert import descend, feature_error, grey, psnr, ssim, summary, total_variation
+from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim, summary, total_variation
 from fedstrata.attack.sheet import contact_sheet
 from fedstrata.attack.victim import Pixels, open_victim
 from fedstrata.config import RunConfig, checked
@@ -327,7 +327,7 @@ def test_one_example_of_a_class_is_told(run: Path, tmp_path: Path, capsys: Captu
         (["--seed", "-1"], "seed must be a whole number, 0 or more"),
         (["--client", "5"], "no client 5: its clients are 0 to 4"),
         (["--client", "-1"], "no client -1"),
-        (["--split", "layer9"], "no such stage (did you mean 'layer"),
+        (["--split", "layer9"], "the split: the model has no stage 'layer9' (did you mean 'layer"),
         (["--split", "9"], "cannot be cut after stratum 9"),
     ],
 )

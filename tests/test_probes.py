@@ -543,3 +543,19 @@ def test_user_datasets_with_random_transforms_give_the_same_figures_every_time()
     model, data = normed(), fs.MapExamples(Noisy())
     first, again = (probes.client_gradients(model, [data])[0] for _ in range(2))
     assert all(torch.equal(first[n], again[n]) for n in first)
+
+
+def test_the_high_part_is_names_in_any_form() -> None:
+    """An iterator is read once; a string is not a set of letters."""
+    gradients = [{"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}, {"a": torch.tensor([3.0]), "b": torch.zeros(1)}]
+    assert probes.gradient_variance(gradients, iter(["b"])) == probes.gradient_variance(gradients, ["b"])
+    with pytest.raises(UsageError, match="several names of parameters, not 'b'"):
+        probes.gradient_variance(gradients, "b")
+
+
+def test_the_mean_over_pairs() -> None:
+    """Three clients of one point of class 0 each, at 0, 1 and 3: distances 1, 3 and 2. A fourth has another class."""
+    sets = [(torch.tensor([[at]]), torch.tensor([0])) for at in (0.0, 1.0, 3.0)]
+    assert probes.mean_wasserstein(sets) == probes.Distance(pytest.approx(2.0), pytest.approx(1.0))
+    found = probes.mean_wasserstein([*sets, (torch.tensor([[9.0]]), torch.tensor([1]))])
+    assert (found.value, found.covered) == (pytest.approx(2.0), pytest.approx(0.5))

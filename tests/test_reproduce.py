@@ -19,7 +19,7 @@ from fedstrata.reproduce.drift import bound, change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
 from fedstrata.reproduce.inversion import packed, unpacked
-from fedstrata.reproduce.layers import Watch, local_models, shared_features
+from fedstrata.reproduce.layers import Watch, balanced, distances, local_models, shared_features, variances
 from fedstrata.reproduce.layers import follow as follow_layers
 from fedstrata.reproduce.layers import judge as judge_layers
 from fedstrata.reproduce.parts import Bench, Grid, Work
@@ -98,7 +98,7 @@ PICTURES = {"fedpart": ["trace.png"], "fednlr": [], "fedimpro": ["divergence.png
                 "FedImpro's local models are nearer to each other in the second half of the run",
                 "low layers' divergence shrinks faster than high layers' with FedAvg",
                 "FedImpro's local models are better on other clients' data",
-                "shared features bring the clients' features nearer to each other",
+                "sampled features bring the clients' features nearer to each other",
                 "images from raw features are nearer to the originals than those from statistics (PSNR)",
             ],
         ),
@@ -425,11 +425,29 @@ def test_shared_features_are_those_of_the_statistics() -> None:
         "mean": torch.tensor([[1.0], [9.0], [5.0]]).expand(3, 4),
         "variance": torch.tensor([[0.0], [9.0], [4.0]]).expand(3, 4),
     }
-    features, labels = shared_features(state, 2001, seed=0)
+    labels = balanced(state, 2001)
+    features = shared_features(state, labels, torch.Generator().manual_seed(0))
     assert labels.bincount().tolist() == [1001, 0, 1000]
     assert torch.equal(features[labels == 0], torch.ones(1001, 4))
     assert float(features[labels == 2].mean()) == pytest.approx(5, abs=0.1)
     assert float(features[labels == 2].std()) == pytest.approx(2, abs=0.1)
+
+
+def test_what_shared_features_change_can_go_either_way() -> None:
+    """Sampled with a wide spread, features are further apart than the clients' own, and gradients differ more."""
+    federation = watched(checked(RunConfig, IMPRO), Watch())
+    federation.fit()
+    model, clients = federation.model, list(federation.clients)
+    state = federation.state.techniques["fedimpro"]
+    wild = {**state, "variance": state["variance"] * 1e4}
+    near, far = (distances(model, clients, "layer1", s, 20, 0) for s in (state, wild))
+    assert far["own"] == near["own"]
+    assert near["shared"]["covered"] == near["own"]["covered"]
+    assert near["shared"]["value"] < near["own"]["value"] * 2
+    assert far["shared"]["value"] > near["own"]["value"] * 5
+    calm, rough = (variances(model, clients, "layer1", s, 0)["shared"] for s in (state, wild))
+    assert rough["high"] > calm["high"] * 1.01
+    assert rough["low"] == calm["low"]
 
 
 def _layers(divergence: float, low: list[float], high: list[float], others: float) -> dict[str, Any]:

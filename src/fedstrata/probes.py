@@ -68,7 +68,7 @@ def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor, place: s
         return _gradient(scratch, ((partial(run_from, scratch, h, place), y) for h, y in parts), len(labels))
 
 
-def with_shared(gradient: Tensors, shared: Tensors, high: Collection[str], examples: float, sampled: float) -> Tensors:
+def with_shared(gradient: Tensors, shared: Tensors, high: Iterable[str], examples: float, sampled: float) -> Tensors:
     """∇f̂_m (Eq. 23): client m's gradient where n̂_m features, sampled from what all share, join its own n_m examples.
 
     high: n_m/(n_m + n̂_m)·g_m + n̂_m/(n_m + n̂_m)·ĝ; low: g_m. The clients' weights become p̂_m = (n_m + n̂_m)/(N + N̂).
@@ -84,6 +84,7 @@ def with_shared(gradient: Tensors, shared: Tensors, high: Collection[str], examp
         examples: n_m.
         sampled: n̂_m.
     """
+    high = _names(high)
     positive("with_shared", examples=examples)
     not_negative("with_shared", sampled=sampled)
     _check_names(high, gradient, "the gradient has")
@@ -106,7 +107,7 @@ class Variance:
 
 
 def gradient_variance(
-    gradients: Sequence[Tensors], high: Collection[str], weights: Sequence[float] | None = None
+    gradients: Sequence[Tensors], high: Iterable[str], weights: Sequence[float] | None = None
 ) -> Variance:
     """CGV(F, θ) = Σ p_m ‖g_m − Σ p_k g_k‖² (Def. 4.2), as the sum of a low and a high part (Eq. 3).
 
@@ -115,7 +116,7 @@ def gradient_variance(
         high: names of the parameters above the cut; all others are low.
         weights: n_m, or anything in proportion to p_m; None for all alike.
     """
-    by_name = _variances(gradients, weights)
+    high, by_name = _names(high), _variances(gradients, weights)
     _check_names(high, by_name, "the gradients have")
     return Variance(*(sum(v for n, v in by_name.items() if (n in high) is above) for above in (False, True)))
 
@@ -265,6 +266,17 @@ def feature_distance(
 
     with own_rng():  # a dataset's own transforms may draw random numbers
         held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in clients]
+    return _over_pairs(held)
+
+
+def mean_wasserstein(clients: Sequence[Labelled], limit: int | None = LIMIT, seed: int = 0) -> Distance:
+    """The same for features that are at hand: the mean of `conditional_wasserstein` over all pairs."""
+    for labelled in clients:
+        _check_labelled(labelled)
+    return _over_pairs([_by_class(labels, limit, seed, features.__getitem__) for features, labels in clients])
+
+
+def _over_pairs(held: Sequence[_Classes]) -> Distance:
     pairs = [_distance(*pair) for pair in combinations(held, 2)]
     found = [pair for pair in pairs if pair is not None]
     if not found:
@@ -389,6 +401,12 @@ def _check_clients(clients: Sequence[Examples], least: int = 1) -> None:
     if len(clients) < least or empty:
         which = f", and client {empty[0]} has none" if empty else ""
         raise UsageError(f"this needs {least} or more clients with examples; there are {len(clients)}{which}")
+
+
+def _names(high: Iterable[str]) -> frozenset[str]:
+    if isinstance(high, str):
+        raise UsageError(f"the high part is several names of parameters, not '{high}'")
+    return frozenset(high)
 
 
 def _check_names(names: Iterable[str], known: Collection[str], who: str) -> None:

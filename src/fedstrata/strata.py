@@ -302,19 +302,17 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
 
 def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
     """The modules that run up to and including a stage, and those after it."""
-    children = _children(model)
-    here, _, inside = stage.partition(".")
-    if here not in children or (inside and not composes(children[here])):
-        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}")
-    cut = list(children).index(here)
-    below, (middle, *above) = list(children.values())[:cut], list(children.values())[cut:]
-    if not inside:
-        return [*below, middle], above
-    try:
-        lower, upper = split(middle, inside)
-    except UsageError:
-        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, positions(model))}") from None
-    return [*below, *lower], [*upper, *above]
+    if stage not in (known := positions(model)):
+        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, known)}")
+    below: list[nn.Module] = []
+    above: list[nn.Module] = []
+    while stage:
+        here, _, stage = stage.partition(".")
+        children = _children(model)
+        at = list(children).index(here)
+        model, before, after = children[here], list(children.values())[:at], list(children.values())[at + 1 :]
+        below, above = [*below, *before], [*after, *above]
+    return [*below, model], above
 
 
 def stages(model: nn.Module) -> tuple[str, ...]:

@@ -781,3 +781,67 @@ def test_what_nobody_asked_for() -> None:
     assert t.fault({**slot, "count": torch.tensor([7, 11])}, asked)
     assert t.fault(slot, still)
     assert FedImpro(split="1", weight=0.0).fault(slot, replace(asked, slots={}))
+
+
+# What is above the split ------------------------------------------------------------------------------------
+
+
+class Shifted(nn.BatchNorm1d):
+    """A norm layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 0.5 * super().forward(input) + 7.0
+
+
+def test_a_layer_that_changes_features_in_place_changes_no_statistics() -> None:
+    """The split is before a ReLU: statistics are of what goes into it, whether or not it overwrites that."""
+    models = [net() for _ in range(2)]
+    for model, inplace in zip(models, (False, True), strict=True):
+        model[1] = nn.ReLU(inplace=inplace)
+    states = [play("fedimpro(split='0')", people(), m, rounds=1).fed.state.techniques["fedimpro"] for m in models]
+    assert float(states[0]["mean"].min()) < 0
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_a_norm_layer_with_a_forward_of_its_own_is_asked_itself() -> None:
+    """Rows that leave it have a mean of 7, sampled ones too."""
+    norm = Shifted(HIDDEN, affine=False)
+    seen: list[Tensor] = []
+    model = net(norm)
+    at = next(name for name, module in model.named_modules() if module is norm)
+    fed = federation("fedimpro(split='0')", people(), model, rounds=2, steps=1)
+    bench = fed._shop.bench("")
+    following = bench.model[list(bench.model._modules).index(at) + 1]
+    following.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    fed.fit()
+    both = [rows for rows in seen if len(rows) % 2 == 0][-1]
+    real, sampled = both.chunk(2)
+    torch.testing.assert_close(real.mean(0), torch.full_like(real[0], 7.0))
+    torch.testing.assert_close(sampled.mean(0), torch.full_like(real[0], 7.0))
+
+
+class Pair(nn.Module):
+    """Puts out two tensors."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Left(nn.Module):
+    """Takes the first of two."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0]
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    norm = nn.BatchNorm1d(INPUTS).double()
+    pairs = nn.Sequential(Pair(), Left(), nn.Linear(INPUTS, CLASSES)).double()
+    twice = nn.Sequential(norm, nn.Tanh(), norm, nn.Linear(INPUTS, CLASSES)).double()
+    with pytest.raises(fs.UsageError, match=r"fedimpro's split: '0' does not put out a row of real numbers"):
+        play("fedimpro(split='0')", people(), pairs)
+    with pytest.raises(fs.UsageError, match=r"the norm layer '0' is used on both sides of '1'"):
+        play("fedimpro(split='1')", people(), twice)
+    with pytest.raises(fs.UsageError, match=r"'rampp' does not fit \(input should be a valid number or 'ramp'\)"):
+        fs.method("fedimpro(weight='rampp')")

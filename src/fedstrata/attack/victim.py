@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedstrata.attack.invert import Per, summary
+from fedstrata.attack.search import Per, summary
 from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partition import describe
-from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.errors import UsageError
 from fedstrata.models import build_model
 from fedstrata.run import deal
-from fedstrata.strata import positions, strata, tap
+from fedstrata.strata import strata, tap
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
 from fedstrata.tensors import generator
@@ -128,15 +128,19 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
     """
     config = _config(directory, data_dir)
     impro = next((t for t in method(config.method).techniques if isinstance(t, FedImpro)), None)
-    if split is None and impro is None:
-        raise UsageError(f"the run's method, {config.method}, does not cut the model: say where, as in split='layer1'")
+    if split is None:
+        if impro is None:
+            raise UsageError(
+                f"the run's method, {config.method}, does not cut the model: say where, as in split='layer1'"
+            )
+        split = impro.split
     dataset, parts = deal(config)
     if len(dataset.input_shape) != 3:
         raise UsageError(f"only images can be rebuilt, and an example of {config.dataset} is none")
     model = _model(directory, config, dataset)
     return Victim(
         model,
-        _place(impro.split if split is None and impro is not None else split, model),
+        place_of(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
         Pixels.of(dataset.train),
         *_client(client, dataset, parts),
@@ -173,13 +177,6 @@ def _model(directory: Path, config: RunConfig, dataset: Dataset) -> nn.Module:
     except RuntimeError:
         raise UsageError(f"{path} does not hold a {config.model}, which run.toml says") from None
     return model.eval().requires_grad_(False)
-
-
-def _place(split: str | int | None, model: nn.Module) -> str:
-    if isinstance(split, str) and split not in (places := positions(model)):
-        raise UsageError(f"split = '{split}' does not fit: the model has no such stage{did_you_mean(split, places)}")
-    assert split is not None
-    return place_of(split, model, strata(model))
 
 
 def _client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def plot_divergence(curves: Mapping[str, Sequence[float]], path: Path) -> None:
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    for (label, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+    for (label, curve), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
         axes.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=1.5, label=label)
     axes.set(xlabel="round", ylabel="weight divergence", ylim=(0, None))
     _tidy(axes)

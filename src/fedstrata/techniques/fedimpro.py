@@ -20,14 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
 from fedstrata.strata import Stratum, above, calls, positions, split, tap
-from fedstrata.tensors import Tensors
+from fedstrata.tensors import Tensors, clone, lent
 
 Form = Literal["paper", "released"]
 Per = Literal["element", "channel"]
 
 
-def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum]) -> str:
-    """The stage after which a model is cut: by name, or by the number of strata below.
+def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what: str = "fedimpro's split") -> str:
+    """The stage after which a model is cut: by name, or by the number of strata below; a refusal begins with `what`.
 
     Raises:
         UsageError: if the model cannot be cut there.
@@ -35,15 +35,15 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum]) -> s
     try:
         places = positions(model)
     except UsageError as error:
-        raise UsageError(f"fedimpro's split: {error}") from None
+        raise UsageError(f"{what}: {error}") from None
     if isinstance(split, str):
         if split not in places:
-            raise UsageError(f"fedimpro's split: the model has no stage '{split}'{did_you_mean(split, places)}")
+            raise UsageError(f"{what}: the model has no stage '{split}'{did_you_mean(split, places)}")
         return split
     numbered = _numbered(model, strata, places)
     if split not in numbered:
         raise UsageError(
-            f"fedimpro's split: the model cannot be cut after stratum {split}, "
+            f"{what}: the model cannot be cut after stratum {split}, "
             f"but after {', '.join(map(str, numbered)) or 'none'} of its {len(strata)}"
         )
     return numbered[split]
@@ -61,11 +61,16 @@ def _numbered(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]
     return found
 
 
+def channel_axis(axes: int) -> int:
+    """Where the channels of features with so many axes are: after the rows in pictures, else last."""
+    return 1 if axes == 4 else axes - 1
+
+
 def rows(features: Tensor, labels: Tensor, per: Per) -> tuple[Tensor, Tensor]:
     """What one Gaussian a column describes: (rows, their labels); a channel's positions are rows of their own."""
     if per == "element" or features.dim() < 3:
         return features.flatten(1), labels
-    last = features.movedim(1, -1) if features.dim() == 4 else features
+    last = features.movedim(channel_axis(features.dim()), -1)
     positions = last[0, ..., 0].numel()
     return last.reshape(-1, last.shape[-1]), labels.repeat_interleave(positions)
 
@@ -74,7 +79,7 @@ def shape_of(features: Tensor, per: Per) -> torch.Size:
     """The shape of a class's mean."""
     if per == "element" or features.dim() < 3:
         return features.shape[1:]
-    return features.shape[1:2] if features.dim() == 4 else features.shape[-1:]
+    return torch.Size([features.shape[channel_axis(features.dim())]])
 
 
 def moments(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,10 +100,10 @@ def moved(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) ->
 def drawn(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Generator) -> Tensor:
     """ĥ ~ N(μ, σ²) for every row of μ and σ, in the features' shape; a channel's numbers are those of its positions."""
     noise = torch.randn(len(mean), *shape, generator=rng, dtype=mean.dtype).to(mean.device)
-    if mean.shape != noise.shape and len(shape) == 3:
-        mean, std = (t.view(*t.shape, 1, 1) for t in (mean, std))
-    elif mean.shape != noise.shape:
-        mean, std = (t.view(len(t), *[1] * (len(shape) - 1), -1) for t in (mean, std))
+    if mean.shape != noise.shape:
+        wide = [len(mean), *[1] * len(shape)]
+        wide[channel_axis(noise.dim())] = -1
+        mean, std = mean.view(wide), std.view(wide)
     return noise.mul_(std).add_(mean)
 
 
@@ -122,8 +127,8 @@ class FedImpro(Technique):
         sampled: N̂/N, sampled features for each real one; at least one in a step, or two where there is a batch norm.
         std_cap: largest standard deviation to sample with, None for any. The released code's is 0.1.
         form: "paper" as above. "released" as in the authors' code: the high part's norm layers see real and sampled
-            features together; a visit begins with the received statistics, goes on with the standard deviation in
-            place of the variance, and samples from its own.
+            features together, and through their batch's mean ĥ reaches the low part after all; a visit begins with the
+            received statistics, goes on with the standard deviation in place of the variance, and samples from its own.
         per: "element" for a Gaussian of every number in h, "channel" for one of every channel, which is smaller by the
             number of positions.
         counts: also tell the server how many examples of each class a client has, and weigh by them.
@@ -165,12 +170,17 @@ class FedImpro(Technique):
         free = {name for name, p in setting.model.named_parameters() if p.requires_grad}
         if free.isdisjoint(above(setting.model, place)):
             raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
+        below = {id(m) for module in split(setting.model, place)[0] for m in module.modules()}
+        for name, norm in _norms_above(setting.model, place).items():
+            if id(norm) in below:
+                raise UsageError(f"fedimpro's split: the norm layer '{name}' is used on both sides of '{place}'")
         stage = setting.model.get_submodule(place)
         times = sum(module is stage for module in calls(setting.model, setting.sample))
         if times != 1:
             raise UsageError(f"fedimpro's split: '{place}' runs {times} times in a pass; cut after another stage")
         features = _features(setting, place)
-        if not features.is_floating_point() or len(features) != len(setting.sample):
+        real = isinstance(features, Tensor) and features.is_floating_point()
+        if not real or len(features) != len(setting.sample):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
@@ -311,6 +321,8 @@ class _Visit:
     def _tap(self, batch: Batch, features: Tensor) -> Tensor:
         if not batch.again:  # a second look at a batch is at the same sampled features
             self.features = features[: len(batch.y)].detach()
+            if not self.samples:  # the next layer may change them in place; else it gets a copy
+                self.features = self.features.clone()
             shape = shape_of(features, self.technique.per)
             if shape != self.sent["mean"].shape[1:]:
                 given, wanted = (list(s) for s in (shape, self.sent["mean"].shape[1:]))
@@ -350,8 +362,13 @@ class _Visit:
     def _both_again(self, norm: _NormBase, name: str, batch: Batch, values: Tensor) -> Tensor:
         if not norm.training:
             return values
-        normalise = F.batch_norm if isinstance(norm, _BatchNorm) else F.instance_norm
-        sampled = normalise(self.beside.pop(name), None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+        sampled = self.beside.pop(name)
+        if type(norm).forward is _BatchNorm.forward:
+            sampled = F.batch_norm(sampled, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+        else:
+            own = dict(norm.named_buffers())
+            with lent(own, clone(own)):
+                sampled = norm.forward(sampled)
         return torch.cat([values, sampled])
 
     def _leave(self, batch: Batch, logits: Tensor) -> Tensor:

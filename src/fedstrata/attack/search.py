@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedstrata.techniques.fedimpro import channel_axis
+
 Per = Literal["element", "channel"]
 """Of what FedImpro shares a mean: of every element of the features, or of every channel."""
 
@@ -26,11 +28,11 @@ _C1, _C2 = 0.01**2, 0.03**2
 def summary(features: Tensor, per: Per) -> Tensor:
     """What a shared mean averages over the images: a row of all elements, or of the means of all channels.
 
-    Channels are axis 1 of features with four axes, else the last one.
+    Channels are where FedImpro has them.
     """
     if per == "element" or features.dim() < 3:
         return features.flatten(1)
-    return features.flatten(2).mean(2) if features.dim() == 4 else features.flatten(1, -2).mean(1)
+    return features.movedim(channel_axis(features.dim()), 1).flatten(2).mean(2)
 
 
 def total_variation(images: Tensor) -> Tensor:
