@@ -17,9 +17,10 @@ from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
 from fedstrata.tensors import Tensors
-from tests.contract.standins import Blur, Keep, Pace, Pull, Turn
+from tests.contract.standins import Keep, Pace, Pull, Turn
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -357,8 +358,8 @@ def test_a_technique_that_only_works_on_the_server_needs_no_promise() -> None:
     assert not FedAvgM.vectorises
     assert not FedNova.vectorises
     assert federation(method=fs.chain(FedAvgM(), FedNova()), engine="vmap").engine == "vmap"
-    with pytest.raises(fs.UsageError, match="'blur'"):
-        federation(method=fs.chain(Blur()), engine="vmap")
+    with pytest.raises(fs.UsageError, match="'perturb'"):
+        federation(method=fs.chain(Perturb()), engine="vmap")
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

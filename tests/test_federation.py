@@ -1118,7 +1118,7 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
         used.append({n: b.clone() for n, b in bench.buffers.items() if n.endswith("mean")})
         return answer
 
-    monkeypatch.setattr("fedstrata.federation.judge", judge)
+    monkeypatch.setattr("fedstrata.exams.judge", judge)
     monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
     everywhere, _, one, two = used

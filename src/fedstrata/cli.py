@@ -314,7 +314,7 @@ def _follow(federation: Federation, config: RunConfig, quiet: bool, as_json: boo
                 print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
             history = federation.fit(hear)
         else:
-            rows = {"data": f"{config.dataset}, {config.partition}", "model": config.model}
+            rows = {"data": f"{config.dataset}, {config.partition}", "model": config.archs or config.model}
             screen.print(console.header(federation, rows))
             with console.Watcher(screen, federation) as watcher:
                 listeners.append(watcher.record)

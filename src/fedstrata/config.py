@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedstrata.archs import shares
 from fedstrata.core import Buffers
 from fedstrata.data.datasets import DATASETS
 from fedstrata.data.partition import PARTITIONS
@@ -87,9 +88,20 @@ class RunConfig(Settings):
     dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
     data_dir: str | None = Field(None, description="where the data's files are; else FEDSTRATA_DATA")
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
+    archs: str | None = Field(
+        None, description="clients' own models, parts of the server's, in groups: 'resnet10; resnet14; resnet18*2'"
+    )
     partition: str = Field("dirichlet(alpha=0.1)", description="how examples are dealt to clients")
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
     public: str | None = Field(None, description="unlabelled inputs of the server: a dataset, or a file of them, X.npy")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_model(cls, values: Any) -> Any:
+        """Where clients have models of their own and nothing is said of the server's, it is the deepest of these."""
+        if isinstance(values, dict) and values.get("archs") is not None and "model" not in values:
+            return {**values, "model": ""}
+        return values
 
     @field_validator("public")
     @classmethod
@@ -103,7 +115,10 @@ class RunConfig(Settings):
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
         bind("dataset", DATASETS, self.dataset)
-        bind("model", MODELS, self.model)
+        if self.archs is not None:
+            shares(self.archs)
+        if self.model or self.archs is None:
+            bind("model", MODELS, self.model)
         bind("partition", PARTITIONS, self.partition)
         if self.public is not None and not self.public.endswith(".npy"):
             bind("dataset", DATASETS, self.public)

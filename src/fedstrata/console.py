@@ -176,6 +176,9 @@ def summary(history: History, out: Path | None) -> Group:
         facts.add_row(
             "target", f"{percent(s['target'])} " + (f"reached in round {reached}" if reached else "not reached")
         )
+    archs = next((r.arch_accuracy for r in reversed(history.records) if r.accuracy is not None), {})
+    if archs:
+        facts.add_row("by model", ", ".join(f"{arch} {percent(accuracy)}" for arch, accuracy in archs.items()))
     facts.add_row("method", f"{s['method']}  (buffers: {s['buffers']})")
     beside = [f"{name}'s own {100 * size / costs.bytes_up:.1f} %" for name, size in costs.slots_up.items()]
     up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")

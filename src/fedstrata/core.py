@@ -344,6 +344,7 @@ class Technique:
         alone: why it has no meaning together with any other technique; empty if it has.
         epilogue: rounds after the last one, in which everybody takes part and nobody trains.
         pools: True if one party holds everybody's examples and takes everybody's steps.
+        branches: True if clients of one architecture share their parameters with nobody else.
         personal: True if clients train what they do not send, and keep it: every client then has a model of its own,
             and the run is judged by their mean.
         note: what a reader of the results must know.
@@ -361,6 +362,7 @@ class Technique:
     alone: ClassVar[str] = ""
     epilogue: ClassVar[int] = 0
     pools: ClassVar[bool] = False
+    branches: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     note: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False

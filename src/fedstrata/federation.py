@@ -15,13 +15,14 @@ from typing import Any
 from torch import nn
 
 from fedstrata import techniques
+from fedstrata.branches import branched
 from fedstrata.config import Settings, checked, same_config, to_toml
 from fedstrata.core import Assignment, Buffers, Setting, Slots, Update, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluate import Exam, judge
+from fedstrata.exams import Examiner, Quality
 from fedstrata.fitting import check_fit, fingerprint, first_unlike
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.machine import computing, device_of, keep_memory, peak_memory
@@ -32,9 +33,9 @@ from fedstrata.rundir import RunDirectory, versions
 from fedstrata.server import Architecture, Outcome, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
-from fedstrata.tensors import clone, derive
+from fedstrata.tensors import clone
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import BUFFERS, PERSONAL, Workshop, normalises_batches, own_rng, running
+from fedstrata.workshop import Workshop, normalises_batches, own_rng, running
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class _Trained:
     outcome: Outcome
     assignments: Sequence[Assignment]
     work: Work
-    exam: Callable[[], tuple[float, float]] | None
+    exam: Callable[[], Quality] | None
     seconds: float
 
 
@@ -150,6 +151,8 @@ class Federation:
         inputs = None if public is None else unlabelled(public)
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
+        if self.method.branches:
+            models, arch_of = branched(models, arch_of, len(parties))
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
@@ -204,6 +207,17 @@ class Federation:
             self.clients,
             self.test,
             visits=self.settings.rounds * self.roster.sampled,
+        )
+        self._examiner = Examiner(
+            self.method,
+            self.settings.seed,
+            shop,
+            self._engine,
+            self.roster,
+            architectures,
+            self.clients,
+            self._recall,
+            self.settings.eval_clients,
         )
         self.state = self._server.start(
             clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
@@ -347,21 +361,8 @@ class Federation:
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
         due = (number + 1) % self.settings.eval_every == 0 or number + 1 >= self.settings.rounds
-        exam = self._exam(after, number) if self.test is not None and due else None
+        exam = self._examiner.begin(after) if self.test is not None and due else None
         return _Trained(after, outcome, assignments, work, exam, self._lap())
-
-    def _exam(self, after: ServerState, number: int) -> Callable[[], tuple[float, float]]:
-        """Begin to evaluate the global model or, where every client has its own, all of them, for the mean."""
-        seed, policy = derive(self.settings.seed, "evaluate", number), self.method.buffers
-        if not self.method.personal:
-            return self._engine.evaluate(Exam(after.params, after.buffers, policy, seed))
-
-        def mean() -> tuple[float, float]:
-            marks = [self._engine.evaluate(self._own(after, client, seed))() for client in self.roster.everybody]
-            accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
-            return accuracy, loss
-
-        return mean
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
@@ -370,15 +371,14 @@ class Federation:
 
     def _settle(self, trained: _Trained) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
-        after, accuracy, loss, client_accuracy = trained.after, None, None, None
+        after, quality = trained.after, Quality()
         with own_rng(), computing(self.settings.threads), using(self.clock):
             if trained.exam is not None:
                 with timed("evaluate"):
-                    accuracy, loss = trained.exam()
-                    client_accuracy = self._evaluate_clients(after) if self.settings.eval_clients else None
-        if loss is not None and not math.isfinite(loss):
-            raise self._diverged(after.round - 1, f"the test loss is {loss}")
-        record = self._record(trained, (accuracy, loss, client_accuracy))
+                    quality = trained.exam()
+        if quality.loss is not None and not math.isfinite(quality.loss):
+            raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
+        record = self._record(trained, quality)
         with using(self.clock), timed("write to disk"):
             if self._directory is not None:
                 self._directory.append(asdict(record))
@@ -396,14 +396,12 @@ class Federation:
             if self.on_visit is not None:
                 self.on_visit(done, total)
 
-    def _record(
-        self, trained: _Trained, quality: tuple[float | None, float | None, list[float | None] | None]
-    ) -> Record:
+    def _record(self, trained: _Trained, quality: Quality) -> Record:
         outcome = trained.outcome
         return Record(
             round=self.state.round + 1,
-            accuracy=quality[0],
-            loss=quality[1],
+            accuracy=quality.accuracy,
+            loss=quality.loss,
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             slots_up=outcome.slots_up,
@@ -417,7 +415,8 @@ class Federation:
             steps=outcome.steps,
             lr=trained.work.lr,
             memory=peak_memory(),
-            client_accuracy=quality[2],
+            arch_accuracy=quality.archs,
+            client_accuracy=quality.clients,
         )
 
     def _work(self, number: int) -> Work:
@@ -434,25 +433,6 @@ class Federation:
 
     def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
         self._store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
-
-    def _evaluate_clients(self, state: ServerState) -> list[float | None]:
-        """The global model on every client's own data."""
-        per_client: list[float | None] = []
-        for client, examples in enumerate(self.clients):
-            exam = self._own(state, client, derive(self.settings.seed, "evaluate", state.round - 1, client))
-            per_client.append(judge(self._shop.bench(exam.arch), exam, examples)[0] if len(examples) else None)
-        return per_client
-
-    def _own(self, state: ServerState, client: int, seed: int) -> Exam:
-        """A client's model, to be judged: the global one, but for what it keeps itself."""
-        params, buffers, policy, arch = state.params, state.buffers, self.method.buffers, ""
-        memory = self._recall(state, client) if policy == "local" or self.method.personal else {}
-        params, buffers = {**params, **memory.get(PERSONAL, {})}, {**buffers, **memory.get(BUFFERS, {})}
-        if self.method.personal:
-            arch = self.roster.arch_of(client)
-            held = self._shop.bench(arch)
-            params, buffers = {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}
-        return Exam(params, buffers, policy, seed, arch)
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

@@ -35,6 +35,7 @@ class Record:
         memory: peak resident memory of the process so far, in bytes.
         slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
             send none.
+        arch_accuracy: architecture → accuracy of its part of the global model, where clients have different ones.
         client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
     """
 
@@ -54,6 +55,7 @@ class Record:
     lr: float
     memory: int
     slots_up: dict[str, int] = field(default_factory=dict)
+    arch_accuracy: dict[str, float] = field(default_factory=dict)
     client_accuracy: list[float | None] | None = None
 
     def __str__(self) -> str:

@@ -131,6 +131,11 @@ class Method:
         return any(t.pools for t in self.techniques)
 
     @property
+    def branches(self) -> bool:
+        """True if clients of one architecture share their parameters with nobody else."""
+        return any(t.branches for t in self.techniques)
+
+    @property
     def personal(self) -> bool:
         """True if every client has a model of its own."""
         return any(t.personal for t in self.techniques)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+from fedstrata.archs import deepest, groups, shares
 from fedstrata.config import RunConfig, Settings, checked, read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
@@ -38,13 +40,10 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
 def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile: bool = False) -> Federation:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
-    try:
-        model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
-        why = str(error).partition("\n")[0]
-        if isinstance(error, MemoryError) or "allocate memory" in why:
-            why = "there is not enough memory"
-        raise UsageError(f"the model '{config.model}' cannot be built here: {why}") from error
+    share = {} if config.archs is None else shares(config.archs)
+    archs = {name: _built(name, config, dataset) for name in share}
+    chosen = config.model or deepest(archs)
+    model = archs[chosen] if chosen in archs else _built(chosen, config, dataset)
     settings = {name: getattr(config, name) for name in Settings.model_fields}
     return Federation(
         model,
@@ -53,12 +52,25 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         **settings,
         out=out,
         resume=resume,
+        archs=archs,
+        arch_of=groups(share, len(parts)) if share else None,
         public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
-        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
+        | {"model": chosen, "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
+
+
+def _built(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
+    """A model by name, with the weights of the run's seed."""
+    try:
+        return build_model(name, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
+        why = str(error).partition("\n")[0]
+        if isinstance(error, MemoryError) or "allocate memory" in why:
+            why = "there is not enough memory"
+        raise UsageError(f"the model '{name}' cannot be built here: {why}") from error
 
 
 def _public(public: str, data_dir: str | None) -> Any:

@@ -18,7 +18,9 @@ from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
 from fedstrata.techniques.moon import Moon
+from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract import standins
@@ -33,6 +35,7 @@ class Row:
         neutral: with settings under which it must equal FedAvg bit for bit; None where there are none.
         order_free: True if the design promises that its place in the method does not matter.
         refits: parameters that it changes on the server although no client trained them.
+        idle: True if it changes nothing where all clients have the same model.
         serial: why many clients cannot be trained with it at once; empty if they can.
     """
 
@@ -40,13 +43,13 @@ class Row:
     neutral: Technique | None
     order_free: bool = True
     refits: frozenset[str] = frozenset()
+    idle: bool = False
     serial: str = ""
 
 
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
-    Row(standins.Blur(), standins.Blur(std=0.0), serial="it draws noise"),
     Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
     Row(FedProx(mu=0.5), FedProx(mu=0.0)),
     Row(Scaffold(), None),
@@ -60,11 +63,15 @@ ROWS = [
     Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
     Row(FedNLR(), FedNLR(mu=1.0), serial="it looks at all of a client's examples before training"),
     Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0), serial="it draws features in every step"),
+    Row(InCo(), None, order_free=False),
+    Row(HeteroAvg(), None),
+    Row(GroupAvg(), GroupAvg(), idle=True),
     Row(FedDF(noise=True, steps=3, batch_size=8), FedDF(noise=True, steps=0), order_free=False),
     Row(FedAvgM(beta=0.5), FedAvgM(beta=0.0), order_free=False),
     Row(FedAdagrad(), None, order_free=False),
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
+    Row(Perturb(), Perturb(noise=0.0), serial="it draws noise"),
     Row(Centralised(), None),
     Row(Local(), None),
 ]

@@ -62,21 +62,6 @@ class Pace(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blur(Technique):
-    """Door `upload`: noise on what travels, from the technique's own random stream."""
-
-    name: ClassVar[str] = "blur"
-    std: float = 1e-3
-
-    def local(self, view: ClientView) -> Hooks:
-        if self.std == 0:
-            return Hooks()
-        return Hooks(
-            upload=lambda delta: {n: torch.randn(d.shape, generator=view.rng) * self.std for n, d in delta.items()}
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Keep(Technique):
     """Doors memory and `needs_deltas`: a client remembers its last delta; the server limits the largest (as Krum)."""
 

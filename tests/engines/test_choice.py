@@ -15,8 +15,9 @@ import fedstrata as fs
 from fedstrata.engines import ENGINES, MANY, SMALL
 from fedstrata.machine import cores
 from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Blur, Pull, Turn
+from tests.contract.standins import Pull, Turn
 from tests.engines.worlds import (
     Shaken,
     check_same,
@@ -114,8 +115,8 @@ def test_a_layer_of_a_sub_model_that_cannot_be_vectorised() -> None:
 
 
 def test_a_technique_that_cannot_be_vectorised() -> None:
-    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'blur': its hooks"):
-        federation(engine="vmap", method=fs.chain(Pull(), Blur()))
+    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'perturb': its hooks"):
+        federation(engine="vmap", method=fs.chain(Pull(), Perturb()))
 
 
 def test_dropout_of_nothing_can_be_vectorised() -> None:
@@ -156,14 +157,14 @@ def wide() -> nn.Module:
     [
         (dict, "vmap", "vmap"),
         (lambda: {"method": fs.chain(Pull(), Scaffold(), FedAvgM(), Turn())}, "vmap", "vmap"),
-        (lambda: {"method": fs.chain(Blur())}, "serial", "processes"),
+        (lambda: {"method": fs.chain(Perturb())}, "serial", "processes"),
         (lambda: {"model": staged()}, "serial", "processes"),
         (lambda: {"model": noisy()}, "serial", "processes"),
         (lambda: {"model": wide()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "serial", "processes"),
     ],
-    ids=["dense", "techniques", "blur", "batch norm", "dropout", "wide", "convolutions", "group norm"],
+    ids=["dense", "techniques", "perturb", "batch norm", "dropout", "wide", "convolutions", "group norm"],
 )
 def test_auto_takes_what_is_fastest(world: Any, serial: str, processes: str) -> None:
     assert federation(**world(), rounds=MANY).engine == serial
@@ -223,7 +224,7 @@ def test_spawned_workers_give_the_same_bits() -> None:
     settings: dict[str, Any] = {
         "model": staged(),
         "clients": [Shaken(pair) for pair in flat()[:3]] + flat()[3:],
-        "method": fs.chain(Scaffold(), Blur()),
+        "method": fs.chain(Scaffold(), Perturb()),
         "participation": 1.0,
         "archs": {"shallow": staged("first", "norm", "relu", "head")},
         "arch_of": lambda client: "shallow" if client == 4 else "",  # stays in the main process

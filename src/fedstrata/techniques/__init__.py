@@ -17,7 +17,9 @@ from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
 from fedstrata.techniques.moon import Moon
+from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
 
@@ -26,6 +28,9 @@ TECHNIQUES: Table = {
     "fedpart": FedPart,
     "fednlr": FedNLR,
     "fedimpro": FedImpro,
+    "inco": InCo,
+    "heteroavg": HeteroAvg,
+    "groupavg": GroupAvg,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fednova": FedNova,
@@ -40,6 +45,7 @@ TECHNIQUES: Table = {
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
+    "perturb": Perturb,
     "centralised": Centralised,
     "local": Local,
 }

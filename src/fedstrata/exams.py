@@ -1,0 +1,106 @@
+"""What is judged after a round: the global model, each architecture's part of it, and clients' own models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedstrata.core import Slots
+from fedstrata.data.examples import Examples
+from fedstrata.engines import Engine
+from fedstrata.evaluate import Exam, judge
+from fedstrata.methods import Method
+from fedstrata.roster import Roster
+from fedstrata.server import Architecture, ServerState
+from fedstrata.tensors import derive
+from fedstrata.workshop import BUFFERS, PERSONAL, Workshop
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a state is; None and nothing where it was not evaluated."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+    archs: dict[str, float] = field(default_factory=dict)
+    clients: list[float | None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Examiner:
+    """Judges the states of a run.
+
+    Args:
+        method: what is run.
+        seed: of the run.
+        shop: where models are judged that the engine does not judge.
+        engine: judges on the test set.
+        roster: who takes part.
+        architectures: by name; "" is the server's own.
+        clients: their examples.
+        recall: (state, client) → what the client remembers.
+        on_clients: also judge the global model on every client's own examples.
+    """
+
+    method: Method
+    seed: int
+    shop: Workshop
+    engine: Engine
+    roster: Roster
+    architectures: Mapping[str, Architecture]
+    clients: Sequence[Examples]
+    recall: Callable[[ServerState, int], Slots]
+    on_clients: bool
+
+    def begin(self, state: ServerState) -> Callable[[], Quality]:
+        """Begin to judge a state; what is returned waits for the result."""
+        seed, policy = derive(self.seed, "evaluate", state.round - 1), self.method.buffers
+        if self.method.personal:
+            return lambda: self._everybody(state, seed)
+        parts = {
+            arch: self.engine.evaluate(
+                Exam(
+                    {n: state.params[n] for n in held.params},
+                    {n: state.buffers[n] for n in held.buffers},
+                    policy,
+                    seed,
+                    arch,
+                )
+            )
+            for arch, held in self.architectures.items()
+        }
+
+        def wait() -> Quality:
+            marks = {arch: part() for arch, part in parts.items()}
+            accuracy, loss = marks.pop("")
+            archs = {arch: accuracy for arch, (accuracy, _) in marks.items()}
+            return Quality(accuracy, loss, archs, self._on_clients(state))
+
+        return wait
+
+    def _everybody(self, state: ServerState, seed: int) -> Quality:
+        """The mean over all clients' own models."""
+        marks = [self.engine.evaluate(self._own(state, client, seed))() for client in self.roster.everybody]
+        accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
+        return Quality(accuracy, loss, {}, self._on_clients(state))
+
+    def _on_clients(self, state: ServerState) -> list[float | None] | None:
+        """The global model on every client's own data."""
+        if not self.on_clients:
+            return None
+        per_client: list[float | None] = []
+        for client, examples in enumerate(self.clients):
+            exam = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
+            per_client.append(judge(self.shop.bench(exam.arch), exam, examples)[0] if len(examples) else None)
+        return per_client
+
+    def _own(self, state: ServerState, client: int, seed: int) -> Exam:
+        """A client's model, to be judged: the global one, but for what it keeps itself."""
+        params, buffers, policy, arch = state.params, state.buffers, self.method.buffers, ""
+        memory = self.recall(state, client) if policy == "local" or self.method.personal else {}
+        params, buffers = {**params, **memory.get(PERSONAL, {})}, {**buffers, **memory.get(BUFFERS, {})}
+        if self.method.personal:
+            arch = self.roster.arch_of(client)
+            held = self.architectures[arch]
+            params, buffers = {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}
+        return Exam(params, buffers, policy, seed, arch)

@@ -1,0 +1,142 @@
+"""Clients of different architecture: named in a run, grouped, nested, judged one by one, or kept apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.archs import deepest, groups, shares
+from fedstrata.branches import branched
+from fedstrata.config import RunConfig, checked
+from fedstrata.errors import UsageError
+from fedstrata.models import build_model
+from fedstrata.run import open_run
+from tests.runs import fedstrata, one_sentence
+
+DEPTHS = "resnet10(width=2); resnet14(width=2); resnet18(width=2)"
+RUN: dict[str, Any] = {"archs": DEPTHS, "clients": 6, "rounds": 2, "steps": 1, "partition": "iid", "workers": 1}
+
+
+def test_shares() -> None:
+    assert shares(" resnet10 ;resnet14*2; ") == {"resnet10": 1 / 3, "resnet14": 2 / 3}
+    assert shares("mlp(hidden=(8, 8))*0.5; mlp(hidden=(8,))*1.5") == {
+        "mlp(hidden=(8, 8))": 0.25,
+        "mlp(hidden=(8,))": 0.75,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "archs names no model"),
+        ("resnet1O", "there is no model 'resnet1O' (did you mean"),
+        ("resnet10; resnet10", "archs names 'resnet10' twice"),
+        ("resnet10*0", "the weight must be a number above 0, not '0'"),
+        ("resnet10*nan", "the weight must be a number above 0"),
+        ("resnet10*two", "the weight must be a number above 0, not 'two'"),
+        ("resnet10(width=)", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        shares(text)
+    assert sentence in str(refusal.value)
+
+
+def test_groups_follow_each_other() -> None:
+    equal = groups(shares("resnet10; resnet14; resnet18; resnet22; resnet26"), 100)
+    assert [equal(client) for client in (0, 19, 20, 40, 60, 80, 99)] == [
+        "resnet10",
+        "resnet10",
+        "resnet14",
+        "resnet18",
+        "resnet22",
+        "resnet26",
+        "resnet26",
+    ]
+    unequal = groups(shares("resnet10; resnet14*3"), 8)
+    assert [unequal(client) for client in range(8)] == ["resnet10"] * 2 + ["resnet14"] * 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("resnet10(width=2)", "resnet14(width=2)", "resnet18(width=2)", "resnet22(width=2)", "resnet26(width=2)"),
+        ("cnn4(width=2)", "cnn8(width=2)"),
+        ("mlp(hidden=(8,))", "mlp(hidden=(8, 8))", "mlp(hidden=(8, 8, 8))"),
+    ],
+)
+def test_depths_nest(names: tuple[str, ...]) -> None:
+    assert deepest({name: _model(name) for name in reversed(names)}) == names[-1]
+
+
+def _model(name: str) -> nn.Module:
+    return build_model(name, (1, 8, 8), 10, seed=0)
+
+
+def test_what_does_not_nest_is_named() -> None:
+    with pytest.raises(UsageError, match=r"archs do not nest: 'stem.conv.weight' is \[2, 1, 3, 3\] in 'a' and \[4, 1"):
+        deepest({"a": _model("resnet10(width=2)"), "b": _model("resnet10(width=4)")})
+    with pytest.raises(UsageError, match=r"archs do not nest: 'c' has 'layer1.conv1.weight', which 'r' lacks"):
+        deepest({"c": _model("cnn4(width=2)"), "r": _model("resnet18(width=8)")})
+
+
+def test_a_run_is_judged_by_every_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items()]
+    assert fedstrata("run", *options, "--method", "heteroavg + inco", "--out", tmp_path / "run") == 0
+    assert "by model" in capsys.readouterr().out
+    text = (tmp_path / "run/run.toml").read_text()
+    assert 'model = "resnet18(width=2)"' in text
+    assert f'archs = "{DEPTHS}"' in text
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert list(rows[-1]["arch_accuracy"]) == DEPTHS.split("; ")
+    assert rows[-1]["arch_accuracy"]["resnet18(width=2)"] == rows[-1]["accuracy"]
+    assert fedstrata("resume", tmp_path / "run", "--quiet") == 0
+    assert fedstrata("run", tmp_path / "run/run.toml", "--quiet", "--out", tmp_path / "again") == 0
+    again = [json.loads(line) for line in (tmp_path / "again/metrics.jsonl").read_text().splitlines()]
+    assert [row["arch_accuracy"] for row in again] == [row["arch_accuracy"] for row in rows]
+
+
+def test_an_architectures_accuracy_is_that_of_its_part() -> None:
+    federation = open_run(checked(RunConfig, RUN), None)
+    federation.fit()
+    part = build_model("resnet10(width=2)", (1, 8, 8), 10)
+    part.load_state_dict({n: federation.model.state_dict()[n] for n in part.state_dict()})
+    data = fs.load_dataset("digits").test
+    x, y = data.batch(torch.arange(len(data)))
+    with torch.no_grad():
+        right = (part.eval()(x).argmax(1) == y).float().mean().item()
+    assert federation.records[-1].arch_accuracy["resnet10(width=2)"] == pytest.approx(right, abs=1e-6)
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, sentence in (
+        (["--archs", "resnet10; resnet10"], "twice"),
+        (["--archs", "resnet10(width=2); resnet14(width=4)"], "archs do not nest: 'stem.conv.weight'"),
+        (["--archs", "resnet10(width=2)", "--model", "cnn2"], "which the server's model lacks"),
+    ):
+        assert fedstrata("run", *given, "--out", tmp_path / "run") == 2
+        assert sentence in one_sentence(capsys)
+        assert not (tmp_path / "run").exists()
+
+
+def test_branches_share_nothing_and_answer_with_the_largest() -> None:
+    small, large = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    models, arch_of = branched({"": large, "a.b": small}, lambda client: "a.b" if client else "", 3)
+    assert [arch_of(client) for client in range(3)] == ["whole", "a.b", "a.b"]
+    assert {n for n, _ in models[""].named_parameters()} == {
+        n for arch in ("whole", "a.b") for n, _ in models[arch].named_parameters()
+    }
+    assert not {n for n, _ in models["whole"].named_parameters()} & {n for n, _ in models["a.b"].named_parameters()}
+    x = torch.randn(4, 2)
+    assert torch.equal(models[""](x), large(x))
+    assert torch.equal(models["a.b"](x), small(x))
+    alone, same = branched({"": large, "a": small}, lambda client: "", 3)
+    assert alone[""] is large
+    assert same(0) == ""
