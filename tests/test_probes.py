@@ -364,8 +364,8 @@ def test_a_limit_bounds_the_examples_and_a_seed_chooses_them(monkeypatch: pytest
     left = torch.randn(100, 2, generator=rng), torch.arange(100) % 2
     right = torch.randn(70, 2, generator=rng), torch.arange(70) % 2
     sizes = []
-    real = probes._transport
-    monkeypatch.setattr(probes, "_transport", lambda a, b: sizes.append((len(a), len(b))) or real(a, b))
+    real = probes.features._transport
+    monkeypatch.setattr(probes.features, "_transport", lambda a, b: sizes.append((len(a), len(b))) or real(a, b))
     found = [probes.conditional_wasserstein(left, right, limit=8, seed=seed).value for seed in (0, 0, 1)]
     assert sizes == [(8, 8)] * 6
     assert found[0] == found[1] != found[2]

@@ -1,0 +1,71 @@
+"""Measures of how far clients are apart: pure functions that change nothing they are given.
+
+The formulas are those of FedImpro (Tang et al., ICLR 2024) and, for similarity, those that InCo Aggregation (Chan et
+al., ICLR 2024) measures by; symbols: client m with n_m examples, N = Σ n_m, p_m = n_m/N, gradient g_m. Whatever takes a
+model works on a copy of it in evaluation mode, and gives the random generators back as they were.
+"""
+
+from __future__ import annotations
+
+from fedstrata.probes.features import (
+    LIMIT,
+    Distance,
+    Embedding,
+    conditional_wasserstein,
+    embedding,
+    feature_distance,
+    features_at,
+    mean_wasserstein,
+)
+from fedstrata.probes.gradients import (
+    Distribution,
+    Variance,
+    client_gradients,
+    gradient_distribution,
+    gradient_variance,
+    gradient_variance_by_stratum,
+    shared_gradient,
+    with_shared,
+)
+from fedstrata.probes.reading import BATCH, Labelled
+from fedstrata.probes.similarity import (
+    LayerSimilarity,
+    cka,
+    layer_similarity,
+    minibatch_cka,
+)
+from fedstrata.probes.weights import (
+    Generalisation,
+    generalisation,
+    weight_divergence,
+    weight_divergence_by_stratum,
+)
+
+__all__ = [
+    "BATCH",
+    "LIMIT",
+    "Distance",
+    "Distribution",
+    "Embedding",
+    "Generalisation",
+    "Labelled",
+    "LayerSimilarity",
+    "Variance",
+    "cka",
+    "client_gradients",
+    "conditional_wasserstein",
+    "embedding",
+    "feature_distance",
+    "features_at",
+    "generalisation",
+    "gradient_distribution",
+    "gradient_variance",
+    "gradient_variance_by_stratum",
+    "layer_similarity",
+    "mean_wasserstein",
+    "minibatch_cka",
+    "shared_gradient",
+    "weight_divergence",
+    "weight_divergence_by_stratum",
+    "with_shared",
+]
