@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fedstrata.compare import plan
+from fedstrata.compare.running import records
 from fedstrata.config import RunConfig, checked
 from fedstrata.errors import UsageError
 from fedstrata.models import build_model
@@ -18,12 +20,19 @@ from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest
 from fedstrata.reproduce.drift import bound, change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
+from fedstrata.reproduce.inco import SCALES as INCO
+from fedstrata.reproduce.inco import arch_accuracy, clients_accuracy, crossed
 from fedstrata.reproduce.inversion import packed, unpacked
 from fedstrata.reproduce.layers import Watch, balanced, distances, local_models, shared_features, variances
 from fedstrata.reproduce.layers import follow as follow_layers
 from fedstrata.reproduce.layers import judge as judge_layers
 from fedstrata.reproduce.parts import Bench, Grid, Work
 from fedstrata.reproduce.runs import configured, watched
+from fedstrata.reproduce.similarity import GROUP, HARDER, HETERO, PLAIN_INCO, filled
+from fedstrata.reproduce.similarity import INCO as CROSSED
+from fedstrata.reproduce.similarity import follow as follow_alike
+from fedstrata.reproduce.similarity import judge as judge_alike
+from fedstrata.reproduce.similarity import watched as watched_archs
 from fedstrata.reproduce.trace import Trace, follow, jumps, norm
 from fedstrata.run import open_run
 from fedstrata.strata import above as upper
@@ -53,7 +62,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-PICTURES = {"fedpart": ["trace.png"], "fednlr": [], "fedimpro": ["divergence.png", "layers.png", "inversion.png"]}
+PICTURES = {
+    "fedpart": ["trace.png"],
+    "fednlr": [],
+    "fedimpro": ["divergence.png", "layers.png", "inversion.png"],
+    "inco": ["similarity.png", "heatmaps.png"],
+}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +116,27 @@ PICTURES = {"fedpart": ["trace.png"], "fednlr": [], "fedimpro": ["divergence.png
                 "images from raw features are nearer to the originals than those from statistics (PSNR)",
             ],
         ),
+        (
+            "inco",
+            [
+                "InCo improves FedAvg on digits",
+                "InCo improves SCAFFOLD on digits",
+                "InCo improves MOON on digits",
+                "InCo beats GroupAvg",
+                "InCo beats HeteroAvg",
+                "InCo beats InCo without optimisation",
+                "the form 'theorem' beats HeteroAvg",
+                "the form 'released, conv2' beats HeteroAvg",
+                "InCo beats GroupAvg with noise 1",
+                "InCo beats GroupAvg with batch size 8",
+                "InCo beats HeteroAvg on ResNet10",
+                "InCo beats HeteroAvg with averaged running statistics",
+                "models are less alike in layer4 than in layer1: IID, equal models",
+                "accuracy is lower: non-IID, equal models, than IID, equal models",
+                "InCo's models are more alike than GroupAvg's in layer3 and layer4",
+                "β > 0 in more layers and rounds with optimisation than without",
+            ],
+        ),
     ],
 )
 def test_smoke(paper: str, claims: list[str], made: Made) -> None:
@@ -136,6 +171,14 @@ def test_what_is_equal_in_two_parts_is_run_once(made: Made) -> None:
     _, out = made["fedimpro"]
     grids = [plan(part.values, "out").runs for part in parts("fedimpro", "smoke") if isinstance(part, Grid)]
     assert (sum(map(len, grids)), len(list((out / "runs").iterdir()))) == (29, 21)
+
+
+def test_inco_and_what_it_is_compared_with_are_run_once(made: Made) -> None:
+    """10 in the table, 4 more in the ablation, 3 more forms, 4 disturbed, 3 with averaged statistics."""
+    _, out = made["inco"]
+    grids = [plan(part.values, "out").runs for part in parts("inco", "smoke") if isinstance(part, Grid)]
+    assert [len(runs) for runs in grids] == [10, 6, 5, 6, 3, 6]
+    assert len(list((out / "runs").iterdir())) == 10 + 4 + 3 + 4 + 3
 
 
 def test_a_second_call_redoes_nothing(made: Made, capsys: Capture) -> None:
@@ -253,6 +296,23 @@ def test_fedimpros_settings() -> None:
     assert cuts[1] == "fedimpro"
     assert len(noise.values["method"]) == 1 + 7
     assert selected.values["participation"] == [5, 10]
+
+
+def test_incos_settings() -> None:
+    """Appendix F.3: 500 rounds, 5 epochs, batches of 64, Adam with 0.001; Appendix E.1: 10 clients, 50 rounds."""
+    table, *_, alike = parts("inco", "paper")
+    assert isinstance(table, Grid)
+    assert isinstance(alike, Work)
+    runs = plan(table.values, "out").runs
+    assert len(runs) == 5 * 2 * 2 * 3
+    assert {(run.config.clients, run.config.participation, run.config.rounds) for run in runs} == {(100, 0.1, 500)}
+    assert {(run.config.epochs, run.config.batch_size, run.config.lr) for run in runs} == {(5, 64, 0.001)}
+    assert {run.config.archs for run in runs} == {"resnet10; resnet14; resnet18; resnet22; resnet26"}
+    methods = {run.label: run.config.method for run in runs}
+    assert methods["FedAvg"] == "groupavg"
+    assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco"
+    assert crossed(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
+    assert [alike.settings["run"][name] for name in ("clients", "rounds", "participation")] == [10, 50, 1.0]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -481,3 +541,96 @@ def test_a_run_has_as_many_workers_as_the_bench_unless_it_says_so() -> None:
 def test_images_are_kept_as_text() -> None:
     images = torch.arange(24.0).view(2, 3, 2, 2) / 23
     assert (unpacked(packed(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255
+
+
+# --- clients of different depth --------------------------------------------------------------------------------------
+
+DEPTHS: dict[str, Any] = {**INCO["smoke"].run, **INCO["smoke"].models, "dataset": "digits", "buffers": "average"}
+
+
+def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
+    """Of the last evaluations only: (0.2 + 0.4)/2 and (0.6 + 0.8)/2, and 0.4 and 0.8 of the second one."""
+    (record, *_) = records(next((made["inco"][1] / "runs").iterdir()))
+    rounds = [
+        replace(record, arch_accuracy=dict(zip("ab", pair, strict=True)) if pair else {})
+        for pair in ((0.9, 0.9), (0.2, 0.4), (), (0.6, 0.8))
+    ]
+    assert clients_accuracy(2)(rounds) == pytest.approx(0.5)
+    assert clients_accuracy(1)(rounds) == pytest.approx(0.7)
+    assert arch_accuracy("b", 2)(rounds) == pytest.approx(0.6)
+    assert clients_accuracy(2)(rounds[2:3]) is None
+    assert arch_accuracy("c", 2)(rounds) is None
+
+
+@pytest.mark.parametrize("method", ["heteroavg + inco", "groupavg"])
+def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> None:
+    config = checked(RunConfig, {**DEPTHS, "method": method})
+    plain = open_run(config, None).fit()
+    run = watched_archs(config)
+    found = follow_alike(run.federation)
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, run.federation.model.state_dict()[name]), name
+    last = plain.records[-1].arch_accuracy.values()
+    assert found["accuracy"] == pytest.approx(sum(last) / len(last))
+    assert bool(found["positive"]) is ("inco" in method)
+    assert found["positive"].keys() == found["theta"].keys()
+    assert all(0 <= share <= 1 for share in found["positive"].values())
+
+
+@pytest.mark.parametrize(("method", "name"), [("heteroavg", "{}"), ("groupavg", "resnet10_width_2_0.{}")])
+def test_local_models_of_different_depth(method: str, name: str) -> None:
+    """The stem's mean over the clients that share it is the server's; each local model is as deep as its client's."""
+    run = watched_archs(checked(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
+    follow_alike(run.federation)
+    local = run.local()
+    assert [len(list(model.parameters())) for model in local] == [len(list(m.parameters())) for m in run.models]
+    sharing = local if method == "heteroavg" else local[:2]
+    for key in ("stem.conv.weight", "stem.norm.running_mean"):
+        mean = torch.stack([model.state_dict()[key] for model in sharing]).mean(0)
+        state = {**run.federation.state.params, **run.federation.state.buffers}
+        torch.testing.assert_close(mean, state[name.format(key)], rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_is_filled_with_a_groups_tensors() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    copied = filled(model, {"group_0.0.weight": torch.ones(1, 2), "0.bias": torch.zeros(1)})
+    assert {name: tensor.tolist() for name, tensor in copied.state_dict().items()} == {
+        "0.weight": [[1.0, 1.0]],
+        "0.bias": [0.0],
+    }
+    assert model[0].weight.tolist() != [[1.0, 1.0]]
+
+
+def test_without_running_statistics_local_models_have_none() -> None:
+    run = watched_archs(checked(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
+    follow_alike(run.federation)
+    assert not any("running" in name for model in run.local() for name in model.state_dict())
+    assert any("running" in name for name in run.models[0].state_dict())
+
+
+def _case(accuracy: float, alike: float, positive: float = 0.5) -> dict[str, Any]:
+    """Stage b is half as alike as stage a; two layers of stage a and one of b, with β > 0 in so many rounds."""
+    means = {"a": alike, "b": alike / 2}
+    layers = {"a.1": positive, "a.2": positive, "b.1": 0.2}
+    matrices = {stage: [[1.0, mean], [mean, 1.0]] for stage, mean in means.items()}
+    return {"accuracy": accuracy, "means": means, "matrices": matrices, "positive": layers, "theta": layers}
+
+
+def test_likeness_is_judged() -> None:
+    values = (0.8, 0.6, 0.5)
+    cases = {label: _case(value, value) for label, value in zip(HARDER, values, strict=True)}
+    cases |= {HETERO: _case(0.6, 0.7), CROSSED: _case(0.7, 0.8, 0.8), PLAIN_INCO: _case(0.6, 0.7, 0.5)}
+    found = judge_alike({0: cases})
+    assert [check.holds for check in found.checks] == [True] * 10
+    assert found.checks[0].figures.startswith("0.8000 against 0.4000, +0.4000")
+    assert found.checks[-2].figures.startswith("0.6000 against 0.3750, +0.2250")
+    assert found.checks[-1].figures.startswith("60.00 % against 40.00 %, +20.00 points")
+    assert [row[1:] for row in found.tables[1].rows] == [
+        ("80.00", "50.00", "0.8000"),
+        ("20.00", "20.00", "0.2000"),
+        ("60.00", "40.00", "0.6000"),
+    ]
+    turned = dict(zip(HARDER, (cases[label] for label in reversed(HARDER)), strict=True))
+    turned |= {HETERO: _case(0.6, 0.1), CROSSED: _case(0.7, 0.1, 0.3), PLAIN_INCO: cases[PLAIN_INCO]}
+    assert turned[GROUP] is cases[HARDER[0]]
+    assert [check.holds for check in judge_alike({0: turned}).checks] == [True] * 3 + [False] * 7

@@ -13,7 +13,7 @@ from fedstrata import console
 from fedstrata.compare import News, Plan, plan, run_missing, tabulate
 from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
-from fedstrata.reproduce import fedimpro, fednlr, fedpart, layers
+from fedstrata.reproduce import fedimpro, fednlr, fedpart, inco, layers
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
@@ -25,6 +25,7 @@ PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
     "fedpart": fedpart.parts,
     "fednlr": fednlr.parts,
     "fedimpro": fedimpro.parts,
+    "inco": inco.parts,
 }
 """Paper → its parts at a scale."""
 
@@ -72,7 +73,7 @@ def reproduce(
     """Make a paper's runs at a scale, as far as they are missing, and judge its claims by them.
 
     Args:
-        paper: fedpart, fednlr or fedimpro.
+        paper: fedpart, fednlr, fedimpro or inco.
         scale: smoke (seconds, data without files), small (real data, two cores) or paper (its settings, for a GPU).
         data_dir: where the data's files are; else FEDSTRATA_DATA.
         out: for the runs and the report; what is finished there is not done again. None keeps nothing.

@@ -88,6 +88,38 @@ def plot_layers(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path)
     _save(figure, path)
 
 
+def plot_stages(curves: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """How alike clients' models are at each stage, a line for each case."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for at, (label, curve) in enumerate(curves.items()):
+        axes.plot(list(curve), list(curve.values()), "o-", color=colormaps["tab10"](at), linewidth=1.5, label=label)
+    axes.set(xlabel="stage", ylabel="CKA between clients")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, path)
+
+
+def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], seed: int, path: Path) -> None:
+    """CKA of every two clients: a row of squares for each case, a column for each stage."""
+    from matplotlib.figure import Figure
+
+    columns = max(map(len, matrices.values()))
+    figure = Figure(figsize=(2.1 * columns + 1.6, 2.1 * len(matrices) + 0.6), layout="constrained")
+    panels = figure.subplots(len(matrices), columns, squeeze=False)
+    for at, (row, (label, stages)) in enumerate(zip(panels, matrices.items(), strict=True)):
+        for axes, (stage, matrix) in zip(row, stages.items(), strict=True):
+            shown = axes.imshow(matrix, vmin=0, vmax=1, cmap="magma")
+            axes.set(xticks=[], yticks=[], title="" if at else stage)
+        row[0].set_ylabel(label.replace(", ", ",\n"), fontsize=7)
+    figure.colorbar(shown, ax=panels, shrink=0.5, label="CKA")
+    figure.supxlabel(f"clients, from the shallowest model to the deepest (seed {seed})", fontsize=8)
+    _save(figure, path)
+
+
 def _tidy(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 

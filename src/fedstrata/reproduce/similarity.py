@@ -1,0 +1,227 @@
+"""InCo's mechanism: how alike clients' models are, stage by stage, and where a stage's layers go the same way."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fedstrata.archs import groups, shares
+from fedstrata.compare.table import stat
+from fedstrata.config import RunConfig, Settings
+from fedstrata.console import spread
+from fedstrata.core import RoundView, Technique
+from fedstrata.data.examples import Examples
+from fedstrata.federation import Federation
+from fedstrata.machine import computing
+from fedstrata.methods import Method
+from fedstrata.models import build_model
+from fedstrata.probes import layer_similarity
+from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
+from fedstrata.reproduce.layers import local_models
+from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.plots import plot_heatmaps, plot_stages
+from fedstrata.reproduce.runs import configured
+from fedstrata.run import deal
+from fedstrata.techniques import method
+from fedstrata.techniques.inco import InCo
+from fedstrata.tensors import Tensors, derive
+from fedstrata.workshop import without_statistics
+
+IID, EQUAL = "IID, equal models", "non-IID, equal models"
+GROUP, HETERO = "non-IID, different models (GroupAvg)", "HeteroAvg"
+INCO, PLAIN_INCO = "InCo", "InCo without optimisation"
+HARDER = (IID, EQUAL, GROUP)
+"""The case study's settings, each harder than the one before."""
+
+# --- watching a run --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locals(Technique):
+    """Remembers the last round's local models; training is as without it. Its state: `i:name`, client i's tensor."""
+
+    name: ClassVar[str] = "locals"
+    needs_deltas: ClassVar[bool] = True
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        if round.number < round.rounds - 1:
+            return delta, {}
+        found: Tensors = {}
+        for update in round.updates:
+            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
+            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
+        return delta, found
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A federation whose clients may have models of their own, each client's untrained model, and the test set."""
+
+    federation: Federation
+    models: Sequence[nn.Module]
+    test: Examples
+
+    def local(self) -> list[nn.Module]:
+        """The clients' models after the last round, in client order, as the run would evaluate them."""
+        state = local_models(self.federation.state.techniques[Locals.name])
+        found = [filled(self.models[client], tensors) for client, tensors in sorted(state.items())]
+        return [without_statistics(m) for m in found] if self.federation.method.buffers == "drop" else found
+
+
+def watched(config: RunConfig) -> Watched:
+    """The federation of a configuration, evaluated at the end, with one technique more, which looks on."""
+    dataset, parts = deal(config)
+    share = {} if config.archs is None else shares(config.archs)
+    build = partial(
+        build_model, input_shape=dataset.input_shape, classes=dataset.classes, seed=derive(config.seed, "model")
+    )
+    archs = {name: build(name) for name in share}
+    whole, arch_of = build(config.model), groups(share, len(parts)) if share else None
+    chosen = method(config.method)
+    settings = {name: getattr(config, name) for name in Settings.model_fields} | {"eval_every": config.rounds}
+    federation = Federation(
+        whole,
+        dataset.train.split(parts),
+        dataset.test,
+        **{**settings, "method": Method((*chosen.techniques, Locals()), chosen.base)},
+        archs=archs,
+        arch_of=arch_of,
+    )
+    models = [whole if arch_of is None else archs[arch_of(client)] for client in range(len(parts))]
+    return Watched(federation, models, dataset.test)
+
+
+def filled(model: nn.Module, tensors: Tensors) -> nn.Module:
+    """A copy of the model with a client's tensors; inside a group their names begin with the group's."""
+    mine, copied = model.state_dict(), copy.deepcopy(model)
+    own = {name if name in mine else name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    copied.load_state_dict({**mine, **own})
+    return copied
+
+
+def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+    """Case → accuracy, CKA of every two clients by stage, and for InCo each layer's share of β > 0 and mean θ."""
+    found: dict[str, Any] = {}
+    for label, fields in settings["cases"].items():
+        run = watched(configured(settings, seed, bench, **fields))
+        with computing(1):
+            found[label] = follow(run.federation)
+            shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
+            alike = layer_similarity(run.local(), shown, settings["stages"])
+        found[label]["matrices"] = {stage: matrix.tolist() for stage, matrix in alike.matrices.items()}
+        found[label]["means"] = alike.means
+    return found
+
+
+def follow(federation: Federation) -> dict[str, Any]:
+    """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
+    seen: dict[str, list[float]] = {}
+    accuracy = math.nan
+    for record in federation.rounds():
+        for name, value in federation.state.techniques.get(InCo.name, {}).items():
+            seen.setdefault(name, []).append(float(value))
+        if record.accuracy is not None:
+            accuracy = statistics.fmean(record.arch_accuracy.values()) if record.arch_accuracy else record.accuracy
+    beta, theta = ({n.partition("/")[2]: v for n, v in seen.items() if n.startswith(k)} for k in ("beta/", "theta/"))
+    return {
+        "accuracy": accuracy,
+        "positive": {name: statistics.fmean(value > 0 for value in values) for name, values in beta.items()},
+        "theta": {name: statistics.fmean(values) for name, values in theta.items()},
+    }
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+Found = Mapping[int, dict[str, Any]]
+Judged = tuple[Table, tuple[Check, ...]]
+
+
+def judge(found: Found) -> Findings:
+    """The harder the setting, the less alike the models; what InCo changes in that; and how often β > 0."""
+    judged = (_alike(found), _positive(found))
+    first = min(found)
+    cases = [label for label in found[first] if label != PLAIN_INCO]
+    notes = (
+        "CKA is the unbiased linear one, between every two clients' local models after the last round, before the "
+        "server averages, on the same test examples; its mean is over all pairs of clients",
+        "an accuracy is that of the averaged models at the end, in the mean over the architectures",
+        "β is the product of a layer's mean change with that of its stage's layer 0, before they are crossed; its "
+        "share is over the rounds, and over the layers of a stage",
+    )
+    pictures = {
+        "similarity.png": partial(plot_stages, {label: _curve(found, label) for label in cases}),
+        "heatmaps.png": partial(plot_heatmaps, {label: found[first][label]["matrices"] for label in cases}, first),
+    }
+    data = {str(seed): figures for seed, figures in found.items()}
+    tables, checks = (tuple(table for table, _ in judged), tuple(check for _, several in judged for check in several))
+    return Findings(tables, checks, notes, pictures, data)
+
+
+def _alike(found: Found) -> Judged:
+    some = next(iter(found.values()))
+    stages = list(some[IID]["means"])
+    accuracy = {label: {s: f[label]["accuracy"] for s, f in found.items()} for label in some}
+    at = {label: {stage: _at(found, label, stage) for stage in stages} for label in some}
+    first, last = stages[0], stages[-1]
+    deep = {label: {s: statistics.fmean(at[label][g][s] for g in stages[-2:]) for s in found} for label in some}
+    name = f"models are less alike in {last} than in {first}"
+    checks = [above(f"{name}: {label}", at[label][first], at[label][last], unit=PLAIN) for label in HARDER]
+    told = {EQUAL: "81.0 against 62.3 %", GROUP: "62.3 against 52.3 %"}
+    for easy, hard in pairwise(HARDER):
+        checks += [
+            above(f"accuracy is lower: {hard}, than {easy}", accuracy[easy], accuracy[hard], paper=told[hard]),
+            above(f"models are less alike in {last}: {hard}, than {easy}", at[easy][last], at[hard][last], unit=PLAIN),
+        ]
+    name = f"models are more alike than GroupAvg's in {' and '.join(stages[-2:])}"
+    checks += [above(f"{label}'s {name}", deep[label], deep[GROUP], unit=PLAIN) for label in (HETERO, INCO)]
+    rows = tuple(
+        (label, spread(stat(accuracy[label].values())), *(PLAIN.spread(stat(at[label][g].values())) for g in stages))
+        for label in some
+    )
+    title = "Accuracy, %, and CKA between clients' local models by stage"
+    return Table(title, ("", "accuracy", *stages), rows), tuple(checks)
+
+
+def _positive(found: Found) -> Judged:
+    share = {label: {s: _by_stage(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
+    theta = {s: _by_stage(f[INCO]["theta"]) for s, f in found.items()}
+    rows = tuple(
+        (
+            stage,
+            *(spread(stat(seeds[s][stage] for s in seeds)) for seeds in share.values()),
+            PLAIN.spread(stat(theta[s][stage] for s in theta)),
+        )
+        for stage in next(iter(theta.values()))
+    )
+    one, other = ({s: stages["all"] for s, stages in share[label].items()} for label in (INCO, PLAIN_INCO))
+    name = "β > 0 in more layers and rounds with optimisation than without"
+    check = above(name, one, other, paper="83.8 and 74.4 against 53.5 and 50.2 % in two layers")
+    return Table("Share of β > 0, %, and mean θ", ("stage", INCO, PLAIN_INCO, "θ, InCo"), rows), (check,)
+
+
+def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:
+    """Stage → the mean over its layers, and over all."""
+    stages: dict[str, list[float]] = {}
+    for name, value in layers.items():
+        stages.setdefault(name.partition(".")[0], []).append(value)
+    means = {stage: statistics.fmean(values) for stage, values in sorted(stages.items())}
+    return {**means, "all": statistics.fmean(layers.values())}
+
+
+def _at(found: Found, label: str, stage: str) -> Seeds:
+    return {seed: figures[label]["means"][stage] for seed, figures in found.items()}
+
+
+def _curve(found: Found, label: str) -> dict[str, float]:
+    """Stage → the mean over the seeds."""
+    stages = next(iter(found.values()))[label]["means"]
+    return {stage: statistics.fmean(_at(found, label, stage).values()) for stage in stages}
