@@ -14,7 +14,7 @@ demo: $(CORE)
 	$(BIN)/fedstrata demo
 
 test: $(TEST)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: lint types test
 

@@ -69,11 +69,18 @@ def test_groups_follow_each_other() -> None:
     [
         ("resnet10(width=2)", "resnet14(width=2)", "resnet18(width=2)", "resnet22(width=2)", "resnet26(width=2)"),
         ("cnn4(width=2)", "cnn8(width=2)"),
+        ("vgg9(width=2, hidden=8)", "vgg9(width=2, hidden=8, convs=3)", "vgg9(width=2, hidden=8, convs=4)"),
+        ("vit(dim=8, heads=2, depth=1)", "vit(dim=8, heads=2, depth=2)", "vit(dim=8, heads=2, depth=3)"),
         ("mlp(hidden=(8,))", "mlp(hidden=(8, 8))", "mlp(hidden=(8, 8, 8))"),
     ],
 )
 def test_depths_nest(names: tuple[str, ...]) -> None:
     assert deepest({name: _model(name) for name in reversed(names)}) == names[-1]
+
+
+def test_a_vgg_has_at_least_two_convolutions_a_layer() -> None:
+    with pytest.raises(UsageError, match="model 'vgg9': convs must be 2 or more, not 1"):
+        _model("vgg9(convs=1)")
 
 
 def _model(name: str) -> nn.Module:

@@ -1121,7 +1121,7 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     monkeypatch.setattr("fedstrata.exams.judge", judge)
     monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
-    everywhere, _, one, two = used
+    everywhere, _, _, one, two = used  # the whole model, the part, then each client's
     own = federation._recall(federation.state, 2)[BUFFERS]
     assert torch.equal(
         one["b_norm.running_mean"], federation._recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]

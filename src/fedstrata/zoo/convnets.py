@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedstrata.errors import UsageError
 from fedstrata.zoo.parts import images, named, positive
 
 
@@ -80,20 +81,25 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.S
     return _plain("cnn8", input_shape, classes, width, (2, 2, 3))
 
 
-def vgg9(input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden: int = 512) -> nn.Sequential:
+def vgg9(
+    input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden: int = 512, convs: int = 2
+) -> nn.Sequential:
     """VGG-9: six 3×3 convolutions and three dense layers, without norm layers.
 
     Convolutions of w, 2w | 4w, 4w | 8w, 8w channels (w = `width`), a max-pool after each pair, then two
     layers of `hidden` units and the classifier: the VGG-9 of the federated literature, 3,491,530 parameters
     for 32×32 colour images and 10 classes. Initialised as in FedNLR: Kaiming-uniform convolutions,
-    Xavier-normal linear layers; biases start at zero.
+    Xavier-normal linear layers; biases start at zero. With `convs` convolutions a layer instead of two (12 layers
+    with 3, 15 with 4) the shallower networks are parts of the deeper ones.
     """
     channels, height, breadth = images("vgg9", input_shape, classes, smallest=8)
     positive("vgg9", width=width, hidden=hidden)
+    if convs < 2:
+        raise UsageError(f"model 'vgg9': convs must be 2 or more, not {convs}")
     net = named(
-        ("layer1", _layer(channels, [width, 2 * width])),
-        ("layer2", _layer(2 * width, [4 * width, 4 * width])),
-        ("layer3", _layer(4 * width, [8 * width, 8 * width])),
+        ("layer1", _layer(channels, [width, *[2 * width] * (convs - 1)])),
+        ("layer2", _layer(2 * width, [4 * width] * convs)),
+        ("layer3", _layer(4 * width, [8 * width] * convs)),
         ("flatten", nn.Flatten()),
         ("fc1", _dense(8 * width * (height // 8) * (breadth // 8), hidden)),
         ("fc2", _dense(hidden, hidden)),
