@@ -39,6 +39,7 @@ def test_shares() -> None:
         ("resnet10; resnet10", "archs names 'resnet10' twice"),
         ("resnet10*0", "the weight must be a number above 0, not '0'"),
         ("resnet10*nan", "the weight must be a number above 0"),
+        ("resnet10*1e308; resnet14*1e308", "too large to add up"),
         ("resnet10*two", "the weight must be a number above 0, not 'two'"),
         ("resnet10(width=)", "cannot be read"),
     ],
@@ -60,6 +61,8 @@ def test_groups_follow_each_other() -> None:
         "resnet26",
         "resnet26",
     ]
+    with pytest.raises(UsageError, match="archs: with 2 clients none has 'resnet14'; take more clients"):
+        groups(shares("resnet10; resnet14; resnet18"), 2)
     unequal = groups(shares("resnet10; resnet14*3"), 8)
     assert [unequal(client) for client in range(8)] == ["resnet10"] * 2 + ["resnet14"] * 6
 
@@ -99,7 +102,7 @@ def test_a_run_is_judged_by_every_architecture(tmp_path: Path, capsys: pytest.Ca
     assert fedstrata("run", *options, "--method", "heteroavg + inco", "--out", tmp_path / "run") == 0
     assert "by model" in capsys.readouterr().out
     text = (tmp_path / "run/run.toml").read_text()
-    assert 'model = "resnet18(width=2)"' in text
+    assert 'model = ""' in text  # the deepest
     assert f'archs = "{DEPTHS}"' in text
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert list(rows[-1]["arch_accuracy"]) == DEPTHS.split("; ")
@@ -108,6 +111,15 @@ def test_a_run_is_judged_by_every_architecture(tmp_path: Path, capsys: pytest.Ca
     assert fedstrata("run", tmp_path / "run/run.toml", "--quiet", "--out", tmp_path / "again") == 0
     again = [json.loads(line) for line in (tmp_path / "again/metrics.jsonl").read_text().splitlines()]
     assert [row["arch_accuracy"] for row in again] == [row["arch_accuracy"] for row in rows]
+
+
+def test_a_comparison_of_architectures_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What run.toml says of the model is what the plan says: a second call finds the first one's runs."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items()]
+    for _ in range(2):
+        call = ("compare", *options, "--methods", "heteroavg; groupavg", "--seeds", "0", "--out", tmp_path)
+        assert fedstrata(*call) == 0
+    assert "2 of 2 runs already there" in capsys.readouterr().out
 
 
 def test_an_architectures_accuracy_is_that_of_its_part() -> None:
@@ -147,3 +159,32 @@ def test_branches_share_nothing_and_answer_with_the_largest() -> None:
     alone, same = branched({"": large, "a": small}, lambda client: "", 3)
     assert alone[""] is large
     assert same(0) == ""
+
+
+def test_a_reducer_that_chooses_clients_would_mix_the_groups() -> None:
+    fs.method("fedavg(reduce='median') + groupavg")
+    with pytest.raises(
+        UsageError, match="'groupavg' and reduce='krum' cannot be combined: it chooses among all clients"
+    ):
+        fs.method("fedavg(reduce='krum') + groupavg")
+
+
+def test_krum_may_leave_out_what_inco_crosses() -> None:
+    """The layers that only unchosen clients hold have no change to cross."""
+    config = checked(RunConfig, {**RUN, "method": "fedavg(reduce='krum') + inco", "rounds": 3})
+    federation = open_run(config, None)
+    federation.fit()
+    assert all(torch.isfinite(p).all() for p in federation.state.params.values())
+
+
+def test_clients_are_judged_by_their_own_part() -> None:
+    config = checked(RunConfig, {**RUN, "method": "groupavg", "eval_clients": True})
+    federation = open_run(config, None)
+    federation.fit()
+    assert federation.records[-1].client_accuracy is not None
+    whole = federation.model
+    branch = whole.get_submodule("resnet10_width_2_0")
+    x, y = federation.clients[0].batch(torch.arange(len(federation.clients[0])))
+    with torch.no_grad():
+        right = (branch(x).argmax(1) == y).float().mean().item()
+    assert federation.records[-1].client_accuracy[0] == pytest.approx(right, abs=1e-6)

@@ -430,3 +430,12 @@ def test_bad_input_gets_a_sentence(case: str):
     call, sentence = REFUSALS[case]
     with pytest.raises(UsageError, match=sentence):
         call()
+
+
+def test_crossing_is_read_from_states() -> None:
+    """β of layer a is 1, −1 and 2: positive in two of three rounds; b was crossed in one."""
+    states = [{"theta/a": 0.5, "beta/a": 1.0}, {"theta/a": 0.1, "beta/a": -1.0, "theta/b": 3.0, "beta/b": 0.0}]
+    states.append({"theta/a": 0.2, "beta/a": 2.0})
+    found = probes.crossing([{n: torch.tensor(v) for n, v in state.items()} for state in states])
+    assert found.theta["a"] == pytest.approx([0.5, 0.1, 0.2])
+    assert found.positive == {"a": pytest.approx(2 / 3), "b": 0.0}

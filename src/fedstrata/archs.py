@@ -22,12 +22,15 @@ def shares(text: str) -> dict[str, float]:
     """
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, star, weight = part.rpartition("*")
-        name = name.strip() if star else part
+        end = part.rfind(")") + 1
+        name, star, weight = part[end:].partition("*")
+        name = f"{part[:end]}{name}".strip()
         bind("model", MODELS, name)
         if name in weights:
             raise UsageError(f"archs names '{name}' twice; write {name}*2 for twice as many clients")
         weights[name] = _weight(weight, part) if star else 1.0
+    if not math.isfinite(sum(weights.values())):
+        raise UsageError("archs: the weights are too large to add up")
     if not weights:
         raise UsageError("archs names no model; write it like resnet10; resnet14; resnet18*2")
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
@@ -44,9 +47,17 @@ def _weight(text: str, part: str) -> float:
 
 
 def groups(share: Mapping[str, float], clients: int) -> Callable[[int], str]:
-    """Client → its architecture: one group after the other, each as large as its share."""
+    """Client → its architecture: one group after the other, each as large as its share.
+
+    Raises:
+        UsageError: if an architecture is left without any client.
+    """
     names, ends = list(share), list(accumulate(share.values()))
-    return lambda client: names[min(bisect_right(ends, (client + 0.5) / clients), len(names) - 1)]
+    chosen = [names[min(bisect_right(ends, (client + 0.5) / clients), len(names) - 1)] for client in range(clients)]
+    for name in names:
+        if name not in chosen:
+            raise UsageError(f"archs: with {clients} clients none has '{name}'; take more clients or leave it out")
+    return chosen.__getitem__
 
 
 def deepest(models: Mapping[str, nn.Module]) -> str:

@@ -34,6 +34,7 @@ def event_writer(federation: Federation | None) -> Callable[[Record], None] | No
             "cost/seconds": record.seconds,
             "round/lr": record.lr,
             "round/refused": len(record.refused),
+            **{f"accuracy/{arch}": accuracy for arch, accuracy in record.arch_accuracy.items()},
         }
         for name, value in values.items():
             if value is not None:

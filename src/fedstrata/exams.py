@@ -39,7 +39,7 @@ class Examiner:
         architectures: by name; "" is the server's own.
         clients: their examples.
         recall: (state, client) → what the client remembers.
-        on_clients: also judge the global model on every client's own examples.
+        on_clients: also judge every client's part of the global model on its own examples.
     """
 
     method: Method
@@ -57,6 +57,7 @@ class Examiner:
         seed, policy = derive(self.seed, "evaluate", state.round - 1), self.method.buffers
         if self.method.personal:
             return lambda: self._everybody(state, seed)
+        whole = self.architectures[""]
         parts = {
             arch: self.engine.evaluate(
                 Exam(
@@ -68,12 +69,13 @@ class Examiner:
                 )
             )
             for arch, held in self.architectures.items()
+            if not arch or held.params != whole.params
         }
 
         def wait() -> Quality:
             marks = {arch: part() for arch, part in parts.items()}
-            accuracy, loss = marks.pop("")
-            archs = {arch: accuracy for arch, (accuracy, _) in marks.items()}
+            accuracy, loss = marks[""]
+            archs = {arch: marks.get(arch, marks[""])[0] for arch in self.architectures if arch}
             return Quality(accuracy, loss, archs, self._on_clients(state))
 
         return wait
@@ -85,7 +87,7 @@ class Examiner:
         return Quality(accuracy, loss, {}, self._on_clients(state))
 
     def _on_clients(self, state: ServerState) -> list[float | None] | None:
-        """The global model on every client's own data."""
+        """Every client's part of the global model on its own data."""
         if not self.on_clients:
             return None
         per_client: list[float | None] = []
@@ -95,12 +97,9 @@ class Examiner:
         return per_client
 
     def _own(self, state: ServerState, client: int, seed: int) -> Exam:
-        """A client's model, to be judged: the global one, but for what it keeps itself."""
-        params, buffers, policy, arch = state.params, state.buffers, self.method.buffers, ""
+        """A client's model, to be judged: its part of the global one, but for what it keeps itself."""
+        policy, arch = self.method.buffers, self.roster.arch_of(client)
         memory = self.recall(state, client) if policy == "local" or self.method.personal else {}
-        params, buffers = {**params, **memory.get(PERSONAL, {})}, {**buffers, **memory.get(BUFFERS, {})}
-        if self.method.personal:
-            arch = self.roster.arch_of(client)
-            held = self.architectures[arch]
-            params, buffers = {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}
-        return Exam(params, buffers, policy, seed, arch)
+        params, buffers = {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}
+        held = self.architectures[arch]
+        return Exam({n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 
 from fedstrata.core import Buffers, Technique, Weight, changed, overrides
 from fedstrata.errors import UsageError
-from fedstrata.reducers import Reducer, build_reducer
+from fedstrata.reducers import BY_NAME, Reducer, build_reducer
 from fedstrata.spec import bind, parse_sum, text_of
 
 
@@ -77,6 +77,11 @@ class Method:
                 if key in ("server_lr", "reduce") or (one.personal and value == "average"):
                     raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.alone}")
         for technique in self.techniques if self.reducer is not None else ():
+            if technique.branches and not isinstance(self.reducer, BY_NAME):
+                raise UsageError(
+                    f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
+                    "clients, and groups would no longer be apart"
+                )
             if overrides(technique, "fold") or overrides(technique, "gather") or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "

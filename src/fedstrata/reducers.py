@@ -452,6 +452,10 @@ REDUCERS: Table = {
 }
 
 
+BY_NAME = (Median, TrimmedMean)
+"""Reducers that look at every name by itself; the others choose among whole clients."""
+
+
 def build_reducer(text: str) -> Reducer | None:
     """Read a reducer such as `trimmed_mean(share=0.2)`; None for `mean`, which is folded as updates arrive."""
     target, kwargs = bind("reducer", REDUCERS, text)

@@ -40,10 +40,7 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
 def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile: bool = False) -> Federation:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
-    share = {} if config.archs is None else shares(config.archs)
-    archs = {name: _built(name, config, dataset) for name in share}
-    chosen = config.model or deepest(archs)
-    model = archs[chosen] if chosen in archs else _built(chosen, config, dataset)
+    model, archs = models_of(config, dataset)
     settings = {name: getattr(config, name) for name in Settings.model_fields}
     return Federation(
         model,
@@ -53,13 +50,22 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         out=out,
         resume=resume,
         archs=archs,
-        arch_of=groups(share, len(parts)) if share else None,
+        arch_of=None if config.archs is None else groups(shares(config.archs), len(parts)),
         public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
-        | {"model": chosen, "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
+        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
+
+
+def models_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """(the server's model, the architectures by name), with the weights of the run's seed.
+
+    Where clients have models of their own and nothing is said of the server's, it is the deepest of these.
+    """
+    archs = {} if config.archs is None else {name: _built(name, config, dataset) for name in shares(config.archs)}
+    return _built(config.model, config, dataset) if config.model else archs[deepest(archs)], archs
 
 
 def _built(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:

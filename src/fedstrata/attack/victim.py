@@ -17,8 +17,7 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partition import describe
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
-from fedstrata.run import deal
+from fedstrata.run import deal, models_of
 from fedstrata.strata import strata, tap
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
@@ -169,13 +168,13 @@ def _config(directory: Path, data_dir: str | None) -> RunConfig:
 
 def _model(directory: Path, config: RunConfig, dataset: Dataset) -> nn.Module:
     path = directory / "model.safetensors"
-    model = build_model(config.model, dataset.input_shape, dataset.classes)
+    model, _ = models_of(config, dataset)
     try:
         model.load_state_dict(load_file(path))
     except (OSError, SafetensorError):
         raise UsageError(f"{path} is damaged") from None
     except RuntimeError:
-        raise UsageError(f"{path} does not hold a {config.model}, which run.toml says") from None
+        raise UsageError(f"{path} does not hold the model that run.toml says") from None
     return model.eval().requires_grad_(False)
 
 

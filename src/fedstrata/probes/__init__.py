@@ -7,6 +7,7 @@ model works on a copy of it in evaluation mode, and gives the random generators 
 
 from __future__ import annotations
 
+from fedstrata.probes.crossing import Crossing, crossing
 from fedstrata.probes.features import (
     LIMIT,
     Distance,
@@ -44,6 +45,7 @@ from fedstrata.probes.weights import (
 __all__ = [
     "BATCH",
     "LIMIT",
+    "Crossing",
     "Distance",
     "Distribution",
     "Embedding",
@@ -54,6 +56,7 @@ __all__ = [
     "cka",
     "client_gradients",
     "conditional_wasserstein",
+    "crossing",
     "embedding",
     "feature_distance",
     "features_at",

@@ -153,6 +153,7 @@ SCALES = {
         noises=(1.0, 4.0),
         batches=(16,),
         evaluations=2,
+        own={"FedNova": {"steps": None, "epochs": 2}},  # with the same steps for all it is FedAvg
         case={"participation": 1.0, "rounds": 8},
     ),
     "paper": Scale(
@@ -191,6 +192,10 @@ def parts(scale: str) -> list[Part]:
 def joined(*names: str) -> str:
     """A method of several techniques."""
     return " + ".join(filter(None, names))
+
+
+GROUPED = "fedavg(weight='uniform') + groupavg"
+"""The papers' baseline, with the weights that heteroavg has."""
 
 
 def crossed(base: str = "", **others: Any) -> str:
@@ -244,7 +249,7 @@ def _by_label(scale: Scale, comparison: Comparison) -> dict[str, Seeds]:
 def _table(scale: Scale) -> Grid:
     entries = []
     for base, text in BASES.items():
-        methods = {base: joined(text, "groupavg"), f"{base} + {INCO}": crossed(text)}
+        methods = {base: joined(text, GROUPED), f"{base} + {INCO}": crossed(text)}
         entries += [{**entry, **scale.own.get(base, {})} for entry in _labelled(methods)]
     return Grid(
         "table",
@@ -301,7 +306,7 @@ def _compared(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple
 
 def _ablation(scale: Scale) -> Grid:
     methods = {
-        GROUP: "groupavg",
+        GROUP: GROUPED,
         HETERO: "heteroavg",
         "without both": crossed(normalise=False, optimise=False),
         "without normalisation": crossed(normalise=False),
@@ -379,7 +384,7 @@ def _robust(scale: Scale) -> Grid:
     entries = [
         {"method": joined(text, more), "label": f"{label}, {name}", **fields}
         for name, (more, fields) in disturbances(scale).items()
-        for label, text in ((GROUP, "groupavg"), (INCO, crossed()))
+        for label, text in ((GROUP, GROUPED), (INCO, crossed()))
     ]
     return Grid(
         "robust",
@@ -407,7 +412,7 @@ def _judge_robust(scale: Scale, comparison: Comparison) -> Findings:
 # --- group by group --------------------------------------------------------------------------------------------------
 
 
-THREE = {GROUP: "groupavg", HETERO: "heteroavg", INCO: crossed()}
+THREE = {GROUP: GROUPED, HETERO: "heteroavg", INCO: crossed()}
 
 
 def _groups(scale: Scale) -> Grid:
@@ -482,7 +487,7 @@ def _similarity(scale: Scale) -> Work:
     cases = {
         similarity.IID: {**equal, "partition": "iid"},
         similarity.EQUAL: equal,
-        similarity.GROUP: {"method": "groupavg"},
+        similarity.GROUP: {"method": GROUPED},
         similarity.HETERO: {"method": "heteroavg"},
         similarity.INCO: {"method": crossed()},
         similarity.PLAIN_INCO: {"method": crossed(optimise=False)},

@@ -12,8 +12,8 @@ from fedstrata.compare import Row
 from fedstrata.config import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
-from fedstrata.models import build_model
 from fedstrata.reproduce.parts import kept
+from fedstrata.run import models_of
 from fedstrata.store import DirectoryStore
 from fedstrata.workshop import BUFFERS
 
@@ -35,7 +35,7 @@ def by_client(row: Row, client: int = 0) -> dict[int, float]:
 def accuracy(directory: Path, config: RunConfig, client: int) -> float:
     """Of a finished run's model under a client's statistics."""
     dataset: Dataset = _loaded(config.dataset, config.data_dir)
-    model = build_model(config.model, dataset.input_shape, dataset.classes)
+    model, _ = models_of(config, dataset)
     memory = directory / "memory"
     version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))
     own = DirectoryStore(memory).get(client, version).get(BUFFERS, {})

@@ -24,7 +24,7 @@ from fedstrata.federation import Federation
 from fedstrata.machine import computing
 from fedstrata.methods import Method
 from fedstrata.models import build_model
-from fedstrata.probes import layer_similarity
+from fedstrata.probes import crossing, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
 from fedstrata.reproduce.layers import local_models
 from fedstrata.reproduce.parts import Bench, Findings, Table
@@ -124,19 +124,14 @@ def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]
 
 def follow(federation: Federation) -> dict[str, Any]:
     """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
-    seen: dict[str, list[float]] = {}
-    accuracy = math.nan
+    states, accuracy = [], math.nan
     for record in federation.rounds():
-        for name, value in federation.state.techniques.get(InCo.name, {}).items():
-            seen.setdefault(name, []).append(float(value))
+        states.append(federation.state.techniques.get(InCo.name, {}))
         if record.accuracy is not None:
             accuracy = statistics.fmean(record.arch_accuracy.values()) if record.arch_accuracy else record.accuracy
-    beta, theta = ({n.partition("/")[2]: v for n, v in seen.items() if n.startswith(k)} for k in ("beta/", "theta/"))
-    return {
-        "accuracy": accuracy,
-        "positive": {name: statistics.fmean(value > 0 for value in values) for name, values in beta.items()},
-        "theta": {name: statistics.fmean(values) for name, values in theta.items()},
-    }
+    found = crossing(states)
+    means = {name: statistics.fmean(values) for name, values in found.theta.items()}
+    return {"accuracy": accuracy, "positive": found.positive, "theta": means}
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -154,6 +149,7 @@ def judge(found: Found) -> Findings:
         "CKA is the unbiased linear one, between every two clients' local models after the last round, before the "
         "server averages, on the same test examples; its mean is over all pairs of clients",
         "an accuracy is that of the averaged models at the end, in the mean over the architectures",
+        "with GroupAvg every group began at a model of its own, elsewhere all at one: that alone makes them unlike",
         "β is the product of a layer's mean change with that of its stage's layer 0, before they are crossed; its "
         "share is over the rounds, and over the layers of a stage",
     )

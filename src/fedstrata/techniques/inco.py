@@ -77,7 +77,8 @@ def references(
 ) -> dict[str, str]:
     """A weight's name → that of the layer 0 that it is crossed with: of the same shape, and earlier in its stage.
 
-    As released, a transformer block's second layer norm is crossed with its first; batch norms are not.
+    As released, a transformer block's second layer norm is crossed with its first; those of convolutional blocks are
+    not.
     """
     found = partners(params, strata)
     if reference == "conv2":
@@ -92,8 +93,13 @@ def references(
         for second, first in NORMS.items():
             pairs = {n: n.removesuffix(second) + first for n in params if f".{n}".endswith(f".{second}")}
             pairs = {n: o for n, o in pairs.items() if n.removesuffix(".weight") not in follow}
+            pairs = {n: o for n, o in pairs.items() if not _convolves(params, n.removesuffix(second))}
             found |= {n: o for n, o in pairs.items() if o in params and params[o].shape == params[n].shape}
     return found
+
+
+def _convolves(params: Mapping[str, Tensor], block: str) -> bool:
+    return any(name.startswith(block) and tensor.dim() == 4 for name, tensor in params.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +134,8 @@ class InCo(Technique):
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         found = references(round.params, round.strata, self.reference, self.form)
-        here = {name: first for name, first in found.items() if name in round.arrived and first in round.arrived}
+        moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some
+        here = {name: first for name, first in found.items() if name in moved and first in moved}
         crossed = {n: cross(delta[n], delta[o], self.form, self.normalise, self.optimise) for n, o in here.items()}
         shown = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
         shown |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
