@@ -116,9 +116,7 @@ def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]
             axes.set(xticks=[], yticks=[], title="" if at else stage)
         row[0].set_ylabel(label.replace(", ", ",\n"), fontsize=7)
     figure.colorbar(shown, ax=panels, shrink=0.5, label="CKA")
-    figure.supxlabel(
-        f"clients; models of different depth from the shallowest on (seed {seed})", fontsize=8
-    )
+    figure.supxlabel(f"clients; models of different depth from the shallowest on (seed {seed})", fontsize=8)
     _save(figure, path)
 
 
