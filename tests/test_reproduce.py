@@ -309,7 +309,7 @@ def test_incos_settings() -> None:
     assert {(run.config.epochs, run.config.batch_size, run.config.lr) for run in runs} == {(5, 64, 0.001)}
     assert {run.config.archs for run in runs} == {"resnet10; resnet14; resnet18; resnet22; resnet26"}
     methods = {run.label: run.config.method for run in runs}
-    assert methods["FedAvg"] == "groupavg"
+    assert methods["FedAvg"] == "fedavg(weight='uniform') + groupavg"
     assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco"
     assert crossed(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
     assert [alike.settings["run"][name] for name in ("clients", "rounds", "participation")] == [10, 50, 1.0]

@@ -178,15 +178,8 @@ SCALES = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    return [
-        _table(chosen),
-        _ablation(chosen),
-        _forms(chosen),
-        _robust(chosen),
-        _groups(chosen),
-        _statistics(chosen),
-        _similarity(chosen),
-    ]
+    made = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
+    return [part(chosen) for part in made]
 
 
 def joined(*names: str) -> str:

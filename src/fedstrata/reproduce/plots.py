@@ -113,8 +113,9 @@ def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]
     for at, (row, (label, stages)) in enumerate(zip(panels, matrices.items(), strict=True)):
         for axes, (stage, matrix) in zip(row, stages.items(), strict=True):
             shown = axes.imshow(matrix, vmin=0, vmax=1, cmap="magma")
-            axes.set(xticks=[], yticks=[], title="" if at else stage)
-        row[0].set_ylabel(label.replace(", ", ",\n"), fontsize=7)
+            axes.set(xticks=[], yticks=[])
+            axes.set_title("" if at else stage, pad=16, fontsize=10)
+        row[0].text(-0.5, -0.7, label, fontsize=8, va="bottom")
     figure.colorbar(shown, ax=panels, shrink=0.5, label="CKA")
     figure.supxlabel(f"clients; models of different depth from the shallowest on (seed {seed})", fontsize=8)
     _save(figure, path)
