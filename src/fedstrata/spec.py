@@ -164,8 +164,9 @@ def check(what: str, annotation: Any, value: Any) -> Any:
         adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        wanted = " or ".join(dict.fromkeys(e["msg"].lower().removeprefix("input should be ") for e in error.errors()))
-        raise UsageError(f"{what}: {value!r} does not fit (input should be {wanted})") from None
+        first, *others = dict.fromkeys(e["msg"].lower() for e in error.errors())
+        wanted = " or ".join([first, *(other.removeprefix("input should be ") for other in others)])
+        raise UsageError(f"{what}: {value!r} does not fit ({wanted})") from None
 
 
 def text_of(name: str, kwargs: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from fedstrata import console
 from fedstrata.compare import News, Plan, plan, run_missing, tabulate
 from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
-from fedstrata.reproduce import fedimpro, fednlr, fedpart, inco, layers
+from fedstrata.reproduce import fedimpro, fednlr, fedpart, inco
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
@@ -99,8 +99,9 @@ def reproduce(
         raise UsageError(f"{out} is not a directory")
     if out is not None and any(isinstance(part, Work) and part.draws for part in chosen):
         check_plots()
-    if any(isinstance(part, Work) and part.work is layers.work for part in chosen):
-        layers.check_transport()
+    for part in chosen:
+        if isinstance(part, Work):
+            part.needs()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
         sections, failures = _made(chosen, Path(place), Bench(where, jobs), watch, say)
         made = Reproduction(paper, scale, _command(paper, scale, out, jobs, only), tuple(sections), failures)

@@ -431,6 +431,7 @@ def _divergence(scale: Scale) -> Work:
         layers.work,
         lambda found: layers.judge(found, list(methods), scale.looks),
         draws=True,
+        needs=layers.check_transport,
     )
 
 

@@ -95,6 +95,7 @@ class Work:
         work: (settings, seed, bench) → figures, as JSON has them.
         judge: seed → figures → what is found in them.
         draws: True if there are pictures.
+        needs: raises a UsageError where the work could not be done here; asked before anything begins.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Work:
     work: Callable[[Mapping[str, Any], int, Bench], dict[str, Any]]
     judge: Callable[[Mapping[int, dict[str, Any]]], Findings]
     draws: bool = False
+    needs: Callable[[], None] = lambda: None
 
     def file(self, out: Path, seed: int) -> Path:
         """Where a seed's figures are kept; named after all that they depend on."""
