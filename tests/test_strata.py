@@ -563,8 +563,11 @@ def test_partners_keep_to_their_stage_and_to_execution_order() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(x))
 
-    model = nn.Sequential(Stage(), Stage())
+    model = nn.Sequential(Stage(), nn.Linear(3, 3), Stage())
     assert partners(dict(model.named_parameters()), strata(model)) == {
         "0.b.weight": "0.a.weight",
-        "1.b.weight": "1.a.weight",
+        "2.b.weight": "2.a.weight",
     }
+    repeated = nn.Sequential(Stage(), Stage())
+    later = ["0.b.weight", "1.a.weight", "1.b.weight"]
+    assert partners(dict(repeated.named_parameters()), strata(repeated)) == dict.fromkeys(later, "0.a.weight")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -355,18 +355,35 @@ def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     return features
 
 
+def alike(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
+    """Stage → the first one of those in a row, itself among them, that hold tensors of the same names and shapes.
+
+    A transformer's blocks and a perceptron's equal layers are one stage repeated.
+    """
+    held: dict[str, list[tuple[str, torch.Size]]] = {}
+    for name in (name for stratum in strata for name in stratum.params):
+        held.setdefault(_stage(name), []).append((name.partition(".")[2], params[name].shape))
+    first: dict[str, str] = {}
+    before = ""
+    for stage, tensors in held.items():
+        first[stage] = first[before] if before and held[before] == tensors else stage
+        before = stage
+    return first
+
+
 def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
     """For each weight, the earliest weight before it with the same shape in the same stage, if any.
 
-    Weights are the parameters with two or more axes; the stage is that of the parameter's own name. This is
-    the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
+    Weights are the parameters with two or more axes; the stage is that of the parameter's own name, and stages in a row
+    that are `alike` count as one. This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
     """
-    first: dict[tuple[str, torch.Size], str] = {}
-    found: dict[str, str] = {}
-    for name in (name for stratum in strata for name in stratum.params):
-        shape = params[name].shape
-        if len(shape) >= 2:
-            earliest = first.setdefault((_stage(name), shape), name)
-            if earliest != name:
-                found[name] = earliest
-    return found
+    stages = alike(params, strata)
+    weights = (n for stratum in strata for n in stratum.params if params[n].dim() >= 2)
+    return earliest(weights, lambda name: (stages[_stage(name)], params[name].shape))
+
+
+def earliest(names: Iterable[str], kind: Callable[[str], Hashable]) -> dict[str, str]:
+    """Name → the first one of its kind, without those that are it."""
+    first: dict[Hashable, str] = {}
+    found = {name: first.setdefault(kind(name), name) for name in names}
+    return {name: other for name, other in found.items() if other != name}

@@ -19,7 +19,7 @@ import fedstrata as fs
 from fedstrata.core import Assignment, Update
 from fedstrata.machine import computing
 from fedstrata.models import build_model
-from fedstrata.techniques.inco import cross
+from fedstrata.techniques.inco import cross, references
 from fedstrata.tensors import Tensors
 from tests.runs import fedstrata, one_sentence, options
 from tests.techniques.worlds import LR, STEPS, Party, Vector, alike, differ, parties, present, run, tensors
@@ -412,10 +412,44 @@ def test_defaults() -> None:
 
 def test_layers_of_other_shapes_and_stages_have_no_partner() -> None:
     """A model of one layer a stage, or of layers that all differ, runs as FedAvg does, to the bit."""
-    for build in (lambda: deep(1), lambda: build_model("mlp(hidden=(4, 4, 4))", (3,), 3, seed=1).double()):
+    for build in (lambda: deep(1), lambda: build_model("mlp(hidden=(4, 5, 6))", (3,), 3, seed=1).double()):
         plain, other = (run(f"fedavg(weight='examples'){more}", TWO, build()) for more in ("", " + inco"))
         assert all(torch.equal(plain.state.params[n], p) for n, p in other.state.params.items())
         assert other.state.techniques["inco"] == {}
+
+
+MLP = {"first": {"fc3.linear.weight": "fc2.linear.weight", "fc4.linear.weight": "fc2.linear.weight"}}
+MLP["conv2"] = {"fc4.linear.weight": "fc3.linear.weight"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", ["first", "conv2"])
+def test_equal_layers_of_a_perceptron_are_one_stage(choice: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fc2, fc3 and fc4 are alike; fc1 has as many outputs, and other inputs; fc6 comes after one that differs."""
+    model = build_model("mlp(hidden=(4, 4, 4, 4, 5, 4))", (3,), 3, seed=1).double()
+    method = f"inco(form='{form}', reference='{choice}')"
+    sent, moved, state = one_round(method, model, tensors(TWO[1]), monkeypatch)
+    assert {n.removeprefix("theta/") for n in state if n.startswith("theta/")} == MLP[choice].keys()
+    for name, value in inco(sent, MLP[choice], form, True, True)[0].items():
+        np.testing.assert_allclose(moved[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_of_a_transformer(form: str) -> None:
+    """Blocks are one stage: by shape, all 4×4 projections follow the first block's query, and norm layers too."""
+    pytest.importorskip("transformers")
+    model = build_model("vit(depth=2, dim=4, heads=2, mlp_ratio=2.0, patch=4)", (1, 8, 8), 3, seed=1)
+    found = references(dict(model.named_parameters()), fs.strata(model), "first", form)
+    of = [f"block{block}.layer." for block in (1, 2)]
+    projections = [f"{block}attention.{p}_proj.weight" for block in of for p in "qkvo"]
+    expected = dict.fromkeys(projections[1:], projections[0])
+    expected |= {f"{of[1]}mlp.{fc}.weight": f"{of[0]}mlp.{fc}.weight" for fc in ("fc1", "fc2")}
+    before, after = ([f"{block}layernorm_{place}.weight" for block in of] for place in ("before", "after"))
+    if form == "released":
+        expected |= dict(zip(after, before, strict=True))
+    else:
+        expected |= dict.fromkeys([before[1], *after], before[0])
+    assert found == expected
 
 
 class Block(nn.Module):
@@ -489,11 +523,14 @@ def one_round(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_norm_layers_of_a_block(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the released form norm2.weight is crossed with its own block's norm1.weight, its bias and others are not."""
+    """As released norm2.weight is crossed with its own block's norm1.weight, else all with the first; biases never."""
     sent, moved, state = one_round(f"inco(form='{form}')", attentive(), tensors(TWO[1]), monkeypatch)
     partners = {"body.1.mix.weight": "body.0.mix.weight"}
     if form == "released":
         partners |= {f"body.{block}.norm2.weight": f"body.{block}.norm1.weight" for block in (0, 1)}
+    else:
+        later = ["body.0.norm2.weight", "body.1.norm1.weight", "body.1.norm2.weight"]
+        partners |= dict.fromkeys(later, "body.0.norm1.weight")
     assert {n.removeprefix("theta/") for n in state if n.startswith("theta/")} == partners.keys()
     for name, value in inco(sent, partners, form, True, True)[0].items():
         np.testing.assert_allclose(moved[name], value, rtol=0, atol=1e-12, err_msg=name)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedstrata.core import RoundView, Technique
 from fedstrata.errors import one_of
-from fedstrata.strata import Stratum, partners
+from fedstrata.strata import Stratum, alike, earliest, partners
 from fedstrata.tensors import Tensors
 
 Form = Literal["paper", "theorem", "released"]
@@ -77,25 +77,36 @@ def references(
 ) -> dict[str, str]:
     """A weight's name → that of the layer 0 that it is crossed with: of the same shape, and earlier in its stage.
 
-    As released, a transformer block's second layer norm is crossed with its first; those of convolutional blocks are
-    not.
+    A transformer's blocks are one stage, and its norm layers are crossed too: with the stage's first one or, as
+    released, the block's second with its first. Those of convolutional blocks are not.
     """
     found = partners(params, strata)
     if reference == "conv2":
-        stages = dict.fromkeys(stratum.stage for stratum in strata)
-        opening = {next(n for s in strata if s.stage == stage for n in s.params) for stage in stages}
+        stages = alike(params, strata)
+        opening = {next(n for s in strata if s.stage == stage for n in s.params) for stage in set(stages.values())}
         for first in opening & set(found.values()):
             second, *others = (name for name, other in found.items() if other == first)
             del found[second]
             found |= dict.fromkeys(others, second)
-    if form == "released":
-        follow = {name.removesuffix(".running_mean") for s in strata for name in s.buffers}
-        for second, first in NORMS.items():
-            pairs = {n: n.removesuffix(second) + first for n in params if f".{n}".endswith(f".{second}")}
-            pairs = {n: o for n, o in pairs.items() if n.removesuffix(".weight") not in follow}
-            pairs = {n: o for n, o in pairs.items() if not _convolves(params, n.removesuffix(second))}
-            found |= {n: o for n, o in pairs.items() if o in params and params[o].shape == params[n].shape}
-    return found
+    return found | _norms(params, strata, form)
+
+
+def _norms(params: Mapping[str, Tensor], strata: Sequence[Stratum], form: Form) -> dict[str, str]:
+    """The same for a transformer's norm layers."""
+    stages, averages = alike(params, strata), {n.removesuffix(".running_mean") for s in strata for n in s.buffers}
+    places = {
+        name: suffix for name in params for suffix in (*NORMS, *NORMS.values()) if f".{name}".endswith(f".{suffix}")
+    }
+    held = {
+        name: suffix
+        for name, suffix in places.items()
+        if name.removesuffix(".weight") not in averages and not _convolves(params, name.removesuffix(suffix))
+    }
+    if form != "released":
+        in_order = (n for stratum in strata for n in stratum.params if n in held)
+        return earliest(in_order, lambda name: (stages[name.partition(".")[0]], params[name].shape))
+    pairs = {n: n.removesuffix(suffix) + NORMS[suffix] for n, suffix in held.items() if suffix in NORMS}
+    return {n: o for n, o in pairs.items() if o in params and params[o].shape == params[n].shape}
 
 
 def _convolves(params: Mapping[str, Tensor], block: str) -> bool:
