@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 import fedstrata as fs
 from fedstrata import cli, console
+from fedstrata.commands import listing, training
 from fedstrata.config import RunConfig
 from fedstrata.data.sources import Remote
 from fedstrata.history import Record
@@ -82,6 +83,7 @@ def test_a_run(whole: Path, capsys: Capture) -> None:
     assert {p.name for p in run.iterdir()} == {
         ".lock",
         "checkpoints",
+        "facts.json",
         "memory",
         "metrics.jsonl",
         "model.safetensors",
@@ -154,8 +156,8 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(cli.DEMO, "rounds", 1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(cli.DEMO, "epochs", 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(training.DEMO, "rounds", 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(training.DEMO, "epochs", 1)  # type: ignore[attr-defined]
     assert fedstrata("demo", "--quiet") == 0
     assert re.fullmatch(r"accuracy [\d.]+ % after 1 round; files in runs/demo\n", capsys.readouterr().out)
 
@@ -231,7 +233,7 @@ def test_data_dir_and_workers_of_resume(whole: Path, tmp_path: Path, capsys: Cap
 
 
 @pytest.mark.parametrize("columns", ["60", "100", "200"])
-@pytest.mark.parametrize("what", cli.LISTS)
+@pytest.mark.parametrize("what", listing.LISTS)
 def test_lists(what: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert fedstrata("list", what) == 0
@@ -240,7 +242,7 @@ def test_lists(what: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert max(cell_len(line) for line in printed.out.splitlines()) <= int(columns)
     assert fedstrata("list", what, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == list(cli.LISTS[what])
+    assert [row["name"] for row in rows] == list(listing.LISTS[what])
     for row in rows:
         assert re.search(rf"^. {row['name']} ", printed.out, re.M)
         assert row["help"].endswith((".", "…", ")")), row
@@ -512,7 +514,7 @@ def test_an_error_of_ours_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, c
         def fail(*args: object, error: BaseException = error, **kwargs: object) -> None:
             raise error
 
-        monkeypatch.setattr(cli, "open_run", fail)
+        monkeypatch.setattr(training, "open_run", fail)
         assert fedstrata("run") == code
         assert one_sentence(capsys) == said
 

@@ -20,8 +20,6 @@ from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest
 from fedstrata.reproduce.drift import bound, change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
-from fedstrata.reproduce.inco import SCALES as INCO
-from fedstrata.reproduce.inco import arch_accuracy, clients_accuracy, crossed
 from fedstrata.reproduce.inversion import packed, unpacked
 from fedstrata.reproduce.layers import Watch, balanced, distances, local_models, shared_features, variances
 from fedstrata.reproduce.layers import follow as follow_layers
@@ -34,6 +32,8 @@ from fedstrata.reproduce.similarity import follow as follow_alike
 from fedstrata.reproduce.similarity import judge as judge_alike
 from fedstrata.reproduce.similarity import watched as watched_archs
 from fedstrata.reproduce.trace import Trace, follow, jumps, norm
+from fedstrata.reproduce.unequal import SCALES as INCO
+from fedstrata.reproduce.unequal import arch_accuracy, clients_accuracy, crossed
 from fedstrata.run import open_run
 from fedstrata.strata import above as upper
 from fedstrata.strata import strata
@@ -66,7 +66,7 @@ PICTURES = {
     "fedpart": ["trace.png"],
     "fednlr": [],
     "fedimpro": ["divergence.png", "layers.png", "inversion.png"],
-    "inco": ["similarity.png", "heatmaps.png"],
+    "inco": ["groups.png", "similarity.png", "heatmaps.png", "tsne.png"],
 }
 
 

@@ -19,6 +19,7 @@ from fedstrata.engines import ENGINES
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
+from fedstrata.probing import chosen
 from fedstrata.spec import Table, bind, lookup, parse_call, text_of
 from fedstrata.techniques import TECHNIQUES, method
 
@@ -54,6 +55,10 @@ class Settings(BaseModel):
     target: float | None = Field(None, gt=0, le=1, description="accuracy to reach, for rounds-to-target")
     stop_at_target: bool = Field(False, description="end the run when the target is reached")
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
+    probe: str | None = Field(None, description="what to measure layer by layer: 'divergence cka …', or all")
+    probe_every: int = Field(1, ge=1, description="rounds between measurements; the last round is always measured")
+    probe_clients: int = Field(10, ge=2, description="clients a round that are measured, at most")
+    probe_examples: int = Field(256, ge=4, description="examples a client, and for comparing clients, at most")
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -76,6 +81,7 @@ class Settings(BaseModel):
         build_optimizer(self.optimizer)
         build_schedule(self.schedule)
         lookup("engine", ENGINES, self.engine)
+        chosen(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
         return self
@@ -219,6 +225,8 @@ def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
             out[path[0]] = value
             continue
         field = path[0]
+        if field == "model" and out.get("archs") is not None and "model" not in out:
+            raise UsageError(f"--set {text}: the server's model is the deepest of archs; say it there")
         default = RunConfig.model_fields[field].default if field in RunConfig.model_fields else None
         current = str(out.get(field, default))
         if field == "method" and len(path) == 3:

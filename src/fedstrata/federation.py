@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,37 +17,32 @@ from torch import nn
 from fedstrata import techniques
 from fedstrata.branches import branched
 from fedstrata.config import Settings, checked, same_config, to_toml
-from fedstrata.core import Assignment, Buffers, Setting, Slots, Update, Work
+from fedstrata.core import Buffers, Setting, Slots, Update, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
+from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
+from fedstrata.facts import facts
 from fedstrata.fitting import check_fit, fingerprint, first_unlike
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.machine import computing, device_of, keep_memory, peak_memory
 from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
+from fedstrata.probing import PROBES, Prober, Watch
+from fedstrata.probing import chosen as chosen_probes
+from fedstrata.report import write
 from fedstrata.roster import Roster
 from fedstrata.rundir import RunDirectory, versions
-from fedstrata.server import Architecture, Outcome, Server, ServerState
+from fedstrata.saved import Saved, lines
+from fedstrata.server import Architecture, Server, ServerState
 from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
 from fedstrata.tensors import clone
 from fedstrata.timing import Clock, timed, using
+from fedstrata.trained import Trained
 from fedstrata.workshop import Workshop, normalises_batches, own_rng, running
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """A round that is closed but not yet evaluated."""
-
-    after: ServerState
-    outcome: Outcome
-    assignments: Sequence[Assignment]
-    work: Work
-    exam: Callable[[], Quality] | None
-    seconds: float
 
 
 class Federation:
@@ -83,10 +78,15 @@ class Federation:
         out: directory for configuration, metrics, checkpoints and the final model; None writes nothing.
         resume: continue the run that is in `out`.
         checkpoint_seconds: least time between checkpoints.
+        probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
+        probe_every: rounds between measurements; the last one is always measured.
+        probe_clients: clients a round that are measured, at most.
+        probe_examples: examples a client, and for comparing clients' models, at most.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
         recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
+        class_names: names of the classes, for reports.
         notes: what a reader of the results must know, for run.toml's header and the summary.
         profile: measure where the time goes; `spent` tells it.
 
@@ -126,10 +126,15 @@ class Federation:
         out: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 20.0,
+        probe: str | None = None,
+        probe_every: int = 1,
+        probe_clients: int = 10,
+        probe_examples: int = 256,
         archs: Mapping[str, nn.Module] | None = None,
         arch_of: Callable[[int], str] | None = None,
         public: Any = None,
         recipe: Mapping[str, Any] | None = None,
+        class_names: Sequence[str] = (),
         notes: Sequence[str] = (),
         profile: bool = False,
     ) -> None:
@@ -208,17 +213,13 @@ class Federation:
             self.test,
             visits=self.settings.rounds * self.roster.sampled,
         )
+        seed, judged = self.settings.seed, self.settings.eval_clients
         self._examiner = Examiner(
-            self.method,
-            self.settings.seed,
-            shop,
-            self._engine,
-            self.roster,
-            architectures,
-            self.clients,
-            self._recall,
-            self.settings.eval_clients,
+            self.method, seed, shop, self._engine, self.roster, architectures, self.clients, self._recall, judged
         )
+        self._prober = Prober(chosen_probes(probe), self.settings, shop, architectures, self.clients, self.test)
+        self.probes: list[dict[str, Any]] = []
+        self._facts = partial(facts, models[""], self.strata, self.clients, sample, class_names)
         self.state = self._server.start(
             clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
         )
@@ -252,7 +253,7 @@ class Federation:
         self._store = store
         if not resume:
             header = [f"buffers: {self.method.buffers}", *self.notes]
-            directory.create(to_toml(config, header), self._about())
+            directory.create(to_toml(config, header), self._about(), self._facts())
             return
         same_config(directory.config, config)
         states, rows, damaged = directory.recover()
@@ -262,6 +263,7 @@ class Federation:
         if states:
             self.state, self._saved_round = states[0], states[0].round
             self.records = [Record.read(row) for row in rows]
+            self.probes = lines(directory.probes)
         store.sweep([state.remembers for state in states])
 
     def _about(self) -> dict[str, str]:
@@ -275,12 +277,7 @@ class Federation:
             name = first_unlike(*({**s.params, **s.buffers} for s in (self.state, state)))
             if name is not None:
                 raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
-        before, now = directory.versions(), {**versions(), **self._about()}
-        if before.get("data", now["data"]) != now["data"]:
-            raise UsageError(f"{directory.path} was run with other data: the clients' sizes or labels differ")
-        for name in ("torch", "machine", "clients"):
-            if before.get(name, now[name]) != now[name]:
-                self.notes += (f"begun with {name} {before[name]}, now {now[name]}: the last bits may differ",)
+        self.notes += directory.differences({**versions(), **self._about()})
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -296,6 +293,7 @@ class Federation:
     def rounds(self) -> Iterator[Record]:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
+        self.probes = [row for row in self.probes if row["round"] <= self.state.round]
         if self._directory is not None:
             self._directory.trim(self.state.round)
         keep_memory()
@@ -314,7 +312,7 @@ class Federation:
 
     def _rounds(self) -> Iterator[Record]:
         """Train and settle in turns; where the engine can, the next round trains while one is being evaluated."""
-        trained: _Trained | Exception | None = None
+        trained: Trained | Exception | None = None
         while trained is not None or not self.done:
             if isinstance(trained, Exception):
                 raise trained
@@ -323,7 +321,7 @@ class Federation:
             yield self._settle(now)
             self._since = time.perf_counter()  # what the caller does between two rounds is not theirs
 
-    def _train_ahead(self, now: _Trained) -> _Trained | Exception | None:
+    def _train_ahead(self, now: Trained) -> Trained | Exception | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
         if now.exam is None or self.settings.stop_at_target or now.after.round >= self.total:
             return None
@@ -347,29 +345,34 @@ class Federation:
     def _reached(self) -> int | None:
         return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
 
-    def _train(self, state: ServerState) -> _Trained:
+    def _train(self, state: ServerState) -> Trained:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
+        trained = self._close(state, self._prober.watch(state.round))
+        due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
+        exam = self._examiner.begin(trained.after) if self.test is not None and due else None
+        return replace(trained, exam=exam, seconds=self._lap())
+
+    def _close(self, state: ServerState, watch: Watch | None) -> Trained:
+        """Open a round on a state, train its clients, and close it."""
         number = state.round
         with own_rng(), computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.roster.sample(number), work)
             visits = self._engine.run(assignments, partial(self._recall, state))
-            counted = self._counted(visits, len(assignments))
+            counted = self._counted(visits, len(assignments), watch)
             with timed("train and close"):
                 after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
-        due = (number + 1) % self.settings.eval_every == 0 or number + 1 >= self.settings.rounds
-        exam = self._examiner.begin(after) if self.test is not None and due else None
-        return _Trained(after, outcome, assignments, work, exam, self._lap())
+        return Trained(state, after, outcome, assignments, work, watch)
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
         before, self._since = self._since, time.perf_counter()
         return self._since - before
 
-    def _settle(self, trained: _Trained) -> Record:
+    def _settle(self, trained: Trained) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
         after, quality = trained.after, Quality()
         with own_rng(), computing(self.settings.threads), using(self.clock):
@@ -378,7 +381,11 @@ class Federation:
                     quality = trained.exam()
         if quality.loss is not None and not math.isfinite(quality.loss):
             raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
-        record = self._record(trained, quality)
+        record = trained.record(quality, trained.seconds + self._lap(), peak_memory())
+        if trained.watch is not None:  # before the record, which makes the round complete
+            self.probes.append(self._probe(trained, self._prober))
+            if self._directory is not None:
+                self._directory.append_probes(self.probes[-1])
         with using(self.clock), timed("write to disk"):
             if self._directory is not None:
                 self._directory.append(asdict(record))
@@ -390,34 +397,38 @@ class Federation:
                 self.save()
         return record
 
-    def _counted(self, visits: Iterator[tuple[Update, Slots]], total: int) -> Iterator[tuple[Update, Slots]]:
+    def _probe(self, trained: Trained, prober: Prober) -> dict[str, Any]:
+        """Measure a round that was watched."""
+        with computing(self.settings.threads), using(self.clock), timed("probe"):
+            return prober.measure(trained)
+
+    def diagnose(self, rounds: int = 3) -> Diagnosis:
+        """What is wrong with this federation, layer by layer, and what to try; `print` shows it.
+
+        Where the run has measured nothing so far, its next few rounds are tried and measured; nothing comes of them.
+        """
+        saved = self.saved()
+        return diagnose(saved if saved.probes else replace(saved, probes=self.tried(rounds)))
+
+    def tried(self, rounds: int) -> tuple[dict[str, Any], ...]:
+        """What all probes find in the next few rounds; nothing else comes of them."""
+        prober, state, found = replace(self._prober, probes=tuple(PROBES)), self.state, []
+        while state.round < min(self.state.round + rounds, self.settings.rounds):
+            trained = self._close(state, Watch(self.settings.probe_clients))
+            found.append(self._probe(trained, prober))
+            state = trained.after
+        self._engine.close()
+        return tuple(found)
+
+    def _counted(
+        self, visits: Iterator[tuple[Update, Slots]], total: int, watch: Watch | None
+    ) -> Iterator[tuple[Update, Slots]]:
         for done, visit in enumerate(visits, 1):
+            if watch is not None:
+                watch.see(visit[0])
             yield visit
             if self.on_visit is not None:
                 self.on_visit(done, total)
-
-    def _record(self, trained: _Trained, quality: Quality) -> Record:
-        outcome = trained.outcome
-        return Record(
-            round=self.state.round + 1,
-            accuracy=quality.accuracy,
-            loss=quality.loss,
-            bytes_up=outcome.bytes_up,
-            bytes_down=outcome.bytes_down,
-            slots_up=outcome.slots_up,
-            flops=round(outcome.flops),
-            seconds=trained.seconds + self._lap(),
-            clients=[a.client for a in trained.assignments],
-            active=list(outcome.active),
-            refused=[{"client": client, "why": why} for client, why in outcome.refused],
-            train_loss=outcome.train_loss,
-            examples=outcome.examples,
-            steps=outcome.steps,
-            lr=trained.work.lr,
-            memory=peak_memory(),
-            arch_accuracy=quality.archs,
-            client_accuracy=quality.clients,
-        )
 
     def _work(self, number: int) -> Work:
         s = self.settings
@@ -462,6 +473,18 @@ class Federation:
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""
         return summarise(self.records, self.method, self.settings.target, self.notes)
+
+    def saved(self) -> Saved:
+        """The run so far, as its files would tell it."""
+        name = "this run" if self.out is None else self.out.name
+        told = (self._facts(), self.summary(), {**versions(), **self._about()}, self.out)
+        return Saved(name, self.settings.model_dump(), tuple(self.records), tuple(self.probes), *told)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the run so far as one HTML file; without a path, as report.html in the run's directory."""
+        if path is None and self.out is None:
+            raise UsageError("say where to write the report: report('report.html'), or give the run a directory, out=")
+        return write([self.saved()], Path(path or f"{self.out}/report.html"))
 
     def history(self) -> History:
         """The records so far, the model and the totals."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedstrata.archs import deepest, groups, shares
+from fedstrata.checkpoint import load_all
 from fedstrata.config import RunConfig, Settings, checked, read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
@@ -54,6 +56,7 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
         | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
+        class_names=dataset.class_names,
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
@@ -104,6 +107,17 @@ def resume_run(
     directory: Path, data_dir: str | None = None, workers: int | str | None = None, profile: bool = False
 ) -> Federation:
     """The federation of a run directory, ready to go on where its last checkpoint is."""
+    values = _recipe(directory)
+    if data_dir is not None:
+        values["data_dir"] = data_dir
+    if workers is not None:
+        values["workers"] = workers
+    config = checked(RunConfig, values)
+    return open_run(config, directory, resume=True, profile=profile)
+
+
+def _recipe(directory: Path) -> dict[str, Any]:
+    """What run.toml says of a run that can be built again from it."""
     path = directory / "run.toml"
     if not path.exists():
         raise UsageError(f"{directory} has no run.toml: there is no run to resume")
@@ -115,9 +129,16 @@ def resume_run(
             f"{directory} was run from Python with a model and data of its own: "
             "resume it there, with Federation(…, out=…, resume=True)"
         )
-    if data_dir is not None:
-        values["data_dir"] = data_dir
-    if workers is not None:
-        values["workers"] = workers
-    config = checked(RunConfig, values)
-    return open_run(config, directory, resume=True, profile=profile)
+    return values
+
+
+def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> tuple[dict[str, Any], ...]:
+    """What the probes find in a few rounds more of a run, which start from the model that it has now."""
+    values = _recipe(directory) | {"rounds": rounds, "probe": "all", "target": None, "stop_at_target": False}
+    config = checked(RunConfig, values | ({} if data_dir is None else {"data_dir": data_dir}))
+    federation = open_run(config, None)
+    states, _ = load_all(directory / "checkpoints")
+    if not states:
+        raise UsageError(f"{directory} has no checkpoint yet: there is no model to measure")
+    federation.state = replace(federation.state, params=states[0].params, buffers=states[0].buffers)
+    return federation.tried(rounds)

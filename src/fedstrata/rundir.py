@@ -2,7 +2,9 @@
 
 run.toml            the whole resolved configuration
 versions.json       Python, torch and fedstrata, and the machine
+facts.json          what the model and the data are, in a few numbers
 metrics.jsonl       one line a round
+probes.jsonl        one line a round that was measured layer by layer
 checkpoints/        the last few states, sealed
 memory/             what clients remember, sealed, by version
 model.safetensors   the final global model: parameters and running statistics
@@ -70,10 +72,16 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def probes(self) -> Path:
+        return self.path / "probes.jsonl"
+
+    @property
     def config(self) -> Path:
         return self.path / "run.toml"
 
-    def create(self, config: str, about: Mapping[str, str] | None = None) -> None:
+    def create(
+        self, config: str, about: Mapping[str, str] | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
         """Make the directory of a new run; `about` is written beside the versions.
 
         Raises:
@@ -90,6 +98,7 @@ class RunDirectory:
         try:
             write_atomic(self.config, config)  # first: from here on the run can be resumed
             self._complete(about or {})
+            write_atomic(self.path / "facts.json", json.dumps(facts or {}) + "\n")
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):
@@ -111,6 +120,18 @@ class RunDirectory:
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
+
+    def differences(self, now: Mapping[str, str]) -> tuple[str, ...]:
+        """What a reader must know of a run that goes on elsewhere than it began.
+
+        Raises:
+            UsageError: if it would go on with other data.
+        """
+        before = self.versions()
+        if before.get("data", now["data"]) != now["data"]:
+            raise UsageError(f"{self.path} was run with other data: the clients' sizes or labels differ")
+        other = [name for name in ("torch", "machine", "clients") if before.get(name, now[name]) != now[name]]
+        return tuple(f"begun with {n} {before[n]}, now {now[n]}: the last bits may differ" for n in other)
 
     def _complete(self, more: Mapping[str, str]) -> None:
         """Make whatever is missing beside run.toml, and clear away what a kill left behind."""
@@ -157,11 +178,23 @@ class RunDirectory:
         kept = b"".join(line + b"\n" for line in lines)
         if text != kept:
             write_atomic(self.metrics, kept)
+        self._trim_probes(rounds)
         return rows
+
+    def _trim_probes(self, rounds: int) -> None:
+        """Cut probes.jsonl down to the same rounds."""
+        text = self.probes.read_bytes() if self.probes.exists() else b""
+        kept = b"".join(line + b"\n" for line in text.split(b"\n") if 0 < _row(line).get("round", 0) <= rounds)
+        if text != kept:
+            write_atomic(self.probes, kept)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
         append_line(self.metrics, json.dumps(row))
+
+    def append_probes(self, row: Mapping[str, Any]) -> None:
+        """Add a measured round to probes.jsonl."""
+        append_line(self.probes, json.dumps(row, allow_nan=False))
 
     def save(self, state: ServerState) -> int:
         """Write a checkpoint and drop the oldest; returns the round of the oldest kept one."""

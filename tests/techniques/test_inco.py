@@ -404,8 +404,8 @@ def test_what_has_no_partner_has_the_plain_mean(form: str, normalise: bool, opti
 
 
 def test_defaults() -> None:
-    """The paper's form, normalised and optimised, from the first layer."""
-    written = "fedavg(weight='uniform') + inco(form='paper', normalise=True, optimise=True, reference='first')"
+    """The released form, normalised and optimised, from the first layer."""
+    written = "fedavg(weight='uniform') + inco(form='released', normalise=True, optimise=True, reference='first')"
     one, other = (run(method, TWO, deep()) for method in ("fedavg(weight='uniform') + inco", written))
     assert all(torch.equal(one.state.params[n], p) for n, p in other.state.params.items())
 

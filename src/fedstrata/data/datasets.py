@@ -134,43 +134,76 @@ def synthetic(
     return Dataset("synthetic", train, part(test_examples), classes, tuple(str(label) for label in range(classes)))
 
 
-def in_part(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
-    """The dataset with two more arguments: so many `examples` and `test_examples` of it, drawn once and for all."""
+def adjusted(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
+    """The image dataset with three more arguments.
+
+    - `examples`, `test_examples`: so many of them, drawn once and for all;
+    - `resolution`: images of that many pixels a side, resized once. They are scaled by the statistics of the original
+      ones.
+    """
 
     @wraps(load)
     def loaded(
-        data_dir: Path | None, *, examples: int | None = None, test_examples: int | None = None, **others: Any
+        data_dir: Path | None,
+        *,
+        examples: int | None = None,
+        test_examples: int | None = None,
+        resolution: int | None = None,
+        **others: Any,
     ) -> Dataset:
-        whole = load(data_dir, **others)
-        asked = {"training": (whole.train, examples), "test": (whole.test, test_examples)}
-        said, kept = [], []
-        for part, (there, count) in asked.items():
-            if count is not None and not 1 <= count <= len(there):
-                raise UsageError(f"{whole.name} has {len(there):,} {part} examples: ask for 1 or more, not {count:,}")
-            chosen = (
-                None if count is None else torch.randperm(len(there), generator=generator(whole.name, part))[:count]
-            )
-            kept.append(there if chosen is None else there.select(chosen.sort().values))
-            said.append("" if chosen is None else f"{count:,} of {len(there):,} {part} examples")
-        return replace(whole, train=kept[0], test=kept[1], note=join_notes(whole.note, *said))
+        return _resized(_part(load(data_dir, **others), examples, test_examples), resolution)
 
-    known, more = inspect.signature(load), {"examples": "int | None", "test_examples": "int | None"}
-    own = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=t) for n, t in more.items()]
+    known, more = inspect.signature(load), ("examples", "test_examples", "resolution")
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None") for name in more
+    ]
     loaded.__signature__ = known.replace(parameters=[*known.parameters.values(), *own])  # type: ignore[attr-defined]
-    loaded.__annotations__ = {**load.__annotations__, **more}
+    loaded.__annotations__ = {**load.__annotations__, **dict.fromkeys(more, "int | None")}
     return loaded
 
 
+def _part(whole: Dataset, examples: int | None, test_examples: int | None) -> Dataset:
+    """So many of a dataset's examples, the same every time; all of them where None."""
+    asked = {"training": (whole.train, examples), "test": (whole.test, test_examples)}
+    said, kept = [], []
+    for part, (there, count) in asked.items():
+        if count is not None and not 1 <= count <= len(there):
+            raise UsageError(f"{whole.name} has {len(there):,} {part} examples: ask for 1 or more, not {count:,}")
+        chosen = None if count is None else torch.randperm(len(there), generator=generator(whole.name, part))[:count]
+        kept.append(there if chosen is None else there.select(chosen.sort().values))
+        said.append("" if chosen is None else f"{count:,} of {len(there):,} {part} examples")
+    return replace(whole, train=kept[0], test=kept[1], note=join_notes(whole.note, *said))
+
+
+def _resized(dataset: Dataset, side: int | None) -> Dataset:
+    """The dataset with images of that many pixels a side; as they are where None."""
+    before = dataset.input_shape[1:]
+    if side is None or before == (side, side):
+        return dataset
+    if side < 1:
+        raise UsageError(f"{dataset.name}: a resolution is 1 or more pixels a side, not {side}")
+    note = f"images resized from {before[0]}×{before[1]} to {side}×{side}"
+    try:
+        train, test = dataset.train.resized(side), dataset.test.resized(side)
+    except (RuntimeError, MemoryError, OverflowError):  # torch, of sizes that no machine holds
+        count = len(dataset.train) + len(dataset.test)
+        raise UsageError(
+            f"{dataset.name}: there is not enough memory for {count:,} images of {side}×{side} pixels; "
+            "ask for fewer examples, or a lower resolution"
+        ) from None
+    return replace(dataset, train=train, test=test, note=join_notes(dataset.note, note))
+
+
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": in_part(digits),
+    "digits": adjusted(digits),
     "synthetic": synthetic,
-    "mnist": in_part(mnist),
-    "fashion-mnist": in_part(fashion_mnist),
-    "cifar-10": in_part(cifar10),
-    "cifar-100": in_part(cifar100),
-    "svhn": in_part(svhn),
-    "cinic-10": in_part(cinic10),
-    "tiny-imagenet": in_part(tiny_imagenet),
+    "mnist": adjusted(mnist),
+    "fashion-mnist": adjusted(fashion_mnist),
+    "cifar-10": adjusted(cifar10),
+    "cifar-100": adjusted(cifar100),
+    "svhn": adjusted(svhn),
+    "cinic-10": adjusted(cinic10),
+    "tiny-imagenet": adjusted(tiny_imagenet),
     "femnist": femnist,
     "shakespeare": shakespeare,
 }

@@ -13,7 +13,7 @@ from fedstrata import console
 from fedstrata.compare import News, Plan, plan, run_missing, tabulate
 from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
-from fedstrata.reproduce import fedimpro, fednlr, fedpart, inco
+from fedstrata.reproduce import deeper, fedimpro, fednlr, fedpart, inco
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
@@ -26,6 +26,7 @@ PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
     "fednlr": fednlr.parts,
     "fedimpro": fedimpro.parts,
     "inco": inco.parts,
+    "deeper": deeper.parts,
 }
 """Paper → its parts at a scale."""
 
@@ -73,7 +74,7 @@ def reproduce(
     """Make a paper's runs at a scale, as far as they are missing, and judge its claims by them.
 
     Args:
-        paper: fedpart, fednlr, fedimpro or inco.
+        paper: fedpart, fednlr, fedimpro, inco or deeper.
         scale: smoke (seconds, data without files), small (real data, two cores) or paper (its settings, for a GPU).
         data_dir: where the data's files are; else FEDSTRATA_DATA.
         out: for the runs and the report; what is finished there is not done again. None keeps nothing.
@@ -97,7 +98,7 @@ def reproduce(
         )
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise UsageError(f"{out} is not a directory")
-    if out is not None and any(isinstance(part, Work) and part.draws for part in chosen):
+    if out is not None and any(part.draws for part in chosen):
         check_plots()
     for part in chosen:
         if isinstance(part, Work):

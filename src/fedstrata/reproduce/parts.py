@@ -67,12 +67,14 @@ class Grid:
         about: one line on what is shown.
         values: the comparison's fields.
         judge: the finished comparison → what is found in it.
+        draws: True if there are pictures.
     """
 
     name: str
     about: str
     values: Mapping[str, Any]
     judge: Callable[[Comparison], Findings]
+    draws: bool = False
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,48 @@ def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]
     _save(figure, path)
 
 
+def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
+    """Each architecture's accuracy over the rounds: a panel for each method, a line for each architecture."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4 * len(curves) + 1.2, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    panels[0].set_ylabel("accuracy, %")
+    for axes, (label, lines) in zip(panels, curves.items(), strict=True):
+        for at, (name, curve) in enumerate(lines.items()):
+            colour = colormaps["viridis"](0.92 * at / max(len(lines) - 1, 1))
+            shown = [100 * value for value in curve.values()]
+            axes.plot(list(curve), shown, "o-", color=colour, linewidth=1.4, markersize=3, label=name)
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.set_xlabel("round")
+        _tidy(axes)
+    panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, path)
+
+
+def plot_maps(maps: Mapping[str, Mapping[str, Sequence[Any]]], seed: int, path: Path) -> None:
+    """Features in the plane, a column for each case: coloured by class above, by client below."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(maps) + 0.4, 5.6), layout="constrained")
+    panels = figure.subplots(2, len(maps), squeeze=False)
+    for column, (label, found) in enumerate(maps.items()):
+        across, up = zip(*found["points"], strict=True)
+        for axes, (kind, colours) in zip(
+            panels[:, column], {"labels": "tab10", "clients": "tab20"}.items(), strict=True
+        ):
+            shades = [colormaps[colours](int(value) % 20) for value in found[kind]]
+            axes.scatter(across, up, c=shades, s=5, linewidths=0)
+            axes.set(xticks=[], yticks=[])
+        panels[0, column].set_title(label, fontsize=9)
+    for axes, kind in zip(panels[:, 0], ("by class", "by client"), strict=True):
+        axes.set_ylabel(kind)
+    figure.supxlabel(f"t-SNE of the local models' last features (seed {seed})", fontsize=8)
+    _save(figure, path)
+
+
 def _tidy(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 

@@ -24,13 +24,14 @@ from fedstrata.federation import Federation
 from fedstrata.machine import computing
 from fedstrata.methods import Method
 from fedstrata.models import build_model
-from fedstrata.probes import crossing, layer_similarity
+from fedstrata.probes import crossing, embedding, features_at, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
 from fedstrata.reproduce.layers import local_models
 from fedstrata.reproduce.parts import Bench, Findings, Table
-from fedstrata.reproduce.plots import plot_heatmaps, plot_stages
+from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
+from fedstrata.strata import stages as stages_of
 from fedstrata.techniques import method
 from fedstrata.techniques.inco import InCo
 from fedstrata.tensors import Tensors, derive
@@ -116,10 +117,23 @@ def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]
         with computing(1):
             found[label] = follow(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
-            alike = layer_similarity(run.local(), shown, settings["stages"])
+            models = run.local()
+            alike = layer_similarity(models, shown, settings["stages"])
+            found[label]["map"] = mapped(models, run.test, settings["mapped"], seed)
         found[label]["matrices"] = {stage: matrix.tolist() for stage, matrix in alike.matrices.items()}
         found[label]["means"] = alike.means
     return found
+
+
+def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) -> dict[str, Any]:
+    """The clients' features of the same test examples before the classifier, in the plane."""
+    index = torch.arange(min(rows, len(test)))
+    seen = [features_at(model, test, stages_of(model)[-2], index) for model in models]
+    owners = torch.arange(len(models)).repeat_interleave(len(index))
+    features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
+    found = embedding(features, labels, owners, seed, limit=None)
+    points = [[round(value, 2) for value in point] for point in found.points.tolist()]
+    return {"points": points, "labels": found.labels.tolist(), "clients": found.clients.tolist()}
 
 
 def follow(federation: Federation) -> dict[str, Any]:
@@ -156,8 +170,12 @@ def judge(found: Found) -> Findings:
     pictures = {
         "similarity.png": partial(plot_stages, {label: _curve(found, label) for label in cases}),
         "heatmaps.png": partial(plot_heatmaps, {label: found[first][label]["matrices"] for label in cases}, first),
+        "tsne.png": partial(plot_maps, {label: found[first][label]["map"] for label in cases}, first),
     }
-    data = {str(seed): figures for seed, figures in found.items()}
+    data = {
+        str(seed): {label: {n: v for n, v in case.items() if n != "map"} for label, case in figures.items()}
+        for seed, figures in found.items()
+    }
     tables, checks = (tuple(table for table, _ in judged), tuple(check for _, several in judged for check in several))
     return Findings(tables, checks, notes, pictures, data)
 

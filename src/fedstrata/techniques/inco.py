@@ -124,7 +124,8 @@ class InCo(Technique):
 
     Args:
         form: `paper` as above (Algorithm 1), `theorem` with θ only where it is negative (Theorem 3.1), `released` with
-            +|θ| for each kernel, and limits; see `cross`.
+            +|θ| for each kernel, and limits; see `cross`. The three disagree: the default is the one that did best in
+            our comparison of them, if within noise, and what the authors' results were made with.
         normalise: False takes changes as they are.
         optimise: False adds g_0 as it is instead.
         reference: layer 0: the `first` of the shape, or, where that is its stage's first weight, the next (`conv2`).
@@ -134,7 +135,7 @@ class InCo(Technique):
     """
 
     name: ClassVar[str] = "inco"
-    form: Form = "paper"
+    form: Form = "released"
     normalise: bool = True
     optimise: bool = True
     reference: Reference = "first"

@@ -1,0 +1,111 @@
+"""`fedstrata compare` and `reproduce`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata import console
+from fedstrata.commands.options import Json, Open, Report, Sets, numbers, open_screen, with_fields
+from fedstrata.compare import Comparison, overlaid, plan, run_missing, tabulate
+from fedstrata.config import read_toml
+from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.report import write
+from fedstrata.report.command import browse
+from fedstrata.reproduce import PAPERS, SCALES
+from fedstrata.reproduce import reproduce as reproduced
+from fedstrata.saved import Saved
+
+
+@with_fields
+def compare(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(metavar="0 1 2 …", help="run each with all of these seeds")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=A; B; …", help="any other field with several values: 'lr=0.1; 1'")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="directory of all runs; what is finished there is not run again")] = Path(
+        "runs/compare"
+    ),
+    sets: Sets = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", "--no-run", help="show what is there; run nothing")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only the table")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print the table as Markdown")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV, plain numbers")] = False,
+    as_json: Json = False,
+    report: Report = True,
+    open_: Open = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Run methods × seeds (and any other field), as far as they are missing, and print the table of them."""
+    if as_markdown + as_csv + as_json > 1:
+        raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
+    values = {} if config is None else read_toml(config)
+    grid = plan(
+        overlaid(values, numbers(given), "; ".join(methods) if methods else None, seeds or [], vary or [], sets or []),
+        out,
+    )
+    failures = {}
+    if not table_only:
+        plain = as_markdown or as_csv or as_json
+        watcher = console.RunsWatcher(open_screen(stderr=plain, quiet=quiet), grid)
+        with watcher:
+            failures = run_missing(grid, jobs, watcher.hear)
+    found = tabulate(grid, failures)
+    wrong = [error for error in failures.values() if isinstance(error, UsageError)]
+    if wrong and len(wrong) == len({run.directory for run in grid.runs}):
+        raise wrong[0]  # the input fits no run, so there is nothing to show
+    _show(found, as_markdown, as_csv, as_json)
+    runs = sorted({result.directory for row in found.rows for result in row.results})
+    if report and runs:
+        page = write([Saved.read(Path(run)) for run in runs], out / "report.html")
+        if open_:
+            browse(page.resolve().as_uri())
+    if failures:
+        raise FedstrataError(console.failed(found))
+
+
+def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    elif as_csv:
+        print(console.csv_text(found), end="")
+    elif as_markdown:
+        print(console.markdown(found))
+    else:
+        open_screen().print(console.SideBySide(found), soft_wrap=True)
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help=", ".join(PAPERS), show_default=False)],
+    scale: Annotated[
+        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour on two cores, a GPU")
+    ] = "smoke",
+    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
+    out: Annotated[Path | None, typer.Option(help="for runs and report; what is finished there is not redone")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
+    only: Annotated[list[str] | None, typer.Option(metavar="PART", help="some parts; may be given again")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only the tables and claims")] = False,
+) -> None:
+    """Make a paper's experiments again: its tables, and its claims, each with 'holds' or 'does not hold'."""
+    screen = open_screen(quiet=quiet)
+    watch = functools.partial(console.RunsWatcher, screen)
+    found = reproduced(
+        paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
+    )
+    open_screen().print(found, soft_wrap=True)
+    if found.failures:
+        raise FedstrataError(
+            f"{console.plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}"
+        )

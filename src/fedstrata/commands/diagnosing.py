@@ -1,0 +1,62 @@
+"""`fedstrata diagnose`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.commands.options import Json, Sets, config_of, open_screen, with_fields
+from fedstrata.diagnosis import Diagnosis
+from fedstrata.diagnosis import diagnose as diagnosed
+from fedstrata.errors import UsageError
+from fedstrata.run import open_run, tried_on
+from fedstrata.saved import Saved
+
+
+@with_fields
+def diagnose(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN|CONFIG.toml]", help="a run's directory, or a configuration", show_default=False),
+    ] = None,
+    probing_rounds: Annotated[
+        int, typer.Option(min=1, help="rounds to try and measure where nothing was measured")
+    ] = 3,
+    sets: Sets = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print it as Markdown, with all remedies")] = False,
+    as_json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Say what is wrong with a federation, layer by layer, and what to try: of a run, or of what a run would be."""
+    if as_markdown and as_json:
+        raise UsageError("--markdown and --json exclude each other: give one of them")
+    found = _of_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
+    if found is None:
+        config = config_of(run, given, sets)
+        found = open_run(config.model_copy(update={"rounds": max(config.rounds, probing_rounds)}), None).diagnose(
+            probing_rounds
+        )
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    elif as_markdown:
+        print(found.markdown(), end="")
+    else:
+        open_screen().print(str(found), soft_wrap=True)
+
+
+def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
+    """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
+    others = [name for name in given if name != "data_dir"]
+    if others or sets:
+        raise UsageError(f"{run} is a run, which says itself how it was made: leave --{(others or ['set'])[0]} out")
+    saved = Saved.read(run)
+    if not saved.probes:
+        print(f"fedstrata: {run} has no probes: {rounds} rounds more are tried and measured", file=sys.stderr)
+        saved = replace(saved, probes=tried_on(run, rounds, given.get("data_dir")))
+    return diagnosed(saved)

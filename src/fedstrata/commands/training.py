@@ -1,0 +1,163 @@
+"""`fedstrata run`, `resume` and `demo`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata import console
+from fedstrata.commands.options import (
+    Json,
+    Open,
+    Out,
+    Profile,
+    Quiet,
+    Report,
+    Sets,
+    TensorBoard,
+    config_of,
+    number,
+    open_screen,
+    with_fields,
+)
+from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.errors import Stopped, one_line
+from fedstrata.federation import Federation
+from fedstrata.history import Record
+from fedstrata.report.command import browse
+from fedstrata.run import open_run, resume_run
+from fedstrata.rundir import RunDirectory, fresh_directory
+
+DEMO = {
+    "dataset": "digits",
+    "model": "cnn2(width=16)",
+    "partition": "dirichlet(alpha=0.1)",
+    "clients": 10,
+    "rounds": 30,
+    "epochs": 5,
+    "lr": 0.1,
+}
+
+
+def _default_out(config: RunConfig) -> Path:
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
+    return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
+
+
+@with_fields
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
+    out: Out = None,
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: TensorBoard = False,
+    profile: Profile = False,
+    report: Report = True,
+    open_: Open = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Train a federation, from a TOML file, from options, or both (options win)."""
+    settings = config_of(config, given, sets)
+    if tensorboard:
+        _events_writer(None)
+    federation = open_run(settings, out or _default_out(settings), profile=profile)
+    _follow(federation, settings, _Wish(quiet, as_json, tensorboard, report, open_))
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
+    workers: Annotated[str | None, typer.Option(help="clients trained at the same time, or auto")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="where the data's files are now")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: TensorBoard = False,
+    profile: Profile = False,
+    report: Report = True,
+    open_: Open = False,
+) -> None:
+    """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
+    federation = resume_run(directory, data_dir, None if workers is None else number(workers), profile)
+    recipe = read_toml(directory / "run.toml")
+    config = checked(RunConfig, recipe)
+    _follow(federation, config, _Wish(quiet, as_json, tensorboard, report, open_))
+
+
+def demo(
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    report: Report = True,
+    open_: Open = False,
+) -> None:
+    """Train a small federation on real digits, embedded: ten clients, Dirichlet(0.1), under a minute."""
+    config = checked(RunConfig, DEMO)
+    federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
+    _follow(federation, config, _Wish(quiet, as_json, False, report, open_))
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What a user wants to see of a run."""
+
+    quiet: bool
+    as_json: bool
+    tensorboard: bool
+    report: bool
+    open: bool
+
+
+def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
+    screen = open_screen()
+    writer = _events_writer(federation) if wish.tensorboard else None
+    listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
+    silent = wish.quiet or wish.as_json
+
+    def hear(record: Record) -> None:
+        for listener in listeners:
+            listener(record)
+
+    try:
+        if silent:
+            for note in federation.notes:
+                print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
+            history = federation.fit(hear)
+        else:
+            rows = {"data": f"{config.dataset}, {config.partition}", "model": config.archs or config.model}
+            screen.print(console.header(federation, rows))
+            with console.Watcher(screen, federation) as watcher:
+                listeners.append(watcher.record)
+                history = federation.fit(hear)
+    except KeyboardInterrupt:
+        again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
+        raise Stopped(f"stopped after round {federation.state.round}{again}") from None
+    page = federation.report() if wish.report and federation.out is not None else None
+    if wish.as_json:
+        spent = dict(zip(("main", "workers"), federation.spent, strict=True))
+        print(
+            json.dumps({**history.summary, "out": str(federation.out)} | ({"profile": spent} if spent["main"] else {}))
+        )
+    elif wish.quiet:
+        accuracy = console.percent(history.accuracy)
+        rounds = console.plural(len(history.records), "round")
+        print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
+    else:
+        screen.print(console.summary(history, federation.out))
+    if federation.clock is not None and not wish.as_json:
+        screen.print(console.profile(*federation.spent, len(history.records)))
+    if page is not None and wish.open:
+        browse(page.resolve().as_uri())
+
+
+def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:
+    from fedstrata.events import event_writer
+
+    return event_writer(federation)

@@ -1,0 +1,12 @@
+"""Diagnosis: what is wrong with a federation, layer by layer, how much, and what to try.
+
+`diagnose` reads a run's facts and probes; every finding has a figure, a severity by one table (`thresholds`), and
+remedies with the paper behind each.
+"""
+
+from __future__ import annotations
+
+from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
+from fedstrata.diagnosis.rules import diagnose
+
+__all__ = ["Diagnosis", "Finding", "Remedy", "diagnose"]

@@ -1,0 +1,221 @@
+"""Causes: label skew, running statistics that do not fit, and a network too deep for its input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.reading import Evidence, Rule, by_name, numbers, percent, recent, times
+from fedstrata.diagnosis.remedies import Bench, reach
+from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.saved import Saved
+
+
+def chance_skew(counts: Sequence[Sequence[int]]) -> float:
+    """The skew to expect if everybody's examples were dealt out at random: clients with few of them differ anyway.
+
+    The total-variation distance of a sample of n from p is ½ Σ_c |p̂_c − p_c|, and p̂_c is nearly normal with variance
+    p_c(1 − p_c)/n: the expectation is ½ Σ_c √(2p_c(1 − p_c)/(πn)), in the mean over the clients.
+    """
+    held = [sum(row) for row in counts if sum(row)]
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    shares = [total / sum(held) for total in totals] if held else []
+    spread = sum(math.sqrt(2 * p * (1 - p) / math.pi) for p in shares) / 2
+    return min(fmean(spread / math.sqrt(n) for n in held), 0.9) if held else 0.0
+
+
+def label_skew(saved: Saved) -> Evidence | None:
+    """Beyond chance: (skew − chance)/(1 − chance)."""
+    facts = saved.facts
+    skew, counts = facts.get("skew"), facts.get("counts", [])
+    if skew is None or not counts:
+        return None
+    chance = chance_skew(counts)
+    beyond = max((float(skew) - chance) / (1 - chance), 0.0)
+    classes = len(counts[0])
+    lacking = fmean(sum(n == 0 for n in row) for row in counts if sum(row))
+    lost = numbers(found.get("forgetting") for found in recent(saved, "calibration"))
+    figure = {"beyond_chance": beyond, "skew": float(skew), "by_chance": chance, "classes_lacking": lacking}
+    if lost:
+        figure["forgetting"] = fmean(lost)
+    sentence = (
+        f"Clients hold different labels: {percent(float(skew))} of a client's examples would have to change their "
+        f"class to match everybody's ({percent(chance)} by chance at these sizes), and a client lacks {lacking:.1f} of "
+        f"{classes} classes{_forgotten(lost)}."
+    )
+    return Evidence(beyond, sentence, figure, lambda: against_skew(Bench(saved)))
+
+
+def _forgotten(lost: Sequence[float]) -> str:
+    if not lost or fmean(lost) <= 0:
+        return ""
+    return f", on which local training costs {100 * fmean(lost):.1f} points of accuracy"
+
+
+def against_skew(bench: Bench) -> list[Remedy | None]:
+    """Ranked by what we measured ourselves: docs/results/."""
+    return [
+        bench.add(
+            "feddyn",
+            "lines the clients' optima up with the global one; in our runs +3.5 and +5.7 points on Fashion-MNIST, +10 "
+            "on CIFAR-10",
+            papers.ACAR,
+        ),
+        bench.fedimpro(
+            "the upper layers train on everybody's features; +5 to 6 points on Fashion-MNIST, nothing certain on "
+            "CIFAR-10"
+        ),
+        bench.add(
+            "ccvr",
+            "refits the classifier once, after the last round: +3.6 and +8.5 points on Fashion-MNIST",
+            papers.LUO,
+        ),
+        bench.add(
+            "fednlr",
+            "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points, with small learning "
+            "rates",
+            papers.WANG_NLR,
+        ),
+        bench.add(
+            "fedlc",
+            "margins for rare classes; its gain did not show in our runs, and with two classes a client it lost 4 "
+            "points",
+            papers.ZHANG,
+        ),
+        bench.add(
+            "fedrs",
+            "holds back the logits of classes that a client lacks; its gain did not show in our runs",
+            papers.LI_RS,
+        ),
+        bench.add(
+            "moon",
+            "keeps features near the global model's; its gain did not show in our runs, at 1.65 times the FLOPs",
+            papers.LI_MOON,
+        ),
+    ]
+
+
+def running_statistics(saved: Saved) -> Evidence | None:
+    """Accuracy that the averaged model gains by normalising with each batch instead."""
+    rounds = [found for found in recent(saved, "statistics") if {"running", "batch"} <= found.keys()]
+    if not rounds:
+        return None
+    running, batch = (fmean(found[name] for found in rounds) for name in ("running", "batch"))
+    spread = by_name([found.get("spread", {}) for found in rounds])
+    figure = {"lost": batch - running, "running": running, "batch": batch}
+    apart = ""
+    if spread:
+        worst = max(spread, key=spread.__getitem__)
+        figure["spread"] = spread[worst]
+        apart = (
+            f"; clients' running means are up to {spread[worst]:.2f} standard deviations from their average ({worst})"
+        )
+    sentence = (
+        f"The averaged running statistics do not fit the averaged model: it reaches {percent(running)} with them and "
+        f"{percent(batch)} with each batch's own{apart}."
+    )
+    return Evidence(batch - running, sentence, figure, lambda: against_statistics(Bench(saved), batch, running))
+
+
+def against_statistics(bench: Bench, batch: float, running: float) -> list[Remedy | None]:
+    """The first is what was measured."""
+    return [
+        bench.buffers(
+            "drop",
+            f"norm layers use the batch at hand, in evaluation too: {100 * (batch - running):.1f} points more by this "
+            "very probe; needs batches in deployment",
+        ),
+        bench.change(
+            "group normalisation has no running statistics; not measured by us",
+            papers.HSIEH,
+            norm="group",
+        ),
+        bench.buffers(
+            "local",
+            "each client keeps its own for its own data; the global model is still judged with their mean, so its "
+            "figure stays",
+        ),
+    ]
+
+
+def receptive_field(saved: Saved) -> Evidence | None:
+    """How many times the image's side the largest receptive field is."""
+    fields = saved.facts.get("model", {}).get("fields", [])
+    if not fields:
+        return None
+    value = reach(fields)
+    beyond = [place for place, f in enumerate(fields) if _exceeds(f)]
+    last = max(fields, key=lambda f: max(f["field"]))
+    figure = {"times": value, "convolutions": float(len(fields)), "beyond": float(len(beyond))}
+    if not beyond:
+        return Evidence(value, "", figure)
+    first = fields[beyond[0]]
+    sentence = (
+        f"The network is too deep for its input{_wide(saved)}: from convolution {beyond[0] + 1} of {len(fields)} on "
+        f"({first['layer']}, {_size(first['field'])}) receptive fields exceed the {_size(first['input'])} image, and "
+        f"{last['layer']} sees {_size(last['field'])}, {times(value)} its side."
+    )
+    return Evidence(value, sentence, figure, lambda: against_depth(Bench(saved)))
+
+
+def _exceeds(field: dict[str, Any]) -> bool:
+    return any(seen > side for seen, side in zip(field["field"], field["input"], strict=True))
+
+
+def _size(sides: Sequence[int]) -> str:
+    return "×".join(map(str, sides))
+
+
+def _wide(saved: Saved) -> str:
+    width = Bench(saved).width
+    return "" if width is None else f", at width {width}"
+
+
+def against_depth(bench: Bench) -> list[Remedy | None]:
+    """The guidelines of the deeper-models paper; those that shrink the field most come first."""
+    return [
+        bench.change(
+            "a 3×3 stem without max-pool makes all fields about four times smaller; the paper gains 8 to 22 points by "
+            "the stem",
+            papers.DEEPER,
+            stem="3x3",
+            maxpool=False,
+        ),
+        bench.shallower(
+            THRESHOLDS["receptive-field"].none,
+            "fewer layers: a shorter chain for divergence to accumulate over, and fields that fit the image",
+        ),
+        bench.larger(
+            "the same field covers less of a larger image; the paper gains 8 to 22 points from 64 to 128 pixels"
+        ),
+        bench.wider(
+            "wider layers change less, so clients part less; the paper halves the divergence and gains 3 to 7 points"
+        ),
+    ]
+
+
+DRIFT = frozenset(
+    {"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning", "diverged"}
+)
+
+CAUSES = (
+    Rule(
+        "receptive-field",
+        receptive_field,
+        explains=DRIFT | {"accumulation"},
+        backed_by=frozenset({"opposed-updates", "unlike-features", "accumulation", "layer-mismatch"}),
+    ),
+    Rule("running-statistics", running_statistics, probes=("statistics",), explains=DRIFT | {"accumulation"}),
+    Rule(
+        "label-skew",
+        label_skew,
+        explains=DRIFT | {"forgetting", "neuron-drift"},
+        backed_by=frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "forgetting", "neuron-drift"}),
+    ),
+)
+"""Of two that are equally severe, the first comes first: a network's shape is certain, a loss of accuracy was measured,
+and skew may or may not do the harm that it can."""

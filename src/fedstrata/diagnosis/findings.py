@@ -1,0 +1,197 @@
+"""What a diagnosis is made of, and how it is shown: findings, each with its remedies, ranked."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstrata.diagnosis.thresholds import HIGH
+
+WIDTH = 100
+SHOWN = 3
+"""How many remedies of a finding a terminal shows."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to try.
+
+    Args:
+        method: the run's own method with something added, ready to be used; None where the method stays.
+        settings: other settings of the run, by name, such as `{"buffers": "drop"}`. Where both are empty, `why` says
+            what to change in a model that has no name.
+        why: what it does, and what we have seen of it.
+        paper: the one behind it.
+    """
+
+    method: str | None
+    settings: Mapping[str, Any]
+    why: str
+    paper: str
+
+    @property
+    def options(self) -> str:
+        """As options of the command: `--method "feddyn + fedlc" --lr 0.03`; empty where only words can tell."""
+        given = {**({} if self.method is None else {"method": self.method}), **self.settings}
+        return " ".join(f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in given.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "method": self.method,
+            "settings": dict(self.settings),
+            "options": self.options,
+            "why": self.why,
+            "paper": self.paper,
+        }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Args:
+        name: short, such as `"label-skew"`.
+        severity: from 0 to 1, by the table in `thresholds`.
+        sentence: what was found, in plain words, with its figures.
+        figure: name → number; the first is the one that the severity comes from.
+        remedies: the most promising first.
+        explained_by: names of the other findings, ranked above, that bring this one about.
+    """
+
+    name: str
+    severity: float
+    sentence: str
+    figure: Mapping[str, float]
+    remedies: tuple[Remedy, ...] = ()
+    explained_by: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "severity": self.severity,
+            "sentence": self.sentence,
+            "figure": dict(self.figure),
+            "remedies": [remedy.as_dict() for remedy in self.remedies],
+            "explained_by": list(self.explained_by),
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a federation, the root first; `str` shows it in a terminal.
+
+    Args:
+        run: the run's name.
+        method: its method.
+        findings: causes above the symptoms that they explain, the severe above the slight.
+        looked: finding → the figure that was looked at, whether or not anything was found.
+        notes: what is worth knowing whether or not anything is wrong.
+        unmeasured: finding → the probes that would tell, for what could not be looked at.
+    """
+
+    run: str
+    method: str
+    findings: tuple[Finding, ...]
+    looked: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing serious was found, and there was something to look at."""
+        return bool(self.looked) and all(finding.severity < HIGH for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """The whole in one sentence."""
+        serious = [finding.name for finding in self.findings if finding.severity >= HIGH]
+        if not self.looked:
+            return "There is nothing to judge this run by."
+        if not self.findings:
+            return f"Nothing is wrong by the {_count(len(self.looked), 'figure')} that were looked at."
+        if not serious:
+            return f"Nothing serious: {_count(len(self.findings), 'slight finding')}."
+        return f"First of all: {serious[0].replace('-', ' ')}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "run": self.run,
+            "method": self.method,
+            "verdict": self.verdict,
+            "healthy": self.healthy,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "looked": dict(self.looked),
+            "notes": list(self.notes),
+            "unmeasured": {name: list(probes) for name, probes in self.unmeasured.items()},
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield from _wrapped(f"{self.run} ({self.method}): {self.verdict}")
+        for number, finding in enumerate(self.findings, start=1):
+            yield ""
+            yield from _wrapped(f"{number}. {_title(finding)}")
+            yield from _wrapped(finding.sentence, 3)
+            for remedy in finding.remedies[:SHOWN]:
+                yield from _wrapped(f"- {_said(remedy)}", 3, 5)
+            rest = [remedy.options for remedy in finding.remedies[SHOWN:] if remedy.options]
+            if rest:
+                yield from _wrapped(f"- or {'; '.join(rest)}", 3, 5)
+        if self.looked:
+            yield ""
+            yield from _wrapped(f"Looked at: {_figures(self.looked)}.")
+        for note in (*self.notes, *self._hints()):
+            yield from _wrapped(note)
+
+    def markdown(self) -> str:
+        """The whole, with all remedies, for a report."""
+        lines = [f"**{self.verdict}**", ""]
+        for number, finding in enumerate(self.findings, start=1):
+            lines += [f"{number}. **{_title(finding)}** {finding.sentence}"]
+            lines += [f"   - {_said(remedy, '`')}" for remedy in finding.remedies]
+        lines += ["", f"Looked at: {_figures(self.looked)}."] if self.looked else []
+        for note in (*self.notes, *self._hints()):
+            lines += ["", note]
+        return "\n".join(lines) + "\n"
+
+    def _hints(self) -> Iterator[str]:
+        if self.unmeasured:
+            yield f"Not measured: {', '.join(self.unmeasured)}. A run with --probe all measures them."
+
+
+def _title(finding: Finding) -> str:
+    name = finding.name.replace("-", " ").capitalize()
+    told = f"{name} (severity {finding.severity:.2f}"
+    causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
+    return f"{told}, explained by {causes})." if causes else f"{told})."
+
+
+def _said(remedy: Remedy, quote: str = "") -> str:
+    told = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
+    return f"{told} [{remedy.paper}]"
+
+
+def _figures(looked: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('-', ' ')} {value:.3g}" for name, value in looked.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) and not value.isalnum() else str(value)
+
+
+def _wrapped(text: str, first: int = 0, then: int | None = None) -> list[str]:
+    indent = " " * (first if then is None else then)
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * first, subsequent_indent=indent, break_on_hyphens=False) or [
+        ""
+    ]

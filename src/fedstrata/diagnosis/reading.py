@@ -1,0 +1,111 @@
+"""How rules read a run: its last probed rounds, strata in order, and figures that a few odd rounds cannot move much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.saved import Saved
+
+RECENT = 3
+"""Figures are of the last third of the probed rounds, and of this many at least."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a rule has read: the figure that is held against its threshold, and how to put it into words.
+
+    Args:
+        value: the figure.
+        sentence: with all figures.
+        figure: name → number, the value first.
+        remedies: asked for only if the finding is reported.
+    """
+
+    value: float
+    sentence: str
+    figure: Mapping[str, float]
+    remedies: Callable[[], Sequence[Remedy | None]] = field(default=tuple)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing to look for.
+
+    Args:
+        name: as in `thresholds.THRESHOLDS`.
+        read: the evidence, or None where the run does not tell.
+        probes: those that would tell; any of them is enough.
+        explains: symptoms that it brings about; only causes have any.
+        backed_by: symptoms of which at least one must be there, if any of them was looked for: what is found in facts
+            alone need not do harm.
+    """
+
+    name: str
+    read: Callable[[Saved], Evidence | None]
+    probes: tuple[str, ...] = ()
+    explains: frozenset[str] = frozenset()
+    backed_by: frozenset[str] = frozenset()
+
+
+def recent(saved: Saved, probe: str) -> list[Any]:
+    """What a probe found in the last third of its rounds, in three of them at least."""
+    found = list(saved.series(probe).values())
+    return found[-max(RECENT, math.ceil(len(found) / 3)) :]
+
+
+def depths(saved: Saved) -> dict[str, int]:
+    """Stratum → its place from the input on; empty for runs without facts."""
+    strata = saved.facts.get("model", {}).get("strata", [])
+    return {stratum["name"]: place for place, stratum in enumerate(strata)}
+
+
+def by_name(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Name → the mean of its finite numbers over rounds, in the order in which names first come."""
+    names = dict.fromkeys(name for found in rounds for name in found)
+    held = {name: numbers(found.get(name) for found in rounds) for name in names}
+    return {name: fmean(values) for name, values in held.items() if values}
+
+
+def numbers(values: Any) -> list[float]:
+    """Those that are finite numbers."""
+    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's: the correlation of ranks, where equal values share the mean of theirs; 0 where one does not vary."""
+    one, other = _ranks(left), _ranks(right)
+    middle = (len(one) - 1) / 2
+    products = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
+    scale = math.sqrt(sum((a - middle) ** 2 for a in one) * sum((b - middle) ** 2 for b in other))
+    return products / scale if scale else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median."""
+    return float(median(values))
+
+
+def percent(share: float) -> str:
+    """0.614 → 61.4 %."""
+    return f"{100 * share:.1f} %"
+
+
+def times(ratio: float) -> str:
+    """4.23 → 4.2 times, 42.3 → 42 times."""
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """a, b, c and 4 more."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,198 @@
+"""What to try, as settings that a run of this kind accepts: whatever would be refused is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from fedstrata.config import RunConfig, checked
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.errors import UsageError
+from fedstrata.methods import Method
+from fedstrata.models import MODELS, build_model
+from fedstrata.receptive import receptive_fields
+from fedstrata.saved import Saved
+from fedstrata.spec import bind, parameters, parse_call, text_of
+from fedstrata.techniques import method
+
+ACAR = "FedDyn: Acar et al., ICLR 2021"
+CHAN = "InCo: Chan et al., ICLR 2024"
+DEEPER = "Unlocking the Potential of FL for Deeper Models"
+HSIEH = "The Non-IID Data Quagmire: Hsieh et al., ICML 2020"
+KARIMIREDDY = "SCAFFOLD: Karimireddy et al., ICML 2020"
+LI_BN = "FedBN: Li et al., ICLR 2021"
+LI_MOON = "MOON: Li et al., CVPR 2021"
+LI_PROX = "FedProx: Li et al., MLSys 2020"
+LI_RS = "FedRS: Li and Zhan, KDD 2021"
+LUO = "CCVR: Luo et al., NeurIPS 2021"
+MCMAHAN = "FedAvg: McMahan et al., AISTATS 2017"
+TANG = "FedImpro: Tang et al., ICLR 2024"
+WANG_NLR = "FedNLR: Wang et al., KDD 2024"
+WANG_PART = "FedPart: Wang et al., NeurIPS 2024"
+ZHANG = "FedLC: Zhang et al., ICML 2022"
+
+SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8", "cnn8", "cnn4")
+"""What a network may be replaced by, from deep to shallow; of its own kind."""
+
+
+class Bench:
+    """Makes remedies for one run: each is tried on the run's own method and model, and is None if it does not fit."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.config = saved.config
+        self.facts = saved.facts
+
+    @cached_property
+    def own(self) -> Method | None:
+        """The run's method; None for one that this version does not know."""
+        try:
+            return method(str(self.config.get("method", "fedavg")))
+        except UsageError:
+            return None
+
+    @cached_property
+    def model(self) -> tuple[str, dict[str, Any]] | None:
+        """The name and the arguments of a model from the zoo; None for a model of the user's own."""
+        text = self.config.get("model")
+        try:
+            call = parse_call(str(text or ""))
+            return call.name, bind("model", MODELS, call)[1]
+        except UsageError:
+            return None
+
+    @property
+    def known(self) -> bool:
+        """Whether the model can be replaced by another of the zoo: it has a name, and clients have no parts of it."""
+        return self.model is not None and not self.config.get("archs")
+
+    @property
+    def width(self) -> Any:
+        """What the model calls its width; None where it has none."""
+        if self.model is None:
+            return None
+        name, given = self.model
+        known = parameters(MODELS[name])
+        return given.get("width", known["width"][1]) if "width" in known else None
+
+    def add(self, technique: str, why: str, paper: str, **settings: Any) -> Remedy | None:
+        """The run's method with a technique more; None where it has it already, or they refuse each other."""
+        try:
+            added = method(technique)
+            names = {one.name for one in added.techniques}
+            if self.own is None or names & {one.name for one in self.own.techniques}:
+                return None
+            return self._made(str(method(f"{self.own} + {technique}")), settings, why, paper)
+        except UsageError:
+            return None
+
+    def set(self, why: str, paper: str, **settings: Any) -> Remedy | None:
+        """Other settings; None where the run has them already, or they do not fit."""
+        if all(self.config.get(name) == value for name, value in settings.items()):
+            return None
+        return self._made(None, settings, why, paper)
+
+    def buffers(self, policy: Any, why: str) -> Remedy | None:
+        """Another policy for running statistics, also in a method that names its own."""
+        if self.own is None or self.own.buffers == policy:
+            return None
+        text = None if self.own.base.buffers is None else str(self.own.with_buffers(policy))
+        return self._made(text, {"buffers": policy}, why, LI_BN if policy == "local" else HSIEH)
+
+    def change(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
+        """The model with other arguments, those that it has; in words alone for a model of the user's own."""
+        if self.model is None:
+            return Remedy(None, {}, why, paper)
+        name, given = self.model
+        known = parameters(MODELS[name])
+        now = {key: given.get(key, default) for key, (_, default) in known.items()}
+        new = {key: value for key, value in arguments.items() if key in known and now[key] != value}
+        if not new or not self.known:
+            return None
+        return self._made(None, {"model": text_of(name, {**given, **new})}, why, paper)
+
+    def restore(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
+        """As `change`, but never in words alone: it is not known whether a model of the user's own departs from it."""
+        return None if self.model is None else self.change(why, paper, **arguments)
+
+    def wider(self, why: str, paper: str = DEEPER) -> Remedy | None:
+        """Twice the width."""
+        return self.change(why, paper, width=None if self.width is None else 2 * self.width)
+
+    def shallower(self, most: float, why: str, paper: str = DEEPER) -> Remedy | None:
+        """The deepest shallower network of the same kind whose receptive field is at most so many times the image."""
+        if self.model is None:
+            return Remedy(None, {}, why, paper)
+        for text in self._shallower() if self.known else ():
+            if self._reach(text) <= most:
+                return self._made(None, {"model": text}, why, paper)
+        return None
+
+    def larger(self, why: str, paper: str = DEEPER) -> Remedy | None:
+        """Images of twice the size, where the dataset can give them."""
+        shape, text = self.facts.get("input_shape", []), self.config.get("dataset")
+        if len(shape) != 3 or text is None:
+            return None
+        try:
+            call = parse_call(str(text))
+        except UsageError:
+            return None
+        return self._made(
+            None, {"dataset": text_of(call.name, {**dict(call.kwargs), "resolution": 2 * shape[1]})}, why, paper
+        )
+
+    def augmented(self, why: str, paper: str = DEEPER) -> Remedy | None:
+        """Random resized crops, where inputs are images that nothing is done to yet."""
+        images = len(self.facts.get("input_shape", [])) == 3
+        return self.set(why, paper, augment="rrc") if images and self.config.get("augment", "none") == "none" else None
+
+    def slower(self, factor: float, why: str, paper: str = MCMAHAN) -> Remedy | None:
+        """A smaller learning rate."""
+        return self.set(why, paper, lr=self.rate(factor))
+
+    def rate(self, factor: float) -> float:
+        """The learning rate times a factor, to two digits."""
+        return float(f"{factor * float(self.config.get('lr', 0.1)):.2g}")
+
+    def fedimpro(self, why: str) -> Remedy | None:
+        """FedImpro, cut after the first stage that is not a stem: early cuts did best in our runs."""
+        strata = self.facts.get("model", {}).get("strata", [])
+        stages = [name for name in dict.fromkeys(stratum["stage"] for stratum in strata) if name != "stem"]
+        if self.model is None or len(stages) < 2:
+            return None
+        return self.add(f"fedimpro(split={stages[0]!r})", why, TANG)
+
+    def fedpart(self, why: str) -> Remedy | None:
+        """FedPart, with rounds enough for a cycle."""
+        cycle = 5 + 2 * len(self.facts.get("model", {}).get("strata", []))
+        short = int(self.config.get("rounds", cycle)) < cycle
+        return self.add("fedpart", why, WANG_PART, **({"rounds": cycle} if short else {}))
+
+    def _made(self, text: str | None, settings: Mapping[str, Any], why: str, paper: str) -> Remedy | None:
+        """A remedy that a run's configuration accepts."""
+        try:
+            checked(RunConfig, {**settings, **({} if text is None else {"method": text})})
+        except UsageError:
+            return None
+        return Remedy(text, dict(settings), why, paper)
+
+    def _shallower(self) -> Iterator[str]:
+        """Shallower networks with the same arguments, and with a small stem where they have one."""
+        name, given = self.model or ("", {})
+        family = name.rstrip("0123456789")
+        for other in SHALLOW:
+            if other.rstrip("0123456789") == family and int(other[len(family) :]) < int(name[len(family) :]):
+                small = {"stem": "3x3", "maxpool": False} if family == "resnet" else {}
+                yield text_of(other, {**given, **small})
+
+    def _reach(self, text: str) -> float:
+        """How many times the image's side the largest receptive field is; it does not hang on the width."""
+        call = parse_call(text)
+        shape = tuple(self.facts["input_shape"])
+        narrow = text_of(call.name, {**dict(call.kwargs), "width": 1})
+        return reach([f.as_dict() for f in receptive_fields(build_model(narrow, shape, 2, seed=0), shape)])
+
+
+def reach(fields: Any) -> float:
+    """The largest receptive field against the input's side, of convolutions; 0 where there are none."""
+    return max((seen / side for f in fields for seen, side in zip(f["field"], f["input"], strict=True)), default=0.0)

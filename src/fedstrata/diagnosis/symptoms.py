@@ -1,0 +1,379 @@
+"""Symptoms: how a federation suffers, whatever it suffers from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.reading import (
+    Evidence,
+    Rule,
+    by_name,
+    depths,
+    listed,
+    middle,
+    numbers,
+    percent,
+    rank_correlation,
+    recent,
+    times,
+)
+from fedstrata.diagnosis.remedies import Bench
+from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.saved import Saved
+
+FEWEST = 6
+"""Strata that a rank correlation needs: with fewer, chance alone often puts them in order."""
+
+THIRDS = 1.5
+"""How much more the first third of the strata must diverge than the last."""
+
+
+def measure(saved: Saved) -> str:
+    """Exact divergence where it was measured, else its free stand-in."""
+    return "divergence" if saved.series("divergence") else "proxy"
+
+
+def told(probe: str) -> str:
+    """What a figure of divergence is of."""
+    return "gradients" if probe == "divergence" else "updates"
+
+
+# Divergence -------------------------------------------------------------------------------------------------
+
+
+def diverging_strata(saved: Saved) -> Evidence | None:
+    """The most divergent stratum against the median one."""
+    probe = measure(saved)
+    found = by_name(recent(saved, probe))
+    typical = middle(list(found.values())) if len(found) >= 3 else 0.0
+    if typical <= 0:
+        return None
+    ratios = {name: value / typical for name, value in found.items()}
+    names = sorted(ratios, key=lambda name: -ratios[name])
+    above = [name for name in names if ratios[name] >= THRESHOLDS["diverging-strata"].none] or names[:1]
+    parts = [f"{name} ({found[name]:.2g}, {times(ratios[name])} the median)" for name in above[:3]]
+    since = _since(saved, probe, above[0])
+    sentence = f"Clients' {told(probe)} part most in {listed(parts)}{since}."
+    figure = {"times_median": ratios[names[0]], "median": typical, **{name: found[name] for name in above[:3]}}
+    return Evidence(
+        ratios[names[0]], sentence, figure, lambda: against_strata(Bench(saved), names[0], list(depths(saved)))
+    )
+
+
+def _since(saved: Saved, probe: str, name: str) -> str:
+    """From which probed round on a stratum has been that far above the median."""
+    limit = THRESHOLDS["diverging-strata"].none
+    first = None
+    for number, found in saved.series(probe).items():
+        values = numbers(found.values())
+        above = name in found and values and found[name] >= limit * middle(values)
+        first = (number if first is None else first) if above else None
+    return "" if first is None else f", since round {first}"
+
+
+def against_strata(bench: Bench, worst: str, order: Sequence[str]) -> list[Remedy | None]:
+    """By where the stratum is: the classifier, or below."""
+    if order and worst == order[-1]:
+        return [
+            bench.add("ccvr", "refits the classifier, which parts most, once after the last round", papers.LUO),
+            bench.add("feddyn", "lines the clients' optima up with the global one", papers.ACAR),
+        ]
+    return [
+        bench.wider("wider layers change less, so clients part less; the paper halves the divergence by it"),
+        bench.fedpart("trains one stratum at a time while the others stay where they are, the same for everybody"),
+    ]
+
+
+def accumulation(saved: Saved) -> Evidence | None:
+    """Minus the rank correlation of a stratum's depth and its divergence, in the mean over the rounds."""
+    order, probe = depths(saved), measure(saved)
+    rounds = [_in_order(found, order) for found in recent(saved, probe)]
+    rounds = [values for values in rounds if len(values) >= FEWEST]
+    if not rounds:
+        return None
+    value = -fmean(rank_correlation(range(len(values)), values) for values in rounds)
+    thirds = fmean(_thirds(values) for values in rounds)
+    sentence = (
+        f"Divergence accumulates towards the input: the first third of the strata is {times(thirds)} as divergent as "
+        f"the last, and the rank correlation of depth and divergence is {-value:.2f} over {len(rounds[-1])} strata."
+    )
+    figure = {"correlation": value, "thirds": thirds}
+    return Evidence(
+        value if thirds >= THIRDS else min(value, 0.0), sentence, figure, lambda: against_chain(Bench(saved))
+    )
+
+
+def _in_order(found: Mapping[str, Any], order: Mapping[str, int]) -> list[float]:
+    return numbers(found[name] for name in sorted(found.keys() & order.keys(), key=order.__getitem__))
+
+
+def _thirds(values: Sequence[float]) -> float:
+    """The mean of the first third against that of the last."""
+    some = max(len(values) // 3, 1)
+    return fmean(values[:some]) / max(fmean(values[-some:]), 1e-12)
+
+
+def against_chain(bench: Bench) -> list[Remedy | None]:
+    """What shortens the chain, or lessens what goes into it."""
+    return [
+        bench.restore(
+            "the link lets gradients pass layers by; the paper saves a tenth of the rounds",
+            papers.DEEPER,
+            residual=True,
+        ),
+        bench.restore(
+            "the usual plan, channels growing with depth, did best in the paper", papers.DEEPER, plan="normal"
+        ),
+        bench.wider("wider layers change less, so clients part less; the paper gains 3 to 7 points by twice the width"),
+        bench.augmented("crops make clients' data more alike; the paper's default"),
+    ]
+
+
+# Averaging --------------------------------------------------------------------------------------------------
+
+
+def layer_mismatch(saved: Saved) -> Evidence | None:
+    """The gradient's norm at the averaged model against that of going on alone.
+
+    Against the larger one of two: going on alone now, and in the first probed round. Once everything is learned both
+    are small, and their ratio says nothing.
+    """
+    rounds = [found for found in recent(saved, "gradnorm") if found.get("alone") and found.get("averaged")]
+    if not rounds:
+        return None
+    start = saved.series("gradnorm")
+    first = next(iter(start.values()))
+    value = middle([_jump(found, first, None) for found in rounds])
+    strata = [name for name in rounds[-1]["averaged"] if all(name in found["alone"] for found in (*rounds, first))]
+    jumps = {name: middle([_jump(found, first, name) for found in rounds]) for name in strata}
+    worst = max(jumps, key=jumps.__getitem__, default="")
+    figure = {"spike": value, **({worst: jumps[worst]} if worst else {})}
+    most = f", most in {worst} ({times(jumps[worst])})" if worst else ""
+    sentence = (
+        f"Layers do not match after averaging: the gradient's norm is {times(value)} what it is for a client that "
+        f"goes on alone{most}."
+    )
+    return Evidence(value, sentence, figure, lambda: against_mismatch(Bench(saved)))
+
+
+def _jump(found: Mapping[str, Any], first: Mapping[str, Any], name: str | None) -> float:
+    alone = max(_norm(found["alone"], name), _norm(first.get("alone", {}), name))
+    return _norm(found["averaged"], name) / max(alone, 1e-9)
+
+
+def _norm(norms: Mapping[str, Sequence[float]], name: str | None) -> float:
+    """At the first step, of one stratum or of all together."""
+    steps = [norms[name]] if name is not None and name in norms else norms.values() if name is None else []
+    return math.sqrt(sum(numbers(step[:1])[0] ** 2 for step in steps if numbers(step[:1])))
+
+
+def against_mismatch(bench: Bench) -> list[Remedy | None]:
+    """FedPart is made for it."""
+    return [
+        bench.fedpart(
+            "trains one stratum at a time on frozen anchors: +1.0 to 1.8 points on CIFAR-10 in our runs, for 28 % of "
+            "the uplink"
+        ),
+        _fewer(bench),
+    ]
+
+
+def _fewer(bench: Bench) -> Remedy | None:
+    epochs = int(bench.config.get("epochs", 1))
+    if epochs < 2 or bench.config.get("steps") is not None:
+        return None
+    why = "less local work between two averages, so clients part less; more rounds for the same work"
+    return bench.set(why, papers.MCMAHAN, epochs=epochs // 2)
+
+
+def opposed_updates(saved: Saved) -> Evidence | None:
+    """The median over the strata of the mean cosine between two clients' updates."""
+    found = by_name(recent(saved, "cosine"))
+    if not found:
+        return None
+    value = middle(list(found.values()))
+    against = sorted((name for name in found if found[name] < 0), key=found.__getitem__)
+    parts = [f"{name} ({found[name]:.2f})" for name in against]
+    where = f": in {len(against)} of {len(found)} strata they go against each other, most in {listed(parts)}"
+    sentence = (
+        f"Clients' updates have little in common: the cosine between two of them is {value:.2f} in the middle "
+        f"stratum{where if against else ''}."
+    )
+    figure = {"cosine": value, "strata_against": float(len(against)), "strata": float(len(found))}
+    return Evidence(value, sentence, figure, lambda: against_opposition(Bench(saved)))
+
+
+def against_opposition(bench: Bench) -> list[Remedy | None]:
+    """Corrections of clients' drift."""
+    return [
+        bench.add(
+            "feddyn",
+            "lines the clients' optima up with the global one; in our runs +3.5 and +5.7 points on Fashion-MNIST",
+            papers.ACAR,
+        ),
+        bench.add(
+            "scaffold",
+            "control variates take the drift out of every step: +4.2 points with two classes a client, -2.7 under "
+            "Dirichlet(0.1); it wants a smaller learning rate",
+            papers.KARIMIREDDY,
+            lr=bench.rate(0.3),
+        ),
+        _fewer(bench),
+        bench.add("fedprox(mu=0.1)", "a pull towards the global model; no difference in our runs", papers.LI_PROX),
+    ]
+
+
+def unlike_features(saved: Saved) -> Evidence | None:
+    """1 − CKA of clients' models at the stage where they are least alike."""
+    means = by_name([found.get("mean", {}) for found in recent(saved, "cka")])
+    if not means:
+        return None
+    least = min(means, key=means.__getitem__)
+    first = next(iter(means))
+    value = 1 - means[least]
+    sentence = (
+        f"Clients' models see different things: on the same examples their features have a CKA of {means[least]:.2f} "
+        f"after {least}, and of {means[first]:.2f} after {first}."
+    )
+    return Evidence(value, sentence, {"unlike": value, **means}, lambda: against_unlikeness(Bench(saved)))
+
+
+def against_unlikeness(bench: Bench) -> list[Remedy | None]:
+    """Features that are shared, or held near each other."""
+    depth = bench.add(
+        "inco",
+        "mixes deep layers' changes with shallow ones'; in our runs averaging across depths helped, the mixing did "
+        "not show",
+        papers.CHAN,
+    )
+    return [
+        depth if bench.config.get("archs") else None,
+        bench.fedimpro(
+            "the upper layers train on everybody's features; +5 to 6 points on Fashion-MNIST, nothing certain on "
+            "CIFAR-10"
+        ),
+        bench.add("moon", "keeps features near the global model's; its gain did not show in our runs", papers.LI_MOON),
+    ]
+
+
+# Forgetting -------------------------------------------------------------------------------------------------
+
+
+def forgetting(saved: Saved) -> Evidence | None:
+    """Accuracy that local training takes from the classes that a client lacks."""
+    rounds = recent(saved, "calibration")
+    lost = numbers(found.get("forgetting") for found in rounds)
+    if not lost:
+        return None
+    value = fmean(lost)
+    missing, held = (fmean(numbers(found.get(name) for found in rounds) or [0.0]) for name in ("missing", "held"))
+    sentence = (
+        f"Local training forgets: it costs {100 * value:.1f} points of accuracy on the classes that a client lacks, "
+        f"where local models are left at {percent(missing)}, against {percent(held)} on its own."
+    )
+    figure = {"forgetting": value, "missing": missing, "held": held}
+    return Evidence(value, sentence, figure, lambda: against_forgetting(Bench(saved)))
+
+
+def against_forgetting(bench: Bench) -> list[Remedy | None]:
+    """What protects classes that are not there."""
+    return [
+        bench.add("ccvr", "refits the classifier for all classes, once after the last round", papers.LUO),
+        bench.add(
+            "fednlr",
+            "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points",
+            papers.WANG_NLR,
+        ),
+        bench.add(
+            "fedrs",
+            "holds back the logits of classes that a client lacks; its gain did not show in our runs",
+            papers.LI_RS,
+        ),
+        bench.add(
+            "fedlc",
+            "leaves classes that a client lacks out of the softmax; its gain did not show in our runs",
+            papers.ZHANG,
+        ),
+    ]
+
+
+def neuron_drift(saved: Saved) -> Evidence | None:
+    """The share of their activation that neurons lose which are bound to classes that a client lacks."""
+    rounds = recent(saved, "drift")
+    missing, held = (by_name([found.get(name, {}) for found in rounds]) for name in ("missing", "held"))
+    if not missing:
+        return None
+    worst = min(missing, key=missing.__getitem__)
+    value = -missing[worst]
+    own = f", those of its own classes change by {100 * held[worst]:+.0f} %" if worst in held else ""
+    sentence = (
+        f"Neurons drift: in {worst}, those bound to classes that a client lacks lose {percent(value)} of their "
+        f"activation in local training{own}."
+    )
+    figure = {"drift": value, **({"held": held[worst]} if worst in held else {})}
+    return Evidence(value, sentence, figure, lambda: against_drift(Bench(saved)))
+
+
+def against_drift(bench: Bench) -> list[Remedy | None]:
+    """FedNLR is made for it."""
+    return [
+        bench.add(
+            "fednlr",
+            "neurons that are bound to other clients' classes learn slowly: they fell by 0.29 instead of 0.41 in our "
+            "runs",
+            papers.WANG_NLR,
+        )
+    ]
+
+
+# Learning ---------------------------------------------------------------------------------------------------
+
+
+def no_learning(saved: Saved) -> Evidence | None:
+    """How far accuracy is above guessing the most frequent class, as a share of the way to 1."""
+    rated = [record for record in saved.records if record.accuracy is not None]
+    classes, counts = saved.facts.get("classes"), saved.facts.get("counts", [])
+    if not rated or not classes or len(saved.records) < 3:
+        return None
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    chance = max(totals) / sum(totals) if sum(totals) else 1 / classes
+    best = max(float(record.accuracy or 0.0) for record in rated[-max(len(rated) // 3, 1) :])
+    value = (best - chance) / max(1 - chance, 1e-9)
+    sentence = (
+        f"The global model has hardly learned: {percent(best)} after {saved.records[-1].round} rounds, where guessing "
+        f"gives {percent(chance)}."
+    )
+    figure = {"above_guessing": value, "accuracy": best, "guessing": chance}
+    return Evidence(value, sentence, figure, lambda: [Bench(saved).slower(0.3, "a smaller learning rate")])
+
+
+def diverged(saved: Saved) -> Evidence | None:
+    """Whether training left the finite numbers."""
+    why = saved.summary.get("diverged")
+    if not saved.summary:
+        return None
+    bench = Bench(saved)
+    return Evidence(
+        1.0 if why else 0.0,
+        f"Training diverged: {why}" if why else "",
+        {"diverged": 1.0 if why else 0.0},
+        lambda: [bench.slower(0.1, "a smaller learning rate"), bench.set("shorter steps", papers.MCMAHAN, clip=1.0)],
+    )
+
+
+SYMPTOMS = (
+    Rule("diverged", diverged),
+    Rule("no-learning", no_learning),
+    Rule("layer-mismatch", layer_mismatch, probes=("gradnorm",)),
+    Rule("opposed-updates", opposed_updates, probes=("cosine",)),
+    Rule("unlike-features", unlike_features, probes=("cka",)),
+    Rule("forgetting", forgetting, probes=("calibration",)),
+    Rule("neuron-drift", neuron_drift, probes=("drift",)),
+    Rule("accumulation", accumulation, probes=("divergence", "proxy")),
+    Rule("diverging-strata", diverging_strata, probes=("divergence", "proxy")),
+)

@@ -1,0 +1,105 @@
+"""From when on a figure is worth a word: one table for all findings, each row with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+REPORTED = 0.1
+"""Findings less severe than this are left out: their evidence is weak."""
+
+HIGH = 0.5
+"""From here on a finding is called serious."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Where the severity of a finding begins and ends: it rises in a straight line from 0 at `none` to 1 at `full`.
+
+    Args:
+        none: what a federation may show in which nothing is wrong. It may be the larger one of the two.
+        full: what is as bad as it gets, for the purpose of ranking.
+        reason: why these.
+        ratio: the figure is a ratio, and the line is straight in its logarithm.
+    """
+
+    none: float
+    full: float
+    reason: str
+    ratio: bool = False
+
+    def severity(self, value: float) -> float:
+        """Between 0 and 1, to three digits."""
+        low, high, at = self.none, self.full, value
+        if self.ratio:
+            low, high, at = math.log(low), math.log(high), math.log(max(value, 1e-9))
+        return round(min(max((at - low) / (high - low), 0.0), 1.0), 3)
+
+
+THRESHOLDS: dict[str, Threshold] = {
+    "label-skew": Threshold(
+        0.15,
+        0.9,
+        "the share of a client's examples that would have to change their class, beyond what chance deals out: 0.1 to "
+        "0.2 under Dirichlet(1), 0.7 under Dirichlet(0.1), 0.8 with two classes of ten",
+    ),
+    "running-statistics": Threshold(
+        0.04,
+        0.2,
+        "accuracy lost with the running statistics against each batch's own: within 0.02 in sound runs, where 256 "
+        "examples tell accuracies apart to about 0.04",
+    ),
+    "receptive-field": Threshold(
+        4.0,
+        16.0,
+        "the largest field against the image's side: 3.4 for ResNet-18 on 32×32 images; the deeper-models paper loses "
+        "10 points at 16 (ResNet-101, 64×64) and 1 to 6 at 4, with a small stem",
+        ratio=True,
+    ),
+    "no-learning": Threshold(
+        0.15,
+        0.0,
+        "how far accuracy is above guessing, as a share of the way to 1; after three rounds or more",
+    ),
+    "diverged": Threshold(0.0, 1.0, "1 where training left the finite numbers"),
+    "opposed-updates": Threshold(
+        0.05,
+        -0.1,
+        "the mean cosine between two clients' updates, in the median over the strata: 0.2 to 0.9 in sound runs that "
+        "still learn; n clients cannot go below -1/(n - 1)",
+    ),
+    "layer-mismatch": Threshold(
+        1.5,
+        10.0,
+        "the gradient's norm after averaging against that of going on alone: 0.2 to 1.3 in sound runs, 3 to 40 with "
+        "two classes a client; FedPart's own spikes, under IID data, are at 1.3 in our runs",
+        ratio=True,
+    ),
+    "unlike-features": Threshold(
+        0.2,
+        0.7,
+        "1 - CKA of clients' models at the stage where they are least alike: at most 0.1 in sound runs",
+    ),
+    "forgetting": Threshold(
+        0.1,
+        0.5,
+        "accuracy that local training takes from the classes a client lacks",
+    ),
+    "neuron-drift": Threshold(
+        0.15,
+        0.6,
+        "the share of their activation that neurons bound to missing classes lose: 0.29 with FedNLR and 0.41 without "
+        "it where every client holds one class",
+    ),
+    "accumulation": Threshold(
+        0.75,
+        1.0,
+        "minus the rank correlation of depth and divergence: small residual networks that learn well show 0.5 to 0.8",
+    ),
+    "diverging-strata": Threshold(
+        5.0,
+        50.0,
+        "the most divergent stratum against the median one: stems and heads are at 2 to 4 in sound runs",
+        ratio=True,
+    ),
+}

@@ -1,0 +1,377 @@
+"""Probes during a run: what a round did, stratum by stratum, measured on copies after it was closed.
+
+A probe is a function of a `Sight`, and gives what is written to probes.jsonl under its name. It costs what it costs, at
+most: `every` so many rounds, so many clients, so many examples; its seconds are written beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core import Assignment, Update, Work
+from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.errors import UsageError
+from fedstrata.probes import (
+    client_gradients,
+    crossing,
+    divergence,
+    embedding,
+    features_at,
+    forgetting,
+    gradient_trace,
+    layer_similarity,
+    neuron_drift,
+    statistics_spread,
+    update_cosine,
+    weight_divergence_by_stratum,
+)
+from fedstrata.server import Architecture, Outcome, ServerState
+from fedstrata.spec import lookup
+from fedstrata.strata import Stratum, stages
+from fedstrata.tensors import Tensors, clone, derive, generator
+from fedstrata.workshop import Workshop, own_rng, seed_global, without_statistics
+
+STEPS = 8
+"""Of `gradnorm`, on either side."""
+POINTS = 400
+"""Of `embedding`, at most."""
+DIGITS = 6
+"""Significant ones of what is written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A client's part in a round: its architecture, the change of what it sent, and its running statistics."""
+
+    client: int
+    arch: str
+    delta: Tensors
+    buffers: Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """All that a probe may see of a round; nothing of it may be changed.
+
+    Args:
+        before: the server's state that the round began with.
+        after: the one that it ended with.
+        visits: those of the observed clients whose updates were used.
+        last: True for the run's last round.
+        work: how clients trained.
+        data: client → some of its examples.
+        shared: labelled examples that all models are shown.
+        strata: the server model's.
+        architectures: by name.
+        shop: builds models.
+    """
+
+    before: ServerState
+    after: ServerState
+    visits: Sequence[Visit]
+    last: bool
+    work: Work
+    data: Mapping[int, Examples]
+    shared: tuple[Tensor, Tensor]
+    strata: tuple[Stratum, ...]
+    architectures: Mapping[str, Architecture]
+    shop: Workshop
+
+    def model(self, state: ServerState, arch: str) -> nn.Module:
+        """An architecture's part of a state, as the run would evaluate it."""
+        return self.shop.model(state.params, state.buffers, arch)
+
+    @cached_property
+    def starts(self) -> dict[str, nn.Module]:
+        """Architecture → the model that its clients began the round with."""
+        return {arch: self.model(self.before, arch) for arch in dict.fromkeys(visit.arch for visit in self.visits)}
+
+    @cached_property
+    def begun(self) -> list[nn.Module]:
+        """The model that each client began with."""
+        return [self.starts[visit.arch] for visit in self.visits]
+
+    @cached_property
+    def local(self) -> list[nn.Module]:
+        """Each client's model after its training."""
+        return [self._local(visit) for visit in self.visits]
+
+    def _local(self, visit: Visit) -> nn.Module:
+        params = {n: t + visit.delta[n] if n in visit.delta else t for n, t in self.before.params.items()}
+        return self.shop.model(params, {**self.before.buffers, **visit.buffers}, visit.arch)
+
+    @cached_property
+    def held(self) -> list[frozenset[int]]:
+        """For each client, the classes of its examples."""
+        return [frozenset(self.data[visit.client].labels().tolist()) for visit in self.visits]
+
+
+# The probes -------------------------------------------------------------------------------------------------
+
+
+def _divergence(sight: Sight) -> dict[str, Any]:
+    """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
+    found = [client_gradients(m, [sight.data[v.client]])[0] for m, v in zip(sight.begun, sight.visits, strict=True)]
+    return divergence(found, sight.strata)
+
+
+def _proxy(sight: Sight) -> dict[str, Any]:
+    """The same measure of the clients' updates, which costs nothing."""
+    return divergence([visit.delta for visit in sight.visits], sight.strata)
+
+
+def _weightdiv(sight: Sight) -> dict[str, Any]:
+    """How far clients' weights are from their mean (FedImpro, §5.2)."""
+    return weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata)
+
+
+def _cosine(sight: Sight) -> dict[str, Any]:
+    """Whether clients' updates go the same way: the mean cosine of every two."""
+    return update_cosine([visit.delta for visit in sight.visits], sight.strata)
+
+
+def _cka(sight: Sight) -> dict[str, Any]:
+    """How alike clients' features are, stage by stage, on the same examples: linear CKA (InCo Aggregation, §2)."""
+    found = layer_similarity(sight.local, sight.shared[0])
+    return {"mean": found.means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
+
+
+def _gradnorm(sight: Sight) -> dict[str, Any]:
+    """A client's gradient norms step by step: from its own model on, and from the averaged one (FedPart, Fig. 2)."""
+    visit, own = sight.visits[0], sight.local[0]
+    found = gradient_trace(
+        own,
+        sight.model(sight.after, visit.arch),
+        sight.data[visit.client],
+        sight.architectures[visit.arch].strata,
+        STEPS,
+        sight.work.batch_size,
+        sight.work.lr,
+        sight.before.round,
+    )
+    return {"client": visit.client, "alone": found.alone, "averaged": found.averaged}
+
+
+def _drift(sight: Sight) -> dict[str, Any]:
+    """What local training does to the neurons that are bound to a class (FedNLR, Definition 1)."""
+    found = neuron_drift(sight.begun, sight.local, sight.held, *sight.shared)
+    return {"held": found.held, "missing": found.missing}
+
+
+def _calibration(sight: Sight) -> dict[str, Any]:
+    """Accuracy class by class before and after local training: what clients forget."""
+    found = forgetting(sight.begun, sight.local, sight.held, *sight.shared)
+    means = {"held": found.held, "missing": found.missing, "forgetting": found.forgetting}
+    return {"before": found.before, "after": found.after} | {n: v for n, v in means.items() if v is not None}
+
+
+def _statistics(sight: Sight) -> dict[str, Any]:
+    """Whether averaged running statistics fit the averaged model: accuracy with them, and with each batch's own."""
+    if not sight.after.buffers:
+        raise UsageError("the model has no running statistics, or the run does not use them")
+    model = sight.model(sight.after, "")
+    found: dict[str, Any] = {"running": _accuracy(model, *sight.shared)}
+    found["batch"] = _accuracy(without_statistics(model), *sight.shared)
+    spread = [visit.buffers for visit in sight.visits if visit.buffers]
+    return {**found, "spread": statistics_spread(spread, sight.strata)} if len(spread) > 1 else found
+
+
+def _crossing(sight: Sight) -> dict[str, Any]:
+    """InCo's θ and β, layer by layer."""
+    if not (state := sight.after.techniques.get("inco")):
+        raise UsageError("the method does not cross layers: inco does")
+    found = crossing([state])
+    return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
+
+
+def _embedding(sight: Sight) -> dict[str, Any]:
+    """A map of clients' last features before the classifier, after the last round: t-SNE."""
+    if not sight.last:
+        return {}
+    x, y = sight.shared
+    rows = torch.arange(min(len(y), max(POINTS // len(sight.local), 1)))
+    seen = [features_at(m, TensorExamples(x, y), _penultimate(m), rows) for m in sight.local]
+    features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
+    owners = torch.tensor([visit.client for visit in sight.visits]).repeat_interleave(len(rows))
+    found = embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
+    return {name: getattr(found, name).tolist() for name in ("points", "labels", "clients")}
+
+
+def _penultimate(model: nn.Module) -> str:
+    """The stage before the last one with parameters."""
+    names = stages(model)
+    head = max((at for at, n in enumerate(names) if any(True for _ in model.get_submodule(n).parameters())), default=0)
+    return names[max(head - 1, 0)] if names else ""
+
+
+def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x.to(next(model.parameters()).device)).argmax(1).cpu() == y).double().mean())
+
+
+Probe = Callable[[Sight], dict[str, Any]]
+
+PROBES: Mapping[str, Probe] = {
+    "divergence": _divergence,
+    "proxy": _proxy,
+    "weightdiv": _weightdiv,
+    "cosine": _cosine,
+    "cka": _cka,
+    "gradnorm": _gradnorm,
+    "drift": _drift,
+    "calibration": _calibration,
+    "statistics": _statistics,
+    "crossing": _crossing,
+    "embedding": _embedding,
+}
+ALL = "all"
+
+
+def chosen(text: str | None) -> tuple[str, ...]:
+    """The probes that a setting names, in the table's order: `"cka divergence"`, or `"all"`."""
+    asked = (text or "").replace(",", " ").split()
+    for name in asked:
+        if name != ALL:
+            lookup("probe", PROBES, name)
+    return tuple(name for name in PROBES if name in asked or ALL in asked)
+
+
+# During a run -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Watch:
+    """Keeps copies of the first updates that pass: client → (its delta, its running statistics)."""
+
+    clients: int
+    seen: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
+
+    def see(self, update: Update) -> None:
+        """Before the next update is asked for: its tensors may be gone then."""
+        if len(self.seen) < self.clients and update.client not in self.seen:
+            self.seen[update.client] = clone(update.delta), clone(update.buffers)
+
+
+class Limits(Protocol):
+    """What a run's settings say of its probes."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def probe_every(self) -> int: ...
+    @property
+    def probe_clients(self) -> int: ...
+    @property
+    def probe_examples(self) -> int: ...
+
+
+class Watched(Protocol):
+    """A round that is closed, and was watched."""
+
+    @property
+    def before(self) -> ServerState: ...
+    @property
+    def after(self) -> ServerState: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def assignments(self) -> Sequence[Assignment]: ...
+    @property
+    def watch(self) -> Watch | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prober:
+    """Measures a run's rounds.
+
+    Args:
+        probes: names in PROBES.
+        settings: the run's: its seed, its rounds, and how often and how much is measured.
+        shop: builds models.
+        architectures: by name; "" is the server's own.
+        clients: their examples.
+        test: of which all models are shown some; where there is none, of the clients' own.
+    """
+
+    probes: tuple[str, ...]
+    settings: Limits
+    shop: Workshop
+    architectures: Mapping[str, Architecture]
+    clients: Sequence[Examples]
+    test: Examples | None
+
+    def watch(self, number: int) -> Watch | None:
+        """For a round that is to be measured."""
+        due = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
+        return Watch(self.settings.probe_clients) if self.probes and due and number < self.settings.rounds else None
+
+    def measure(self, watched: Watched) -> dict[str, Any]:
+        """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
+        before, asked = watched.before, watched.assignments
+        arch = {assignment.client: assignment.arch for assignment in asked}
+        seen = {} if watched.watch is None else watched.watch.seen
+        visits = [
+            Visit(client, arch[client], *tensors)
+            for client, tensors in sorted(seen.items())
+            if client in watched.outcome.accepted and len(self.clients[client]) > 1
+        ]
+        row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
+        missed: dict[str, str] = {}
+        with own_rng():
+            seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
+            sight = self._sight(before, watched.after, visits, asked[0].work) if visits else None
+            for name in self.probes:
+                start = time.perf_counter()
+                try:
+                    if sight is None:
+                        raise UsageError("no client's update was used")
+                    found = PROBES[name](sight)
+                except UsageError as error:
+                    missed[name] = str(error)
+                else:
+                    row |= {name: plain(found)} if found else {}
+                row["seconds"][name] = round(time.perf_counter() - start, 4)
+        return {**row, "missed": missed} if missed else row
+
+    def _sight(self, before: ServerState, after: ServerState, visits: Sequence[Visit], work: Work) -> Sight:
+        data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
+        whole = self.architectures[""]
+        last = after.round >= self.settings.rounds
+        return Sight(
+            before, after, visits, last, work, data, self._shown(data), whole.strata, self.architectures, self.shop
+        )
+
+    def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+        if self.test is not None:
+            some = self._some(self.test, "shared")
+            return some.batch(torch.arange(len(some)))
+        each = max(self.settings.probe_examples // len(data), 1)
+        parts = [held.batch(torch.arange(min(each, len(held)))) for held in data.values()]
+        x, y = zip(*parts, strict=True)
+        return torch.cat(x), torch.cat(y)
+
+    def _some(self, examples: Examples, *salt: int | str) -> TensorExamples:
+        """A choice of examples that is the same in every round, as tensors."""
+        order = torch.randperm(len(examples), generator=generator(derive(self.settings.seed, "probes", *salt)))
+        return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))
+
+
+def plain(found: Any) -> Any:
+    """What JSON has: a few digits, None for what is not a finite number."""
+    if isinstance(found, Mapping):
+        return {str(name): plain(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [plain(value) for value in found]
+    if isinstance(found, float):
+        return float(f"{found:.{DIGITS}g}") if math.isfinite(found) else None
+    return found

@@ -1,0 +1,406 @@
+"use strict";
+// Draws the figures of a report from the data in the page, and keeps all of them at what the reader has chosen.
+(() => {
+  const root = document.documentElement;
+  const live = "live" in root.dataset;
+  let data = JSON.parse(document.getElementById("data").textContent);
+  const hidden = new Set(); // lines, by place
+  const chosen = {}; // control → its value, as text, so that it stays the same when there are more
+  let logarithmic = false;
+  let printing = false;
+  const drawn = new Set(); // plots that Plotly has drawn
+
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const plain = (text) => String(text).replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&quot;/g, '"')
+    .replace(/&#x27;/g, "'").replace(/&amp;/g, "&");
+  const make = (name, properties = {}, ...children) => {
+    const element = Object.assign(document.createElement(name), properties);
+    element.append(...children);
+    return element;
+  };
+  const say = (text) => {
+    const status = document.querySelector(".status");
+    status.textContent = text;
+    status.classList.add("shown");
+    setTimeout(() => status.classList.remove("shown"), 1800);
+  };
+
+  // ---- light and dark
+
+  const store = {
+    get: () => { try { return localStorage.getItem("fedstrata-theme"); } catch { return null; } },
+    set: (theme) => { try { localStorage.setItem("fedstrata-theme", theme); } catch { /* a private window */ } },
+  };
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => !printing && (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
+  if (["light", "dark"].includes(store.get())) root.dataset.theme = store.get();
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const template = () => {
+    const axis = { gridcolor: colour("--grid"), linecolor: colour("--rule"), zerolinecolor: colour("--rule"),
+      tickcolor: colour("--rule"), title: { standoff: 12, font: { size: 12.5 } } };
+    return { layout: {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: colour("--ink"), size: 12.5, family: getComputedStyle(document.body).fontFamily },
+      hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink") }, namelength: -1 },
+      xaxis: axis, yaxis: axis, modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", tracegroupgap: 0, font: { size: 12 } },
+    } };
+  };
+  const onGround = (value) => {
+    if (typeof value === "string") return isDark() ? data.dark[value] ?? value : value;
+    if (Array.isArray(value) || value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, onGround(inner)]));
+  };
+
+  // ---- what a figure shows, given what is chosen
+
+  const place = (name) => {
+    const { values, start } = data.controls[name];
+    const at = values.indexOf(chosen[name]);
+    return at < 0 ? start : at;
+  };
+  const traces = (figure) => {
+    if (!figure.by.length) return figure.data;
+    const patches = figure.frames[figure.by.map(place).join(",")] ?? [];
+    return patches.map((patch, at) => ({ ...figure.data[at], ...patch }));
+  };
+  const log10 = (value) => (value > 0 ? Math.log10(value) : null);
+  const warm = (trace) => ({ // a heat-map whose colours go with the logarithm
+    ...trace, z: trace.z.map((row) => row.map(log10)), customdata: trace.z,
+    zmin: undefined, zmax: undefined, hovertemplate: trace.hovertemplate.replace("%{z", "%{customdata"),
+    colorbar: { ...trace.colorbar, tickformat: undefined, tickprefix: "10^" },
+  });
+  const composedTraces = (figure) => traces(figure).map((trace) => {
+    const shown = onGround(logarithmic && figure.log.includes("z") && trace.type === "heatmap" ? warm(trace) : trace);
+    return hidden.has(trace.meta?.line) ? { ...shown, visible: "legendonly" } : shown;
+  });
+  const HEIGHT = 330; // of a figure that does not say
+  const PAPER = 640; // width of a figure on paper
+  const legendHeight = (named, width) => { // legends take no room from the picture
+    const longest = Math.max(...named.map((trace) => 48 + 6.6 * plain(trace.name).length));
+    return 20 * Math.ceil(named.length / Math.max(1, Math.floor(width / longest)));
+  };
+  const composedLayout = (figure, plot) => {
+    const shapes = [...(figure.layout.shapes ?? [])];
+    if (figure.cursor) {
+      const x = Number(data.controls[figure.cursor].values[place(figure.cursor)]);
+      shapes.push({ type: "line", x0: x, x1: x, xref: "x", y0: 0, y1: 1, yref: "paper",
+        line: { color: colour("--ink"), width: 1.5, dash: "dot" } });
+    }
+    const shown = { ...figure.layout, shapes, template: template(), uirevision: "kept", dragmode: "zoom" };
+    shown.margin = { l: 60, r: 12, t: 12, b: 46, ...figure.layout.margin };
+    const named = traces(figure).filter((t) => t.name && t.showlegend !== false && t.type !== "heatmap");
+    shown.showlegend ??= named.length > 1;
+    const width = printing ? PAPER : plot.clientWidth;
+    if (figure.panels > 1) { // squares
+      const rows = Math.ceil(figure.panels / figure.columns);
+      shown.height = 40 + rows * (34 + 0.92 * (width - 90) / figure.columns);
+    } else {
+      shown.height = Math.min(figure.layout.height ?? HEIGHT, printing ? 480 : Infinity) - (printing && !figure.layout.height ? 60 : 0);
+    }
+    shown.height += (shown.showlegend ? legendHeight(named, width - 60) : 0);
+    plot.style.height = `${shown.height}px`;
+    shown.width = width;
+    if (logarithmic) {
+      for (const name of figure.log.filter((name) => name !== "z")) {
+        shown[name] = { ...shown[name], type: "log", rangemode: "normal", uirevision: "log" };
+      }
+    }
+    return shown;
+  };
+
+  // ---- drawing
+
+  const config = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const figureOf = (plot) => data.figures[plot.closest("[data-figure]").dataset.figure];
+  const draw = (plot) => {
+    const figure = figureOf(plot);
+    if (!figure) return;
+    const fresh = !drawn.has(plot);
+    Plotly.react(plot, composedTraces(figure), composedLayout(figure, plot), config);
+    if (fresh) {
+      drawn.add(plot);
+      plot.on("plotly_legendclick", (event) => legendClick(event, toggle));
+      plot.on("plotly_legenddoubleclick", (event) => legendClick(event, alone));
+    }
+    const table = plot.parentElement.querySelector("details.data");
+    if (table.open) tabulate(table);
+  };
+  const redraw = (wanted = () => true) => drawn.forEach((plot) => { if (wanted(figureOf(plot))) draw(plot); });
+  const legendClick = (event, act) => {
+    const line = event.data[event.curveNumber]?.meta?.line;
+    if (line === undefined) return true; // classes and layers are this figure's own
+    act(line);
+    return false;
+  };
+  const toggle = (line) => { hidden.has(line) ? hidden.delete(line) : hidden.add(line); linesChanged(); };
+  const alone = (line) => {
+    const others = data.lines.map((_, at) => at).filter((at) => at !== line);
+    const already = others.every((at) => hidden.has(at));
+    hidden.clear();
+    if (!already) others.forEach((at) => hidden.add(at));
+    linesChanged();
+  };
+  const linesChanged = () => {
+    all("input[data-line]").forEach((box) => { box.checked = !hidden.has(Number(box.dataset.line)); });
+    redraw((figure) => traces(figure).some((trace) => trace.meta?.line !== undefined));
+  };
+
+  // What is in sight is drawn first, the rest when there is time.
+  const observer = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach((e) => first(e.target)),
+    { rootMargin: "300px" });
+  const first = (plot) => { observer.unobserve(plot); if (!drawn.has(plot)) draw(plot); };
+  const idle = (act) => (window.requestIdleCallback ? requestIdleCallback(act, { timeout: 500 }) : setTimeout(act, 30));
+  const drawRest = () => {
+    const rest = all(".plot").find((plot) => !drawn.has(plot));
+    if (!rest) { root.dataset.ready = "true"; return; }
+    first(rest);
+    idle(drawRest);
+  };
+
+  // ---- controls
+
+  const choose = (name, at) => {
+    const { values } = data.controls[name];
+    chosen[name] = at === values.length - 1 && data.controls[name].slides ? undefined : values[at]; // the end is followed
+    redraw((figure) => figure.by.includes(name) || figure.cursor === name);
+  };
+  const control = (name) => {
+    const { label, values, slides } = data.controls[name];
+    const input = slides ? make("input", { type: "range", min: 0, max: values.length - 1, step: 1 }) : make("select");
+    if (slides) {
+      const output = make("output");
+      const show = () => {
+        output.textContent = data.controls[name].values[input.value];
+        input.setAttribute("aria-valuetext", `${label.toLowerCase()} ${output.textContent}`);
+      };
+      input.value = place(name);
+      input.addEventListener("input", () => { show(); choose(name, Number(input.value)); });
+      show();
+      const box = make("label", { className: "slide" }, make("span", { textContent: label }), input, output);
+      box.dataset.control = name;
+      return box;
+    }
+    input.append(...values.map((value, at) => make("option", { value: at, textContent: value })));
+    input.value = place(name);
+    input.addEventListener("change", () => choose(name, Number(input.value)));
+    const box = make("label", {}, make("span", { textContent: label }), input);
+    box.dataset.control = name;
+    return box;
+  };
+  const setControls = () => all("[data-controls]").forEach((box) => {
+    const names = box.dataset.controls.split(" ").filter((name) => data.controls[name]?.values.length > 1);
+    const signature = JSON.stringify(names.map((name) => [name, data.controls[name].values]));
+    if (box.dataset.signature === signature) return;
+    const focused = box.contains(document.activeElement) && document.activeElement.closest("[data-control]").dataset.control;
+    box.replaceChildren(...names.map(control));
+    box.dataset.signature = signature;
+    if (focused) box.querySelector(`[data-control="${focused}"] :is(input, select)`)?.focus();
+  });
+
+  const setToolbar = () => {
+    const bar = document.querySelector(".toolbar");
+    const inner = make("div", { className: "inner" });
+    if (data.lines.length > 1) {
+      const boxes = data.lines.map(({ name, colour: own }, at) => {
+        const box = make("input", { type: "checkbox", checked: !hidden.has(at) });
+        box.dataset.line = at;
+        box.addEventListener("change", () => toggle(at));
+        const spot = make("span", { className: "swatch" });
+        spot.style.background = own;
+        return make("label", { title: name }, box, spot, make("span", { className: "name", textContent: name }));
+      });
+      inner.append(make("fieldset", {}, make("legend", { textContent: "Methods shown in all figures" }), ...boxes));
+    }
+    const log = make("input", { type: "checkbox", id: "log", checked: logarithmic });
+    log.addEventListener("change", () => { logarithmic = log.checked; redraw((figure) => figure.log.length); });
+    const theme = make("button", { type: "button", id: "theme" });
+    theme.addEventListener("click", () => {
+      root.dataset.theme = isDark() ? "light" : "dark";
+      store.set(root.dataset.theme);
+      themeChanged();
+    });
+    if (live) inner.append(make("span", { className: "live", textContent: "live" }));
+    inner.append(make("label", {}, log, "Log axes"), theme);
+    bar.replaceChildren(inner);
+    bar.hidden = false;
+    nameTheme();
+  };
+  const nameTheme = () => {
+    const other = isDark() ? "light" : "dark";
+    Object.assign(document.getElementById("theme"), { textContent: `${other[0].toUpperCase()}${other.slice(1)}`, title: `Show on ${other} ground` });
+  };
+  const themeChanged = () => { nameTheme(); redraw(); };
+  prefersDark.addEventListener("change", themeChanged);
+
+  // ---- tables
+
+  const shownNumber = (value, form) => {
+    if (value === null || value === undefined) return "";
+    if (typeof value !== "number") return plain(value);
+    if (form?.endsWith("%")) return `${(100 * value).toFixed(2)} %`;
+    return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(5)));
+  };
+  const gridOf = (trace, title) => ({ title, head: ["", ...trace.x], rows: trace.y.map((name, at) =>
+    [name, ...(trace.customdata && !Array.isArray(trace.customdata[0]?.[0]) ? trace.customdata : trace.z)[at]]) });
+  const pairs = (shown) => ({ head: shown.flatMap((t) => [`${t.name}: x`, "y"]),
+    rows: Array.from({ length: Math.max(...shown.map((t) => t.x.length)) }, (_, at) => shown.flatMap((t) => [t.x[at], t.y[at]])) });
+  const columns = (shown, figure) => {
+    const [key, value] = figure.layout.yaxis?.type === "category" ? ["y", "x"] : ["x", "y"];
+    const keys = (t) => t[key] ?? t[value].map((_, at) => at);
+    const places = [...new Set(shown.flatMap(keys))];
+    if (places.every((p) => typeof p === "number")) places.sort((a, b) => a - b);
+    const maps = shown.map((t) => new Map(keys(t).map((p, at) => [p, t[value]?.[at]])));
+    return { head: [figure.layout[`${key}axis`].title?.text ?? "", ...shown.map((t) => t.name)],
+      rows: places.map((p) => [p, ...maps.map((map) => map.get(p))]) };
+  };
+  const tablesOf = (figure) => {
+    const shown = traces(figure).filter((t) => !t.meta?.band && !hidden.has(t.meta?.line));
+    if (!shown.length) return [];
+    if (shown[0].type === "heatmap") return shown.map((t, at) => gridOf(t, figure.layout.annotations?.[at]?.text));
+    const own = figure.layout.xaxis.tickformat === "~s" || shown[0].mode === "markers" && shown.length > 1;
+    return [own ? pairs(shown) : columns(shown, figure)];
+  };
+  const tabulate = (details) => {
+    const figure = data.figures[details.closest("[data-figure]").dataset.figure];
+    const choice = figure.by.map((name) => data.controls[name]).map((c, at) => `${c.label.toLowerCase()} ${c.values[place(figure.by[at])]}`);
+    const form = figure.layout.yaxis?.tickformat;
+    all(".table", details).forEach((old) => old.remove());
+    for (const { title, head, rows } of tablesOf(figure)) {
+      const caption = [figure.title, title && plain(title), ...choice].filter(Boolean).join(", ");
+      const cells = (row) => row.map((cell, at) => at
+        ? make("td", { className: "n", textContent: shownNumber(cell, form) })
+        : make("th", { scope: "row", textContent: shownNumber(cell) }));
+      const table = make("table", {}, make("caption", { textContent: caption }),
+        make("thead", {}, make("tr", {}, ...head.map((name, at) => make("th", { scope: "col", className: at ? "n" : "", textContent: plain(name) || figure.title })))),
+        make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))));
+      details.append(make("div", { className: "table" }, make("div", { className: "scroll", tabIndex: 0 }, table)));
+    }
+    setCopies(details);
+  };
+  const markdown = (table) => {
+    const rows = all("tr", table).map((row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " ").replace(/\|/g, "\\|")));
+    const line = (cells) => `| ${cells.join(" | ")} |`;
+    const rule = [...table.rows[0].cells].map((cell) => (cell.classList.contains("n") ? "--:" : ":--"));
+    return [line(rows[0]), line(rule), ...rows.slice(1).map(line)].join("\n") + "\n";
+  };
+  const copy = async (text) => {
+    try { await navigator.clipboard.writeText(text); return; } catch { /* not allowed here: the old way */ }
+    const area = make("textarea", { value: text });
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  const setCopies = (within = document) => all(".table", within).filter((box) => !box.querySelector("button.copy")).forEach((box) => {
+    const table = box.querySelector("table");
+    const button = make("button", { type: "button", className: "copy", textContent: "Copy Markdown" });
+    button.setAttribute("aria-label", `Copy as Markdown: ${table.caption.textContent}`);
+    button.addEventListener("click", async () => { await copy(markdown(table)); say("Copied as Markdown"); });
+    box.append(button);
+  });
+  document.addEventListener("toggle", (event) => {
+    if (event.target.matches("details.data") && event.target.open) tabulate(event.target);
+  }, true);
+
+  // ---- printing: light, all figures, at the width of a page
+
+  let before;
+  addEventListener("beforeprint", () => {
+    printing = true;
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    if (typeof Plotly === "undefined") return;
+    all(".plot").forEach((plot) => { first(plot); draw(plot); });
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    if (before) root.dataset.theme = before; else delete root.dataset.theme;
+    redraw();
+  });
+
+  let settled = 0;
+  let wide = innerWidth;
+  addEventListener("resize", () => { // a telephone's bars come and go: only widths count
+    clearTimeout(settled);
+    settled = setTimeout(() => { if (innerWidth !== wide && !printing) { wide = innerWidth; redraw(); } }, 120);
+  });
+
+  // ---- news of a run that goes on
+
+  const element = (html) => make("template", { innerHTML: html }).content.firstElementChild;
+  const replacePart = (name, html) => {
+    const old = document.querySelector(`[data-part="${name}"]`);
+    if (!old || old.dataset.html === html) return;
+    const open = all("details", old).map((details) => details.open);
+    old.innerHTML = html;
+    old.dataset.html = html;
+    all("details", old).forEach((details, at) => { details.open = open[at] ?? false; });
+  };
+  const receive = (fresh) => {
+    const count = data.lines.length;
+    data = fresh;
+    replacePart("header", element(fresh.header).innerHTML);
+    document.querySelector(".contents").replaceWith(element(fresh.contents));
+    const main = document.getElementById("main");
+    let after = null;
+    for (const { name, html, part } of fresh.sections) {
+      let section = document.getElementById(name);
+      const next = element(html);
+      const names = (within) => all("[data-figure]", within).map((f) => f.dataset.figure).join();
+      if (!section || names(section) !== names(next)) { // new, or with figures that it had not yet
+        section?.remove();
+        section = next;
+        after ? after.after(section) : main.prepend(section);
+      } else if (part) replacePart(name, part);
+      after = section;
+    }
+    drawn.forEach((plot) => { if (!plot.isConnected) { Plotly.purge(plot); drawn.delete(plot); } });
+    if (fresh.lines.length !== count) setToolbar();
+    setControls();
+    setCopies();
+    redraw();
+    drawRest();
+  };
+  const poll = async (tag) => {
+    const note = document.querySelector(".toolbar .live");
+    try {
+      const answer = await fetch("/data.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+      if (answer.status === 200) {
+        tag = answer.headers.get("ETag");
+        receive(await answer.json());
+      }
+      note.textContent = "live";
+    } catch {
+      note.textContent = "no connection; trying again";
+    }
+    setTimeout(poll, 2000, tag);
+  };
+
+  // ---- Plotly, unpacked after the first paint
+
+  const unpack = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    document.head.append(make("script", { textContent: await new Response(stream).text() }));
+    document.getElementById("plotly").remove();
+    if (typeof Plotly === "undefined") throw new Error("Plotly.js did not start");
+  };
+  const begin = async () => {
+    try {
+      await unpack();
+    } catch (error) {
+      all(".plot").forEach((plot) => plot.replaceChildren(make("p", { className: "failed",
+        textContent: `Figures cannot be drawn here (${error.message}). A browser since 2023 can; the tables are whole.` })));
+      return;
+    }
+    all(".plot").forEach((plot) => observer.observe(plot));
+    idle(drawRest);
+    if (live) setTimeout(poll, 500, null);
+  };
+  setToolbar();
+  setControls();
+  setCopies();
+  requestAnimationFrame(() => setTimeout(begin, 0));
+})();

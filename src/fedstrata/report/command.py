@@ -1,0 +1,103 @@
+"""`fedstrata report`, `fedstrata plot` and `fedstrata watch`."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.errors import UsageError, one_of
+from fedstrata.report.page import write
+from fedstrata.report.plots import FORMATS, check_plots
+from fedstrata.report.plots import plot as plotted
+from fedstrata.report.watch import runs_in, serve
+from fedstrata.saved import Saved
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="runs' directories, or one of runs", show_default=False)
+]
+
+
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(help="the file; default: RUN/report.html, or report.html beside several runs")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="of the page; default: what was run on which data")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
+) -> None:
+    """Write one HTML file with everything about a run, or about several side by side."""
+    directories = gathered(runs)
+    path = out or _home(runs, directories) / "report.html"
+    _check_file(path)
+    write([Saved.read(directory) for directory in directories], path, title)
+    print(path)
+    if open_:
+        browse(path.resolve().as_uri())
+
+
+def plot(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(help="directory of the files; default: RUN/plots, or plots beside several runs")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "pdf",
+) -> None:
+    """Write a report's figures as files for papers."""
+    one_of("plot", FORMATS, format=format_)
+    check_plots()
+    directories = gathered(runs)
+    out = out or _home(runs, directories) / "plots"
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is there already and not a directory")
+    for path in plotted([Saved.read(directory) for directory in directories], out, format_):
+        print(path)
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run's directory, or one of runs", show_default=False)],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="to serve on; 0 for any that is free")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
+) -> None:
+    """Show a run's report while it goes on, to this machine alone; Ctrl-C ends it."""
+
+    def tell(address: str) -> None:
+        print(f"{address} shows {run}; Ctrl-C ends it", flush=True)
+        if open_:
+            browse(address)
+
+    serve(run, port, [tell])
+
+
+def gathered(paths: Sequence[Path]) -> list[Path]:
+    """The runs that paths stand for, each once."""
+    if not paths:
+        raise UsageError("say which run: its directory, or one of several runs")
+    found = {path.resolve(): path for given in paths for path in runs_in(given)}
+    return list(found.values())
+
+
+def _home(given: Sequence[Path], runs: Sequence[Path]) -> Path:
+    """Where the files of these runs go by default."""
+    if len(given) == 1:
+        return given[0]
+    if len(runs) == 1:
+        return runs[0]
+    parents = {run.resolve().parent for run in runs}
+    return Path(os.path.relpath(parents.pop())) if len(parents) == 1 else Path()
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory: give the name of a file, as in --out {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent} for {path.name}")
+
+
+def browse(address: str) -> None:
+    if not webbrowser.open(address):
+        raise UsageError(f"there is no browser here; open {address} yourself")

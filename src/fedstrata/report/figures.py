@@ -1,0 +1,320 @@
+"""Figures as plain dicts, in Plotly's form: curves over rounds, bytes and operations, and the partition.
+
+A figure may depend on controls, such as a slider over rounds: then a frame tells its traces for every choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+from fedstrata.history import Record
+from fedstrata.report.lines import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
+from fedstrata.report.words import distinct, number, rounded, text
+from fedstrata.saved import Saved
+
+Trace = dict[str, Any]
+BAND = 0.16
+"""Opacity of a range over seeds."""
+PERCENT = ".2~%"
+BLUES = ((0, "#f1f4f8"), (0.01, "#dcefb9"), (0.25, "#9bd7b4"), (0.5, "#41a8be"), (0.75, "#2166a8"), (1, "#172a6b"))
+"""Few to many: ever darker, so that it reads in grey and with any colour vision; none at all stands apart."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a reader may choose.
+
+    Args:
+        name: for figures that depend on it.
+        label: what it is called.
+        values: the choices, as they are shown.
+        slides: a slider instead of a list.
+        start: the choice at first, as a place among the values.
+        whole: the choice at first stands for all, so that a paper needs no other.
+    """
+
+    name: str
+    label: str
+    values: tuple[str, ...]
+    slides: bool = False
+    start: int = 0
+    whole: bool = False
+
+    @staticmethod
+    def rounds(name: str, rounds: Sequence[int]) -> Control:
+        """A slider over rounds that starts at the last."""
+        return Control(name, "Round", tuple(map(str, rounds)), True, max(len(rounds) - 1, 0))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture.
+
+    Args:
+        name: tells it from others; a file is called after it.
+        title: what it shows, in a few words.
+        about: the same in a sentence, for those who cannot see it.
+        data: traces; `meta.line` is the line that a trace belongs to.
+        layout: axes and the like, without colours and fonts.
+        by: names of the controls that it depends on.
+        frames: choices, as places joined by commas → what each trace is then, over what `data` says.
+        cursor: the control whose choice is marked on the axis of rounds.
+        log: axes that can be logarithmic; `z` are the colours of a heat-map.
+        titles: of panels, where it has several.
+        columns: of panels.
+    """
+
+    name: str
+    title: str
+    about: str
+    data: list[Trace]
+    layout: dict[str, Any]
+    by: tuple[Control, ...] = ()
+    frames: dict[str, list[Trace]] = field(default_factory=dict)
+    cursor: Control | None = None
+    log: tuple[str, ...] = ()
+    titles: tuple[str, ...] = ()
+    columns: int = 1
+
+    def traces(self, *places: int) -> list[Trace]:
+        """What is drawn once the controls stand at these places."""
+        if not self.by:
+            return self.data
+        patches = self.frames.get(",".join(map(str, places)), [])
+        bare: list[Trace] = [{}] * (len(patches) - len(self.data))
+        return [{**base, **patch} for base, patch in zip([*self.data, *bare], patches, strict=False)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the page."""
+        return {
+            "title": self.title,
+            "data": self.data,
+            "layout": self.layout,
+            "by": [control.name for control in self.by],
+            "frames": self.frames,
+            "cursor": self.cursor.name if self.cursor else None,
+            "log": list(self.log),
+            "columns": self.columns,
+            "panels": max(len(self.titles), 1),
+        }
+
+
+def places(*controls: Control) -> list[tuple[int, ...]]:
+    """All choices of some controls."""
+    return list(product(*(range(len(control.values)) for control in controls)))
+
+
+def key(*chosen: int) -> str:
+    """How a frame is called."""
+    return ",".join(map(str, chosen))
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title."""
+    return {"title": {"text": title}, "automargin": True, **more}
+
+
+def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Two axes."""
+    return {"xaxis": x, "yaxis": y, **more}
+
+
+def faint(colour: str) -> str:
+    """A colour for a range: the same, seen through."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{BAND})"
+
+
+def themes() -> dict[str, str]:
+    """What becomes of a light ground's colours on a dark one."""
+    found: dict[str, str] = {}
+    for light, dark in PALETTE:
+        found |= {light: dark, faint(light): faint(dark)}
+    return found
+
+
+def drawn(line: Line, points: Sequence[Point], form: str, *, name: str | None = None, dash: str | None = None) -> Trace:
+    """The trace of a line's means."""
+    several = any(point.seeds > 1 for point in points)
+    spread = f" (%{{customdata[1]:{form}}} – %{{customdata[2]:{form}}}, %{{customdata[3]}} seeds)" if several else ""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(points) > 1 else "markers",
+        "name": text(name or line.label),
+        "x": [rounded(p.x, 10) for p in points],
+        "y": [rounded(p.mean, 6) for p in points],
+        "customdata": [[p.round, rounded(p.low), rounded(p.high), p.seeds] for p in points],
+        "line": {"color": line.colour, "width": 2, "dash": dash or line.dash},
+        "marker": {"color": line.colour},
+        "hovertemplate": f"%{{y:{form}}}{spread}",
+        "legendgroup": f"line{line.index}",
+        "meta": {"line": line.index},
+    }
+
+
+def band(line: Line, points: Sequence[Point]) -> list[Trace]:
+    """The range over seeds, behind the means; none where there is one seed."""
+    if not any(point.seeds > 1 for point in points):
+        return []
+    xs = [rounded(p.x, 10) for p in points]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{text(line.label)}, range",
+            "x": xs + xs[::-1],
+            "y": [rounded(p.high, 6) for p in points] + [rounded(p.low, 6) for p in reversed(points)],
+            "fill": "toself",
+            "fillcolor": faint(line.colour),
+            "line": {"width": 0, "color": line.colour},
+            "hoverinfo": "skip",
+            "showlegend": False,
+            "legendgroup": f"line{line.index}",
+            "meta": {"line": line.index, "band": True},
+        }
+    ]
+
+
+def curves(lines: Sequence[Line], value: Value, form: str, at: Places = by_round) -> list[Trace]:
+    """Bands first, so that no line is hidden by one."""
+    points = [(line, found) for line in lines if (found := course(line, value, at))]
+    return [t for line, found in points for t in band(line, found)] + [drawn(line, p, form) for line, p in points]
+
+
+def rounds_axis(**more: Any) -> dict[str, Any]:
+    """Rounds are whole."""
+    return axis("round", tickformat="d", **more)
+
+
+def accuracy(lines: Sequence[Line]) -> list[Figure]:
+    """Accuracy over the rounds."""
+    data = curves(lines, lambda r: r.accuracy, PERCENT)
+    y = axis("test accuracy", tickformat=PERCENT)
+    about = "Accuracy of the global model on the test set after every evaluated round, a line for each method."
+    shape = layout(rounds_axis(), y, hovermode="x unified")
+    return [Figure("accuracy", "Accuracy", about, data, shape)] if data else []
+
+
+def loss(lines: Sequence[Line]) -> list[Figure]:
+    """Test loss and the clients' training loss over the rounds."""
+    wanted: dict[str, Value] = {"test loss": lambda r: r.loss, "training loss": lambda r: r.train_loss}
+    found = {name: data for name, value in wanted.items() if (data := curves(lines, value, ".4~f"))}
+    if not found:
+        return []
+    control = Control("loss", "Loss", tuple(found))
+    frames = {key(at): data for at, data in enumerate(found.values())}
+    about = "Mean cross-entropy over the rounds, on the test set or of the clients' training, a line for each method."
+    shape = layout(rounds_axis(), axis("cross-entropy"), hovermode="x unified")
+    return [Figure("loss", "Loss", about, [], shape, (control,), frames, log=("yaxis",))]
+
+
+def against_costs(lines: Sequence[Line]) -> list[Figure]:
+    """Accuracy against bytes, and against operations."""
+    kinds: tuple[tuple[str, str, str, Places], ...] = (
+        ("bytes", "bytes sent, up and down", "B", by_bytes),
+        ("flops", "operations of local training", "FLOP", by_flops),
+    )
+    found = []
+    for name, title, unit, at in kinds:
+        data = curves(lines, lambda r: r.accuracy, PERCENT, at)
+        for trace in data:
+            if "hovertemplate" in trace:
+                trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
+        x = axis(title, tickformat="~s", ticksuffix=unit, rangemode="tozero")
+        shape = layout(x, axis("test accuracy", tickformat=PERCENT), hovermode="closest")
+        about = f"Accuracy on the test set against all {title}, until then, a line for each method."
+        if data and any(x for trace in data for x in trace["x"]):
+            found.append(Figure(f"accuracy-{name}", f"Accuracy against {title}", about, data, shape, log=("xaxis",)))
+    return found
+
+
+def architectures(lines: Sequence[Line]) -> list[Figure]:
+    """Accuracy of each architecture's part of the global model."""
+    held = [line for line in lines if any(r.arch_accuracy for run in line.runs for r in run.records)]
+    if not held:
+        return []
+    control = Control("arch-method", "Method", tuple(line.label for line in held))
+    frames = {key(at): _architectures(line) for at, line in enumerate(held)}
+    about = "Accuracy on the test set of each architecture's part of the global model, over the rounds."
+    shape = layout(rounds_axis(), axis("test accuracy", tickformat=PERCENT), hovermode="x unified", showlegend=True)
+    return [Figure("architectures", "Accuracy by architecture", about, [], shape, (control,), frames)]
+
+
+def _architectures(line: Line) -> list[Trace]:
+    names = dict.fromkeys(name for run in line.runs for r in run.records for name in r.arch_accuracy)
+    traces = []
+    for at, name in enumerate(names):
+        part = Line(name or "whole model", name or "whole model", line.runs, at)
+        points = course(part, partial(_of_architecture, name))
+        traces += [*band(part, points), drawn(part, points, PERCENT)]
+    return [{n: v for n, v in trace.items() if n != "meta"} for trace in traces]
+
+
+def _of_architecture(name: str, record: Record) -> Any:
+    return record.arch_accuracy.get(name)
+
+
+def partition(lines: Sequence[Line]) -> list[Figure]:
+    """Class × client: how many examples."""
+    found: dict[str, tuple[str, Saved]] = {}
+    for line in lines:
+        for run in line.runs:
+            counts = run.facts.get("counts")
+            if counts and all(isinstance(row, list) for row in counts):
+                label = f"{line.label}, seed {run.config.get('seed', 0)}" if len(lines) > 1 else _seed(run)
+                found.setdefault(repr(counts), (label, run))
+    if not found:
+        return []
+    control = Control("partition-run", "Run", tuple(label for label, _ in found.values()))
+    frames = {key(at): [_counts(run)] for at, (_, run) in enumerate(found.values())}
+    classes = max(len(_class_names(run)) for _, run in found.values())
+    about = "How many examples of each class each client holds; colours go with the square root of the count."
+    shape = layout(
+        axis("client", type="category"),
+        axis("class", type="category", autorange="reversed"),
+        height=min(140 + 22 * classes, 720),
+    )
+    return [Figure("partition", "Who holds what", about, [], shape, (control,), frames)]
+
+
+def _seed(run: Saved) -> str:
+    return f"seed {run.config.get('seed', 0)}"
+
+
+def _class_names(run: Saved) -> list[str]:
+    width = max(map(len, run.facts["counts"]))
+    names = run.facts.get("class_names")
+    told = names if isinstance(names, list) and len(names) == width else range(width)
+    return distinct(told)
+
+
+def _counts(run: Saved) -> Trace:
+    names, counts = _class_names(run), run.facts["counts"]
+    rows = [[int(number(row[c]) or 0) if c < len(row) else 0 for row in counts] for c in range(len(names))]
+    most = max((count for row in rows for count in row), default=0)
+    ticks = [t for t in (0, 1, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000) if t <= most]
+    ticks = [t for t in ticks if not t or math.sqrt(t / max(most, 1)) > 0.08]
+    return {
+        "type": "heatmap",
+        "x": list(map(str, range(len(counts)))),
+        "y": names,
+        "z": [[rounded(math.sqrt(count)) for count in row] for row in rows],
+        "customdata": rows,
+        "zmin": 0,
+        "zmax": math.sqrt(max(most, 1)),
+        "colorscale": [list(stop) for stop in BLUES],
+        "colorbar": {
+            "title": {"text": "examples"},
+            "tickvals": [math.sqrt(t) for t in ticks],
+            "ticktext": list(map(str, ticks)),
+            "thickness": 12,
+        },
+        "xgap": 1 if len(counts) <= 60 else 0,
+        "ygap": 1,
+        "hovertemplate": "client %{x}, class %{y}: %{customdata} examples<extra></extra>",
+    }

@@ -1,0 +1,217 @@
+"""What a comparison compares: runs that differ in nothing but their seed are one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from fedstrata.config import FREE
+from fedstrata.history import Record
+from fedstrata.report.words import known, mean, number
+from fedstrata.saved import Saved
+
+PALETTE = (
+    ("#0072b2", "#56a9e8"),
+    ("#d55e00", "#f0813a"),
+    ("#009e73", "#2fc79c"),
+    ("#cc79a7", "#e39cc4"),
+    ("#b07d00", "#e6b32e"),
+    ("#3aa0d8", "#8fd0f7"),
+    ("#6b7480", "#a5adb8"),
+)
+"""Of lines, on light and on dark ground: Okabe and Ito's, which every colour vision tells apart, a little darker or
+lighter where the ground needs it."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+_UNLIKE = FREE | {"seed"}
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Runs of one method under one configuration.
+
+    Args:
+        name: what tells it from the others.
+        label: the same, short enough for a legend.
+        runs: one a seed.
+        index: its place, which decides its colour.
+    """
+
+    name: str
+    label: str
+    runs: tuple[Saved, ...]
+    index: int = 0
+
+    @property
+    def first(self) -> Saved:
+        """The run whose pictures are shown where a mean has no meaning: the one that went furthest, else the first."""
+        return max(self.runs, key=lambda run: (len(run.probes) > 0, len(run.records)))
+
+    @property
+    def colour(self) -> str:
+        """On light ground."""
+        return PALETTE[self.index % len(PALETTE)][0]
+
+    @property
+    def dash(self) -> str:
+        """Solid until the colours are used up."""
+        return DASHES[self.index // len(PALETTE) % len(DASHES)]
+
+    @property
+    def seeds(self) -> list[Any]:
+        """In the order given."""
+        return [run.config.get("seed", 0) for run in self.runs]
+
+    @property
+    def rounds(self) -> int:
+        """How far the run got that got furthest."""
+        return max(len(run.records) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a line is at one place: the mean over the seeds that got there, and their range."""
+
+    round: int
+    x: float
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def lines_of(runs: Sequence[Saved]) -> list[Line]:
+    """The lines of some runs, in the order given. The same seed twice makes a line of its own."""
+    groups: list[list[Saved]] = []
+    for run in runs:
+        home = next((group for group in groups if _joins(run, group)), None)
+        if home is None:
+            groups.append([run])
+        else:
+            home.append(run)
+    names = _names([group[0] for group in groups])
+    each = zip(names, _labels(names), groups, strict=True)
+    return [Line(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
+
+
+def _labels(names: Sequence[str], limit: int = 44) -> list[str]:
+    """Long names without their middle, unless two would then be the same."""
+    short = [n if len(n) <= limit else f"{n[: limit // 2]}…{n[-limit // 2 :]}" for n in names]
+    return short if len(set(short)) == len(short) else list(names)
+
+
+def _joins(run: Saved, group: Sequence[Saved]) -> bool:
+    seeds = [other.config.get("seed", 0) for other in group]
+    return _setting(run) == _setting(group[0]) and run.config.get("seed", 0) not in seeds
+
+
+def _setting(run: Saved) -> dict[str, str]:
+    """As text, because 1 client is not 1.0, all of them."""
+    return {name: repr(value) for name, value in run.config.items() if name not in _UNLIKE}
+
+
+def _names(runs: Sequence[Saved]) -> list[str]:
+    """Methods, with the other settings that differ where methods are not enough, and the directory at last."""
+    names = [run.method for run in runs]
+    unlike = [field for field in differing(runs) if field not in {"method", "buffers"}]
+    if len(set(names)) < len(names):
+        names = [_with(run, [f"{f}={run.config[f]}" for f in unlike if f in run.config]) for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} [{run.name}]" for name, run in zip(names, runs, strict=True)]
+    return names
+
+
+def _with(run: Saved, parts: Sequence[str]) -> str:
+    return ", ".join([run.method, *parts])
+
+
+def differing(runs: Sequence[Saved]) -> list[str]:
+    """Fields of the configuration that are not the same in all runs, leaving out seeds and what changes no result."""
+    fields = dict.fromkeys(field for run in runs for field in run.config if field not in _UNLIKE)
+    return [f for f in fields if len({repr(run.config.get(f)) for run in runs}) > 1]
+
+
+Value = Callable[[Record], Any]
+Places = Callable[[Sequence[Record]], Sequence[float]]
+
+
+def by_round(records: Sequence[Record]) -> list[float]:
+    """Where a round stands on an axis of rounds."""
+    return [record.round for record in records]
+
+
+def by_bytes(records: Sequence[Record]) -> list[float]:
+    """Bytes sent until then, up and down."""
+    return list(accumulate((number(r.bytes_up) or 0) + (number(r.bytes_down) or 0) for r in records))
+
+
+def by_flops(records: Sequence[Record]) -> list[float]:
+    """Operations of local training until then."""
+    return list(accumulate(number(r.flops) or 0 for r in records))
+
+
+def course(line: Line, value: Value, places: Places = by_round) -> list[Point]:
+    """A number of the records along the rounds, as mean and range over the seeds that have it."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for run in line.runs:
+        for record, x in zip(run.records, places(run.records), strict=True):
+            y = number(value(record))
+            if y is not None:
+                found.setdefault(record.round, []).append((x, y))
+    return [_point(at, pairs) for at, pairs in sorted(found.items())]
+
+
+def _point(at: int, pairs: Sequence[tuple[float, float]]) -> Point:
+    xs, ys = zip(*pairs, strict=True)
+    return Point(at, sum(xs) / len(xs), sum(ys) / len(ys), min(ys), max(ys), len(ys))
+
+
+def probed(line: Line, probe: str, value: Callable[[Any], Any]) -> list[Point]:
+    """A number that a probe found, along the rounds, as mean and range over the seeds."""
+    found: dict[int, list[float]] = {}
+    for run in line.runs:
+        for at, what in run.series(probe).items():
+            found.setdefault(at, []).extend(known([value(what)]))
+    return [_point(at, [(at, y) for y in ys]) for at, ys in sorted(found.items()) if ys]
+
+
+def tables(line: Line, probe: str, *path: str) -> dict[int, dict[str, float]]:
+    """Round → {stratum or stage: mean over the seeds} of a probe; `path` leads to the table within what it found."""
+    found: dict[int, dict[str, list[Any]]] = {}
+    for run in line.runs:
+        for at, what in run.series(probe).items():
+            for name, value in _within(what, path).items():
+                found.setdefault(at, {}).setdefault(str(name), []).append(value)
+    means = {at: {n: m for n, vs in row.items() if (m := mean(vs)) is not None} for at, row in sorted(found.items())}
+    return {at: row for at, row in means.items() if row}
+
+
+def _within(what: Any, path: Sequence[str]) -> Mapping[str, Any]:
+    for step in path:
+        what = what.get(step) if isinstance(what, Mapping) else None
+    return what if isinstance(what, Mapping) else {}
+
+
+def order(line_tables: Sequence[Mapping[int, Mapping[str, float]]], told: Sequence[str]) -> list[str]:
+    """Strata or stages in the model's order, as far as that is told, then as they come."""
+    seen = dict.fromkeys(name for table in line_tables for row in table.values() for name in row)
+    return [name for name in told if name in seen] + [name for name in seen if name not in set(told)]
+
+
+def strata_of(lines: Sequence[Line]) -> list[str]:
+    """Names of the strata of all models, in order."""
+    return list(dict.fromkeys(str(part.get("name")) for part in _parts(lines)))
+
+
+def stages_of(lines: Sequence[Line]) -> list[str]:
+    """Names of the stages of all models, in order."""
+    return list(dict.fromkeys(str(part.get("stage")) for part in _parts(lines)))
+
+
+def _parts(lines: Sequence[Line]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        model = line.first.facts.get("model")
+        strata = model.get("strata") if isinstance(model, Mapping) else None
+        yield from (part for part in strata or () if isinstance(part, Mapping))

@@ -1,0 +1,218 @@
+"""One HTML file that holds everything it shows: tables as HTML, figures as data, and Plotly.js to draw them.
+
+Plotly.js is packed, and unpacked by the browser after header and tables are painted. Nothing is loaded from
+anywhere, and a Content-Security-Policy forbids it; the same policy lets no script run but the two that the page
+was written with, whatever a method, a class or a note is called.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedstrata._version import __version__
+from fedstrata.errors import UsageError
+from fedstrata.files import write_atomic
+from fedstrata.report import tables
+from fedstrata.report.figures import themes
+from fedstrata.report.lines import PALETTE, Line, lines_of
+from fedstrata.report.sections import Section, sections
+from fedstrata.report.words import NONE, listed, plural, text
+from fedstrata.saved import Saved
+
+
+def page(runs: Sequence[Saved], title: str | None = None, live: bool = False) -> str:
+    """A report of one run, or of several side by side, as one HTML file.
+
+    Args:
+        runs: those that differ only in their seed become one line.
+        title: of the page; by default what was run on which data.
+        live: the page asks its server for news; see `fedstrata.report.watch`.
+
+    Raises:
+        UsageError: if there are no runs.
+    """
+    if not runs:
+        raise UsageError("a report needs at least one run")
+    lines = lines_of(runs)
+    found = sections(lines)
+    script, (packed, source_hash) = _asset("report.js"), plotly()
+    policy = _policy([_hash(script.encode()), source_hash], live)
+    name = title or _title(lines)
+    return "".join(
+        [
+            f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
+            f'<meta name="generator" content="fedstrata {__version__}"><title>{text(name)}</title>',
+            f"<style>{_colours()}{_asset('report.css')}</style></head><body>",
+            '<a class="skip" href="#main">Skip to the results</a>',
+            f'<header class="top">{_header(lines, name)}{_contents(found)}</header>',
+            '<div class="toolbar" role="toolbar" aria-label="All figures" hidden></div>',
+            '<noscript><p class="notice">Figures need JavaScript; the tables are here without it.</p></noscript>',
+            f'<main id="main">{"".join(section.html() for section in found)}</main>',
+            f"<footer><p>Made by fedstrata {__version__}. This page holds all it shows and loads nothing.</p></footer>",
+            '<p class="status" role="status" aria-live="polite"></p>',
+            f'<script type="application/json" id="data">{embedded(_data(lines, found))}</script>',
+            f'<script type="text/plain" id="plotly">{packed}</script>',
+            f"<script>{script}</script></body></html>\n",
+        ]
+    )
+
+
+def write(runs: Sequence[Saved], path: Path, title: str | None = None) -> Path:
+    """Write a report; returns its path."""
+    write_atomic(path, page(runs, title))
+    return path
+
+
+def news(runs: Sequence[Saved]) -> str:
+    """What a live page needs to become the page of these runs, as JSON."""
+    lines = lines_of(runs)
+    found = sections(lines)
+    shown = {
+        "header": _header(lines, _title(lines)),
+        "contents": _contents(found),
+        "sections": [{"name": section.name, "html": section.html(), "part": section.body} for section in found],
+    }
+    return json.dumps({**_data(lines, found), **shown}, allow_nan=False, separators=(",", ":"))
+
+
+def embedded(data: Any) -> str:
+    """JSON that stays inside of its script element, whatever its strings hold."""
+    plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        plain = plain.replace(sign, f"\\u{ord(sign):04x}")
+    return plain
+
+
+def _data(lines: Sequence[Line], found: Sequence[Section]) -> dict[str, Any]:
+    controls = {control.name: control for section in found for control in section.controls}
+    return {
+        "lines": [{"name": line.name, "colour": f"var(--line{line.index % len(PALETTE)})"} for line in lines],
+        "dark": themes(),
+        "controls": {
+            name: {"label": c.label, "values": c.values, "slides": c.slides, "start": c.start}
+            for name, c in controls.items()
+        },
+        "figures": {figure.name: figure.as_dict() for section in found for figure in section.figures},
+    }
+
+
+def _title(lines: Sequence[Line]) -> str:
+    data = _shared(lines, "dataset")
+    what = lines[0].name if len(lines) == 1 else f"{len(lines)} runs compared"
+    if len(lines) > 1 and len({line.first.method for line in lines}) == len(lines):
+        what = f"{len(lines)} methods"
+    return f"{what} on {data}" if data != NONE else what
+
+
+def _shared(lines: Sequence[Line], field: str) -> str:
+    return listed(list(dict.fromkeys(str(line.first.config.get(field, NONE)) for line in lines)))
+
+
+def _header(lines: Sequence[Line], title: str) -> str:
+    tiles = "".join(map(_tile, tables.tiles(lines)))
+    facts = "".join(f"<div><dt>{text(n)}</dt><dd>{text(v)}</dd></div>" for n, v in _facts(lines).items())
+    notes = "".join(f"<li>{text(note)}</li>" for note in tables.notes(lines))
+    told = tables.versions(lines)
+    return (
+        f'<div data-part="header"><p class="brand">fedstrata report</p><h1>{text(title)}</h1>'
+        f'<dl class="tiles">{tiles}</dl><dl class="facts">{facts}</dl>'
+        + (f'<div class="notes"><h2>Notes</h2><ul>{notes}</ul></div>' if notes else "")
+        + '<details class="more"><summary>All settings and versions</summary>'
+        + f"{tables.configuration(lines).html()}{told.html() if told else ''}</details></div>"
+    )
+
+
+def _tile(tile: tuple[str, str, str]) -> str:
+    name, value, word = map(text, tile)
+    return f"<div><dt>{name}</dt><dd>{value}</dd>" + (f"<dd>{word}</dd>" if word else "") + "</div>"
+
+
+def _facts(lines: Sequence[Line]) -> dict[str, str]:
+    """What runs, in a few rows."""
+    shown = {
+        "method": listed([line.name for line in lines]) if len(lines) > 1 else lines[0].name,
+        "buffers": listed(list(dict.fromkeys(tables.buffers(run) for line in lines for run in line.runs))),
+        "data": f"{_shared(lines, 'dataset')}, {_shared(lines, 'partition')}",
+        "model": _model(lines),
+        "clients": f"{_shared(lines, 'clients')}, participation {_shared(lines, 'participation')}",
+        "training": f"{_shared(lines, 'rounds')} rounds, {_local(lines)} of {_shared(lines, 'optimizer')} "
+        f"at lr {_shared(lines, 'lr')}, batch {_shared(lines, 'batch_size')}",
+        "seeds": listed(list(dict.fromkeys(seed for line in lines for seed in line.seeds))),
+        "versions": ", ".join(f"{n} {v}" for n, v in lines[0].first.versions.items() if n != "machine") or NONE,
+    }
+    return {name: value for name, value in shown.items() if value.replace(NONE, "").strip(", ")}
+
+
+def _local(lines: Sequence[Line]) -> str:
+    steps = _shared(lines, "steps")
+    epochs = _shared(lines, "epochs")
+    return f"{steps} steps" if steps != NONE else f"{epochs} local epoch{'s' * (epochs != '1')}"
+
+
+def _model(lines: Sequence[Line]) -> str:
+    name = _shared(lines, "archs")
+    name = _shared(lines, "model") if name == NONE else name
+    model = lines[0].first.facts.get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("parameters"), int):
+        return name
+    size = f"{model['parameters']:,} parameters in {plural(len(model.get('strata', [])), 'stratum')}"
+    return f"{name}, {size.replace('stratums', 'strata')}"
+
+
+def _contents(found: Sequence[Section]) -> str:
+    links = "".join(f'<li><a href="#{section.name}">{text(section.heading)}</a></li>' for section in found)
+    return f'<nav class="contents" aria-label="Sections"><ul>{links}</ul></nav>'
+
+
+def _policy(hashes: Sequence[str], live: bool) -> str:
+    allowed = " ".join(f"'sha256-{found}'" for found in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(source: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(source).digest()).decode()
+
+
+def _colours() -> str:
+    """Of lines, for the style sheet."""
+    light, dark = ("".join(f"--line{at}:{both[i]};" for at, both in enumerate(PALETTE)) for i in (0, 1))
+    return (
+        f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("fedstrata.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly() -> tuple[str, str]:
+    """Plotly.js, packed, as base64, and the hash by which a browser knows the unpacked script.
+
+    Raises:
+        UsageError: if the package plotly is missing.
+    """
+    spec = importlib.util.find_spec("plotly")  # finding it loads none of its Python
+    homes = [Path(home) for home in (spec.submodule_search_locations or [])] if spec else []
+    source = next((f for home in homes if (f := home / "package_data" / "plotly.min.js").is_file()), None)
+    if source is None:
+        raise UsageError("a report needs the package plotly: pip install plotly")
+    script = source.read_bytes()
+    return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode(), _hash(script)

@@ -1,0 +1,282 @@
+"""A report's figures as files for papers (extra `report`): the same data, drawn by matplotlib at a column's width."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UsageError, one_of
+from fedstrata.files import disk_errors, write_atomic
+from fedstrata.report.figures import BAND, Figure, Trace
+from fedstrata.report.lines import lines_of
+from fedstrata.report.sections import drawn_sections
+from fedstrata.saved import Saved
+
+FORMATS = ("pdf", "png", "svg")
+COLUMN, PAGE = 3.4, 7.0
+"""Widths in inches: of a column, and of a page's text."""
+
+_METADATA: dict[str, dict[str, None]] = {  # what would differ from run to run
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#6b7480",
+    "axes.grid": False,
+    "grid.color": "#e6e9ed",
+    "grid.linewidth": 0.5,
+    "pdf.fonttype": 42,  # journals refuse the other kind
+    "svg.hashsalt": "fedstrata",
+}
+_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+
+
+def check_plots() -> None:
+    """Refuse early where figures cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError("figures for papers need the package matplotlib: pip install 'fedstrata[report]'") from None
+
+
+def plot(runs: Sequence[Saved], out_dir: Path, format: str = "pdf") -> list[Path]:
+    """Write every figure of a report: sliders at the last round, a file for each choice of a list.
+
+    Args:
+        runs: those that differ only in their seed become one line.
+        out_dir: made where it is missing.
+        format: `pdf`, `png` or `svg`.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: if matplotlib is missing, or there is nothing to draw.
+    """
+    one_of("plot", FORMATS, format=format)
+    check_plots()
+    import matplotlib
+
+    found = [figure for section in drawn_sections(lines_of(runs)) for figure in section.figures]
+    if not found:
+        raise UsageError("there is nothing to draw yet: no round has ended")
+    with disk_errors(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    paths = []
+    style: Any = {**matplotlib.rcParamsDefault, **_STYLE}  # a user's own settings have no say
+    with matplotlib.rc_context(style):
+        for figure in found:
+            for name, places in _choices(figure):
+                path = out_dir / f"{name}.{format}"
+                _save(_drawn(figure, places), path, format)
+                paths.append(path)
+    return paths
+
+
+def _choices(figure: Figure) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of files, and the places of the controls in each."""
+    every = [[c.start] if c.slides or c.whole else list(range(len(c.values))) for c in figure.by]
+    seen: set[str] = set()
+    for places in product(*every):
+        parts = [c.values[at] for c, at, some in zip(figure.by, places, every, strict=True) if len(some) > 1]
+        name = "-".join([figure.name, *map(_slug, parts)])
+        while name in seen:
+            name += "x"
+        seen.add(name)
+        if figure.traces(*places):
+            yield name, places
+
+
+def _slug(words: str) -> str:
+    signs = words.replace("θ", "theta").replace("β", "beta").lower()
+    return re.sub(r"[^a-z0-9.]+", "-", signs).strip("-.")[:60] or "x"
+
+
+def _drawn(figure: Figure, places: tuple[int, ...]) -> Any:
+    from matplotlib.figure import Figure as Picture
+
+    traces = figure.traces(*places)
+    heat = traces[0]["type"] == "heatmap"
+    panels = max(len(figure.titles), 1)
+    rows = -(-panels // figure.columns)
+    wide = PAGE if panels > 2 else COLUMN
+    high = wide / figure.columns * rows * 0.95 if panels > 1 else _height(traces[0], figure)
+    picture = Picture(figsize=(wide, high), layout="constrained")
+    every = picture.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
+    for axes in every[panels:]:
+        axes.remove()
+    said = next((c.values[at] for c, at in zip(figure.by, places, strict=True) if c.label in SAYING), "")
+    if heat:
+        _heat_maps(picture, every[:panels], traces, figure, said)
+    else:
+        _curves(every[0], traces, figure.layout, said)
+        _legend(picture, every[0])
+    return picture
+
+
+SAYING = ("Quantity", "Loss")
+"""Labels of controls that say what is drawn, for an axis that does not."""
+
+
+def _height(trace: Trace, figure: Figure) -> float:
+    rows = len(trace["y"]) if trace["type"] == "heatmap" or figure.layout["yaxis"].get("type") == "category" else 0
+    return max(2.4, 0.8 + 0.125 * rows)
+
+
+def _plain(name: Any) -> str:
+    """Without the entities that Plotly needs, and as matplotlib is to show it: a dollar sign begins a formula."""
+    return html.unescape(str(name)).replace("$", r"\$")
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _places(axes: Any, which: str, values: Sequence[Any], axis: Mapping[str, Any]) -> list[float]:
+    """Where values stand on an axis; names stand in their order."""
+    if axis.get("type") != "category":
+        return _numbers(values)
+    names = list(dict.fromkeys([*axis.get("categoryarray", []), *getattr(axes, f"_{which}_names", []), *values]))
+    setattr(axes, f"_{which}_names", names)
+    step = -(-len(names) // 30)
+    shown = list(range(0, len(names), step))
+    turned = {"rotation": 90} if which == "x" and sum(len(_plain(n)) for n in names) > 48 else {}
+    axes.__getattribute__(f"set_{which}ticks")(shown, [_plain(names[at]) for at in shown], **turned)
+    return [names.index(value) for value in values]
+
+
+def _curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], said: str) -> None:
+    x_axis, y_axis = layout["xaxis"], layout["yaxis"]
+    bars = [trace for trace in traces if trace["type"] == "bar"]
+    for trace in traces:
+        ys = trace.get("y", [])
+        xs = trace.get("x", list(range(len(ys))))
+        x, y = _places(axes, "x", xs, x_axis), _places(axes, "y", ys, y_axis)
+        if trace["type"] == "bar":
+            wide = 0.8 / len(bars)
+            shifted = [at - 0.4 + wide * (bars.index(trace) + 0.5) for at in x]
+            axes.bar(shifted, y, wide, color=trace["marker"]["color"], label=_plain(trace["name"]))
+        elif trace.get("fill"):
+            axes.fill(x, y, color=trace["line"]["color"], alpha=BAND, linewidth=0)
+        else:
+            _curve(axes, x, y, trace)
+    for shape in layout.get("shapes", []):
+        axes.axhline(shape["y0"], color="#8a929c", linewidth=0.7, linestyle=":")
+    _axis(axes, "x", x_axis, said)
+    _axis(axes, "y", y_axis, said)
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> None:
+    line, marker = trace.get("line", {}), trace.get("marker", {})
+    mode = trace.get("mode", "lines")
+    axes.plot(
+        x,
+        y,
+        color=line.get("color") or marker.get("color"),
+        linestyle=_DASHES[line.get("dash", "solid")] if "lines" in mode else "none",
+        linewidth=1.2,
+        marker="o" if "markers" in mode else None,
+        markersize=2.4 if "lines" in mode else 3,
+        markeredgewidth=0,
+        label=_plain(trace["name"]),
+    )
+
+
+def _axis(axes: Any, which: str, axis: Mapping[str, Any], said: str) -> None:
+    """Title and ticks as the page has them."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
+    category = axis.get("type") == "category"
+    title = axis.get("title", {}).get("text", "") or ("" if category else said)
+    axes.set(**{f"{which}label": title})
+    form, own = axis.get("tickformat", ""), axes.__getattribute__(f"{which}axis")
+    if category:
+        if axis.get("autorange") == "reversed" or axis.get("range"):
+            axes.invert_yaxis()
+    elif not axis.get("showticklabels", True):
+        own.set_ticks([])
+    elif form.endswith("%"):
+        own.set_major_formatter(PercentFormatter(1.0))
+    elif form == "~s":
+        own.set_major_formatter(EngFormatter(unit=axis.get("ticksuffix", "")))
+        own.set_major_locator(MaxNLocator(5))
+    elif form == "d":
+        own.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _legend(picture: Any, axes: Any) -> None:
+    marks, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        columns = max(1, min(4, int(62 / (max(map(len, names)) + 6))))
+        rows = -(-len(names) // columns)
+        picture.set_figheight(picture.get_figheight() + 0.14 * rows)  # it takes no room from the picture
+        picture.legend(marks, names, loc="outside upper center", ncols=columns, frameon=False, handlelength=1.6)
+
+
+def _heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace], figure: Figure, said: str) -> None:
+    shown = None
+    for at, (axes, trace) in enumerate(zip(every, traces, strict=True)):
+        place = "" if not at else str(at + 1)
+        x_axis, y_axis = figure.layout[f"xaxis{place}"], figure.layout[f"yaxis{place}"]
+        if trace.get("z") and trace["z"][0]:
+            shown = _heat_map(axes, trace, x_axis, y_axis)
+        for which, axis in (("x", x_axis), ("y", y_axis)):
+            _axis(axes, which, axis, "")
+            if not axis.get("showticklabels", True):
+                axes.__getattribute__(f"{which}axis").set_ticks([])
+        if figure.titles:
+            axes.set_title(_plain(figure.titles[at]), loc="left")
+            axes.set_aspect("equal")
+    if shown is not None:
+        told = traces[0].get("colorbar", {})
+        bar = picture.colorbar(shown, ax=list(every), shrink=0.9, aspect=30, pad=0.02)
+        bar.set_label(told.get("title", {}).get("text", said))
+        bar.outline.set_visible(False)
+        if "tickvals" in told:
+            bar.set_ticks(told["tickvals"], labels=told["ticktext"])
+
+
+def _heat_map(axes: Any, trace: Trace, x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    scale = trace["colorscale"]
+    colours = scale.lower() if isinstance(scale, str) else LinearSegmentedColormap.from_list("own", scale)
+    x, y = _places(axes, "x", trace["x"], x_axis), _places(axes, "y", trace["y"], y_axis)
+    values = [_numbers(row) for row in trace["z"]]
+    return axes.pcolormesh(
+        _edges(x), _edges(y), values, cmap=colours, vmin=trace.get("zmin"), vmax=trace.get("zmax"), rasterized=True
+    )
+
+
+def _edges(places: Sequence[float]) -> list[float]:
+    """Half-way between places, and as far beyond the ends."""
+    if len(places) == 1:
+        return [places[0] - 0.5, places[0] + 0.5]
+    middles = [(a + b) / 2 for a, b in pairwise(places)]
+    return [2 * places[0] - middles[0], *middles, 2 * places[-1] - middles[-1]]
+
+
+def _save(picture: Any, path: Path, form: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(picture)
+    drawn = io.BytesIO()
+    picture.savefig(drawn, format=form, dpi=300, metadata=_METADATA[form])
+    write_atomic(path, drawn.getvalue())

@@ -1,0 +1,228 @@
+"""What a page consists of: sections of figures and tables, those without data left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedstrata.diagnosis import diagnose
+from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
+from fedstrata.diagnosis.thresholds import HIGH
+from fedstrata.report import features, figures, layers, tables
+from fedstrata.report.figures import Control, Figure
+from fedstrata.report.lines import Line
+from fedstrata.report.words import text
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Args:
+        name: for links to it.
+        heading: what it is about.
+        about: how to read it, in a sentence or two.
+        figures: in order.
+        body: what stands above the figures, as HTML.
+        wide: False where two figures stand side by side.
+    """
+
+    name: str
+    heading: str
+    about: str
+    figures: tuple[Figure, ...] = ()
+    body: str = ""
+    wide: bool = False
+
+    @property
+    def controls(self) -> list[Control]:
+        """Those of its figures, each once."""
+        return list({c.name: c for figure in self.figures for c in figure.by}.values())
+
+    def html(self) -> str:
+        """The section, its figures yet to be drawn."""
+        controls = " ".join(control.name for control in self.controls)
+        drawn = "".join(_figure(figure) for figure in self.figures)
+        shape = "figures" if self.wide or len(self.figures) == 1 else f"figures pair {self.name}"
+        return (
+            f'<section id="{self.name}" aria-labelledby="h-{self.name}">'
+            + f'<h2 id="h-{self.name}">{text(self.heading)}</h2>'
+            + (f'<p class="about">{text(self.about)}</p>' if self.about else "")
+            + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
+            + (f'<div class="controls" data-controls="{controls}"></div>' if controls else "")
+            + (f'<div class="{shape}">{drawn}</div>' if drawn else "")
+            + "</section>"
+        )
+
+
+def _figure(figure: Figure) -> str:
+    height = figure.layout.get("height", HEIGHT)
+    return (
+        f'<figure data-figure="{figure.name}"><figcaption>{text(figure.title)}</figcaption>'
+        f'<div class="plot" role="img" aria-label="{text(figure.title)}. {text(figure.about)}" '
+        f'style="height:{height}px"></div>'
+        f'<p class="caption">{text(figure.about)}</p>'
+        '<details class="data"><summary>Data as a table</summary></details></figure>'
+    )
+
+
+HEIGHT = 350
+"""Of a figure that does not say."""
+FEW = 3
+"""Remedies of a finding that are shown at once."""
+
+_FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list[Figure]], ...]], ...] = (
+    (
+        "curves",
+        "Accuracy and loss",
+        "Lines are means over seeds; shades are their ranges.",
+        False,
+        (figures.accuracy, figures.loss),
+    ),
+    (
+        "efficiency",
+        "What accuracy costs",
+        "The same accuracies against what was sent and what was computed until then.",
+        False,
+        (figures.against_costs,),
+    ),
+    (
+        "architectures",
+        "By architecture",
+        "Clients have models of different size; each part of the global model is evaluated.",
+        True,
+        (figures.architectures,),
+    ),
+    (
+        "layers",
+        "Layer by layer",
+        "How far clients pull each stratum apart. The slider moves through the rounds.",
+        False,
+        (layers.divergence,),
+    ),
+    (
+        "gradients",
+        "Gradients around averaging",
+        "A jump at the first step after averaging means that averaged layers do not fit each other.",
+        False,
+        (layers.gradnorm,),
+    ),
+    (
+        "similarity",
+        "How alike clients' features are",
+        "Linear CKA between clients' local models on one shared batch: 1 is the same up to rotation and scale.",
+        True,
+        (features.cka,),
+    ),
+    (
+        "forgetting",
+        "Forgetting",
+        "What local training does to classes, above all to those that a client lacks.",
+        False,
+        (features.calibration,),
+    ),
+    (
+        "drift",
+        "Drift of neurons",
+        "How far neurons that answer to a class move in local training.",
+        True,
+        (features.drift,),
+    ),
+    (
+        "statistics",
+        "Running statistics",
+        "Whether normalisation by averaged statistics costs accuracy.",
+        False,
+        (layers.statistics,),
+    ),
+    (
+        "crossing",
+        "Gradients across layers",
+        "InCo's coefficients of every layer.",
+        True,
+        (layers.crossing,),
+    ),
+    (
+        "embedding",
+        "A map of features",
+        "t-SNE; distances between far points mean nothing.",
+        True,
+        (features.embedding,),
+    ),
+    (
+        "partition",
+        "Data of the clients",
+        "",
+        True,
+        (figures.partition,),
+    ),
+)
+
+
+def drawn_sections(lines: Sequence[Line]) -> list[Section]:
+    """Those of figures, as far as there is something to show."""
+    return [
+        Section(name, heading, about, tuple(found), wide=wide)
+        for name, heading, about, wide, makers in _FIGURES
+        if (found := [figure for make in makers for figure in make(lines)])
+    ]
+
+
+def sections(lines: Sequence[Line]) -> list[Section]:
+    """All sections that have something to show."""
+    first = Section("results", "Results", "", body=_results(lines))
+    diagnosis = _diagnosis(lines)
+    told = [Section("diagnosis", "Diagnosis", "", body=diagnosis)] if diagnosis else []
+    return [first, *told, *drawn_sections(lines), Section("costs", "Costs", "", body=_costs(lines))]
+
+
+def _results(lines: Sequence[Line]) -> str:
+    return tables.results(lines).html()
+
+
+def _costs(lines: Sequence[Line]) -> str:
+    of_probes = tables.probe_seconds(lines)
+    return tables.costs(lines).html() + (of_probes.html() if of_probes else "")
+
+
+def _diagnosis(lines: Sequence[Line]) -> str:
+    """Of every line, that of the run whose pictures are shown; folded where there are several."""
+    told = [(line, diagnose(line.first)) for line in lines if line.first.records]
+    told = [(line, diagnosis) for line, diagnosis in told if diagnosis.looked or diagnosis.findings]
+    if len(lines) == 1:
+        return "".join(f"<p>{text(diagnosis.verdict)}</p>{_findings(diagnosis)}" for _, diagnosis in told)
+    return "".join(
+        f'<details class="diagnosis"><summary>{tables.swatch(line.index)}<strong>{text(line.name)}</strong> '
+        f"{text(diagnosis.verdict)}</summary>{_findings(diagnosis)}</details>"
+        for line, diagnosis in told
+    )
+
+
+def _findings(diagnosis: Diagnosis) -> str:
+    items = "".join(map(_finding, diagnosis.findings))
+    notes = "".join(f'<p class="about">{text(note)}</p>' for note in diagnosis.notes)
+    missing = ", ".join(name.replace("-", " ") for name in diagnosis.unmeasured)
+    hint = f'<p class="about">Not measured: {text(missing)}. A run with --probe all measures them.</p>'
+    return (f'<ol class="findings">{items}</ol>' if items else "") + notes + (hint if missing else "")
+
+
+def _finding(finding: Finding) -> str:
+    remedies = list(map(_remedy, finding.remedies))
+    more = f"<details><summary>{len(remedies) - FEW} more</summary><ul>{''.join(remedies[FEW:])}</ul></details>"
+    kind = "serious" if finding.severity >= HIGH else "slight"
+    causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
+    figures = ", ".join(f"{name.replace('-', ' ')} {value:.3g}" for name, value in finding.figure.items())
+    return (
+        f'<li class="finding {kind}"><p><strong>{text(finding.name.replace("-", " ").capitalize())}</strong> '
+        f'<span class="severity">{kind}, {finding.severity:.2f}</span></p><p>{text(finding.sentence)}</p>'
+        + (f'<p class="measured">{text(figures)}</p>' if figures else "")
+        + (f"<p>Explained by {text(causes)}.</p>" if causes else "")
+        + (f"<p>What to try:</p><ul>{''.join(remedies[:FEW])}</ul>" if remedies else "")
+        + (more if len(remedies) > FEW else "")
+        + "</li>"
+    )
+
+
+def _remedy(remedy: Remedy) -> str:
+    code = f"<code>{text(remedy.options)}</code> " if remedy.options else ""
+    return f"<li>{code}{text(remedy.why)} <cite>{text(remedy.paper)}</cite></li>"

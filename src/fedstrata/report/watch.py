@@ -1,0 +1,176 @@
+"""The report of a run while it goes on: a page on this machine alone that asks for news every two seconds.
+
+Two addresses are answered, `/` and `/data.json`, both made from the run's own files; no path of a request ever
+reaches the file system. The server listens on 127.0.0.1, and answers only to that name, so that no page of another
+site can read a run by giving its own name this address (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from fedstrata.errors import UsageError
+from fedstrata.report.page import news, page
+from fedstrata.saved import Saved
+
+HOST = "127.0.0.1"
+FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json")
+"""Of a run; a change in none of them is no news."""
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The directory itself if it is a run's, or those of all runs in it.
+
+    Raises:
+        UsageError: if there is no run.
+    """
+    if (path / "run.toml").is_file():
+        return [path]
+    found = sorted(inner.parent for inner in path.glob("*/run.toml")) if path.is_dir() else []
+    if not found:
+        raise UsageError(f"{path} is no run, and no directory of runs: there is no run.toml in it")
+    return found
+
+
+class Source:
+    """What the runs of a directory look like now; made again only where their files have changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = Lock()
+        self._revision, self._news = "", ""
+        self.read()
+
+    def read(self) -> list[Saved]:
+        """The runs as they are."""
+        return [Saved.read(path) for path in runs_in(self._directory)]
+
+    def revision(self) -> str:
+        """Another one for every state of the files."""
+        seen = hashlib.sha256()
+        for path in runs_in(self._directory):
+            for name in FILES:
+                seen.update(f"{path.name}/{name}:{_state(path / name)};".encode())
+        return seen.hexdigest()[:20]
+
+    def news(self) -> tuple[str, str]:
+        """The revision, and the page's data in it."""
+        with self._lock:
+            revision = self.revision()
+            if revision != self._revision:
+                self._news = news(self.read())
+                self._revision = revision  # taken before the files were read: what came since is news once more
+            return self._revision, self._news
+
+
+def _state(path: Path) -> str:
+    try:
+        found = path.stat()
+    except OSError:
+        return "-"
+    return f"{found.st_mtime_ns},{found.st_size}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers to `/` and `/data.json`."""
+
+    server: Server
+    server_version, sys_version = "fedstrata", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer, or say why not."""
+        if self.headers.get("Host", "").lower() not in self.server.names:
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to its own name only", "text/plain")
+            return
+        try:
+            if self.path == "/":
+                self._answer(HTTPStatus.OK, page(self.server.source.read(), live=True), "text/html")
+            elif self.path == "/data.json":
+                self._data()
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "there is nothing here", "text/plain")
+        except UsageError as error:  # a file that is being written, or is gone
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "text/plain")
+
+    def _data(self) -> None:
+        revision, data = self.server.source.news()
+        tag = f'"{revision}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, "", "application/json", tag)
+        else:
+            self._answer(HTTPStatus.OK, data, "application/json", tag)
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str, tag: str | None = None) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in ({**_HEADERS, "ETag": tag} if tag else _HEADERS).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the terminal belongs to the user."""
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on this machine alone.
+
+    Args:
+        directory: a run's, or one of runs.
+        port: to listen on; 0 for any that is free.
+
+    Raises:
+        UsageError: if there is no run, or the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, directory: Path, port: int = 0) -> None:
+        self.source = Source(directory)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "ports end at 65535"
+            raise UsageError(f"cannot listen on port {port}: {why}") from None
+        self.names = {f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"}
+
+    @property
+    def address(self) -> str:
+        """What a browser opens."""
+        return f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has gone away is no news."""
+
+
+def serve(directory: Path, port: int = 0, ready: Sequence[Callable[[str], object]] = ()) -> None:
+    """Show a run, or runs, live until the user stops it with Ctrl-C.
+
+    Args:
+        directory: a run's, or one of runs.
+        port: to listen on; 0 for any that is free.
+        ready: called with the page's address once it can be opened.
+    """
+    with Server(directory, port) as server:
+        for tell in ready:
+            tell(server.address)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)

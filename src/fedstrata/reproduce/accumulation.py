@@ -1,0 +1,377 @@
+"""Divergence by layer: within one network (Fig. 3), round by round (Fig. 2a), and at the end of a table's runs.
+
+"Unlocking the Potential of Federated Learning for Deeper Models"; the tables of the same paper are in `deeper`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedstrata.compare import Row
+from fedstrata.compare.running import records
+from fedstrata.compare.table import Stat, stat
+from fedstrata.config import RunConfig
+from fedstrata.data.datasets import load_dataset
+from fedstrata.data.examples import Examples
+from fedstrata.data.partition import partition
+from fedstrata.files import write_atomic
+from fedstrata.history import Record, rounds_to
+from fedstrata.machine import computing, device_of
+from fedstrata.probes import client_gradients, divergence, input_noise, within_class
+from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
+from fedstrata.reproduce.parts import Bench, Findings, Table, figures, kept
+from fedstrata.reproduce.plots import FULL, PART
+from fedstrata.reproduce.runs import configured
+from fedstrata.run import models_of, open_run
+from fedstrata.strata import strata
+from fedstrata.tensors import derive
+
+Found = Mapping[int, dict[str, Any]]
+
+KINDS = {"noise": "noise on an image", "class": "images of one class"}
+STATES = {"trained": "trained", "new": "before training"}
+SHALLOW, DEEP = "shallow", "deep"
+
+
+def _milli(value: Stat | None) -> str:
+    if value is None:
+        return "–"
+    return f"{1000 * value.mean:.3f}" + ("" if value.std is None else f" ± {1000 * value.std:.3f}")
+
+
+MILLI = Unit(_milli, lambda gain: ("+" if gain.mean >= 0 else "") + _milli(gain))
+"""Of divergences, in thousandths: they are as small as an entry of a gradient."""
+
+
+def halves(layers: Mapping[str, float]) -> tuple[float, float]:
+    """The means over the first and over the second half of the layers, which are in order from the input."""
+    values = list(layers.values())
+    middle = (len(values) + 1) // 2
+    return statistics.fmean(values[:middle]), statistics.fmean(values[middle:])
+
+
+# --- Fig. 3: within one network --------------------------------------------------------------------------------------
+
+
+def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+    """Network → its state → kind of diversity → layer → standard deviations of gradients, class by class."""
+    found: dict[str, Any] = {}
+    for label, model in settings["models"].items():
+        federation = open_run(configured(settings, seed, bench, model=model), None)
+        with computing(1):
+            images = _balanced(federation.clients[0], settings["images"])
+            new = spreads(federation.model, *images, settings["draws"], seed)
+            federation.fit()
+            found[label] = {"trained": spreads(federation.model, *images, settings["draws"], seed), "new": new}
+            found[label]["accuracy"] = federation.records[-1].accuracy
+    return found
+
+
+def _balanced(data: Examples, count: int) -> tuple[Tensor, Tensor]:
+    """The first so many examples of each class."""
+    labels = data.labels()
+    return data.batch(
+        torch.cat([torch.nonzero(labels == label).flatten()[:count] for label in sorted(set(labels.tolist()))])
+    )
+
+
+def spreads(model: nn.Module, x: Tensor, y: Tensor, draws: int, seed: int) -> dict[str, Mapping[str, Sequence[float]]]:
+    """Kind of diversity → layer → the gradients' standard deviation for each class.
+
+    Under noise N(0, 0.1) on one image of the class, the first; and among all images of the class that there are.
+    """
+    layers = strata(model)
+    firsts = torch.tensor([int(torch.nonzero(y == label)[0]) for label in sorted(set(y.tolist()))])
+    noise = input_noise(model, x[firsts], y[firsts], layers, draws=draws, seed=seed)
+    return {"noise": noise.figures, "class": within_class(model, x, y, layers, limit=None, seed=seed).figures}
+
+
+def judge(found: Found) -> Findings:
+    """It grows towards the input, and the deeper network's first layers have more of it."""
+    networks = list(next(iter(found.values())))
+    checks: list[Check] = []
+    for kind, told in KINDS.items():
+        lines = {label: {s: logged(f[label]["trained"][kind]) for s, f in found.items()} for label in networks}
+        for label, by_seed in lines.items():
+            first, last = ({s: line[at] for s, line in by_seed.items()} for at in (0, -1))
+            checks += [
+                above(f"{label}: the first layer diverges more than the last ({told})", first, last, unit=PLAIN),
+                beyond(
+                    f"{label}: most layers diverge more than the next ({told})", _growing(by_seed), 0.5, unit=POINTS
+                ),
+            ]
+        deep, shallow = ({s: line[0] for s, line in lines[label].items()} for label in reversed(networks))
+        name = f"the {networks[1]}'s first layer diverges more than the {networks[0]}'s ({told})"
+        checks.append(above(name, deep, shallow, unit=PLAIN))
+    notes = (
+        "log10 of the standard deviation of a layer's gradient, in the square mean over its entries, in the mean over "
+        "the classes: 0.3 more is twice as much; layers are counted from the input; ± is over the seeds",
+        "noise is N(0, 0.1) on the normalised image; the networks have no norm layers",
+        "accuracy: " + ", ".join(f"{label} {_accuracy(found, label)}" for label in networks),
+    )
+    return Findings(
+        tuple(_table(found, networks, state) for state in STATES),
+        tuple(checks),
+        notes,
+        {"accumulation.png": partial(plot_accumulation, found, networks)},
+        {str(seed): mine for seed, mine in found.items()},
+    )
+
+
+def logged(layers: Mapping[str, Sequence[float]]) -> list[float]:
+    """Layer by layer: log10 of the mean over the classes."""
+    return [math.log10(max(statistics.fmean(values), 1e-30)) for values in layers.values()]
+
+
+def _growing(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """The share of layers that have more than the next one."""
+    return {s: statistics.fmean(one > other for one, other in pairwise(line)) for s, line in lines.items()}
+
+
+def _table(found: Found, networks: Sequence[str], state: str) -> Table:
+    columns = {
+        f"{label}, {told}": {s: logged(f[label][state][kind]) for s, f in found.items()}
+        for kind, told in KINDS.items()
+        for label in networks
+    }
+    depth = max(len(line) for lines in columns.values() for line in lines.values())
+    rows = tuple((str(at + 1), *(_at(lines, at) for lines in columns.values())) for at in range(depth))
+    return Table(f"Divergence of the gradient, log10, {STATES[state]}", ("layer", *columns), rows)
+
+
+def _at(lines: Mapping[int, Sequence[float]], at: int) -> str:
+    """A cell; empty where the network has no such layer."""
+    values = [line[at] for line in lines.values() if at < len(line)]
+    return PLAIN.spread(stat(values)) if values else ""
+
+
+def _accuracy(found: Found, label: str) -> str:
+    return POINTS.spread(stat(mine[label]["accuracy"] for mine in found.values()))
+
+
+# --- Fig. 2a: round by round -----------------------------------------------------------------------------------------
+
+
+def follow(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+    """Every round's divergence, layer by layer, exactly (Eq. 1), at the model that the round has made."""
+    federation = open_run(configured(settings, seed, bench), None)
+    clients, layers = list(federation.clients), federation.strata
+    rounds = []
+    for _ in federation.rounds():
+        with computing(1):
+            rounds.append(divergence(client_gradients(federation.model, clients), layers))
+    return {"rounds": rounds, "stages": {layer.name: layer.stage for layer in layers}}
+
+
+def judge_rounds(found: Found) -> Findings:
+    """Shallow layers diverge more than deep ones; theirs falls while the others' grows."""
+    halved = {seed: [halves(layers) for layers in mine["rounds"]] for seed, mine in found.items()}
+    parts = {
+        label: {seed: [pair[at] for pair in pairs] for seed, pairs in halved.items()}
+        for at, label in enumerate((SHALLOW, DEEP))
+    }
+    early, late = (
+        {label: {s: _half(curve, end) for s, curve in curves.items()} for label, curves in parts.items()}
+        for end in (False, True)
+    )
+    whole = {label: {s: statistics.fmean(curve) for s, curve in curves.items()} for label, curves in parts.items()}
+    checks = (
+        above("shallow layers diverge more than deep ones", whole[SHALLOW], whole[DEEP], unit=MILLI),
+        above("shallow layers' divergence falls", early[SHALLOW], late[SHALLOW], unit=MILLI),
+        above("deep layers' divergence grows", late[DEEP], early[DEEP], unit=MILLI),
+    )
+    rows = [(f"{label} half", _cell(early[label]), _cell(late[label])) for label in (SHALLOW, DEEP)]
+    stages = list(dict.fromkeys(next(iter(found.values()))["stages"].values()))
+    for stage in stages:
+        curves = {s: _stage_curve(mine, stage) for s, mine in found.items()}
+        rows.append((stage, *(_cell({s: _half(c, end) for s, c in curves.items()}) for end in (False, True))))
+    notes = (
+        "Eq. 1 over each client's whole data, without augmentation and with the running statistics, after every round; "
+        "the mean over the layers of a stage or of half of the model, and over the rounds",
+    )
+    title = "Divergence in the first and in the second half of the rounds, ×10⁻³"
+    first = min(found)
+    return Findings(
+        (Table(title, ("layers", "first half", "second half"), tuple(rows)),),
+        checks,
+        notes,
+        {"rounds.png": partial(plot_rounds, found[first]["rounds"], first)},
+        {str(seed): mine for seed, mine in found.items()},
+    )
+
+
+def _half(curve: Sequence[float], end: bool) -> float:
+    """The mean over the first half of the rounds, or over the second."""
+    middle = max(len(curve) // 2, 1)
+    return statistics.fmean(curve[-middle:] if end else curve[:middle])
+
+
+def _stage_curve(mine: Mapping[str, Any], stage: str) -> list[float]:
+    names = [name for name, of in mine["stages"].items() if of == stage]
+    return [statistics.fmean(layers[name] for name in names) for layers in mine["rounds"]]
+
+
+def _cell(seeds: Seeds) -> str:
+    return MILLI.spread(stat(seeds.values()))
+
+
+# --- at the end of a table's runs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Centralised and federated training under one setting: every seed's figures.
+
+    Args:
+        cl: centralised training's best accuracy.
+        fl: federated training's.
+        layers: layer → its divergence at the end of the federated run.
+        curves: the federated run's rounds.
+    """
+
+    cl: Seeds
+    fl: Seeds
+    layers: Mapping[int, Mapping[str, float]]
+    curves: Mapping[int, list[Record]]
+
+    @property
+    def gap(self) -> dict[int, float]:
+        """CL − FL."""
+        return minus(self.cl, self.fl)
+
+    @property
+    def loss(self) -> dict[int, float]:
+        """(CL − FL)/CL."""
+        return {seed: gap / self.cl[seed] for seed, gap in self.gap.items() if self.cl[seed]}
+
+    @property
+    def div(self) -> dict[int, float]:
+        """The mean over all layers."""
+        return {seed: statistics.fmean(layers.values()) for seed, layers in self.layers.items()}
+
+    @property
+    def deep(self) -> dict[int, float]:
+        """The mean over the second half of the layers."""
+        return {seed: halves(layers)[1] for seed, layers in self.layers.items()}
+
+    @property
+    def falls(self) -> dict[int, float]:
+        """How much accuracy a round of the federated run loses, in the mean; a gain counts as 0."""
+        return {seed: _mean_fall(rounds) for seed, rounds in self.curves.items()}
+
+
+def cell_of(central: Row, federated: Row) -> Cell:
+    """The figures of finished runs."""
+    results = {result.seed: Path(result.directory) for result in federated.sound}
+    return Cell(
+        figures(central, highest),
+        figures(federated, highest),
+        {seed: measured(directory, federated.run.config, seed) for seed, directory in results.items()},
+        {seed: records(directory) for seed, directory in results.items()},
+    )
+
+
+def minus(one: Seeds, other: Seeds) -> dict[int, float]:
+    """Seed by seed."""
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+def highest(rounds: list[Record]) -> float | None:
+    """The best accuracy of a run."""
+    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
+
+
+def _mean_fall(rounds: Sequence[Record]) -> float:
+    known = [record.accuracy for record in rounds if record.accuracy is not None]
+    falls = [max(before - after, 0.0) for before, after in pairwise(known)]
+    return statistics.fmean(falls) if falls else 0.0
+
+
+def reached(cells: Mapping[str, Cell], share: float) -> dict[str, dict[int, int | None]]:
+    """Label → seed → the first round of FL with so large a share of the lowest of the cells' best accuracies."""
+    shared = set.intersection(*(set(cell.fl) for cell in cells.values()))
+    targets = {seed: share * min(cell.fl[seed] for cell in cells.values()) for seed in sorted(shared)}
+    return {
+        label: {seed: rounds_to(cell.curves[seed], target) for seed, target in targets.items()}
+        for label, cell in cells.items()
+    }
+
+
+_loaded = lru_cache(maxsize=1)(load_dataset)
+
+
+def measured(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
+    """Layer → divergence at a finished run's model; kept beside it."""
+    return kept(directory / "divergence.json", lambda: _measure(directory, config, seed))
+
+
+def _measure(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
+    dataset = _loaded(config.dataset, config.data_dir)
+    dealt = partition(
+        dataset.train.labels(), config.partition, config.clients, derive(seed, "partition"), dataset.groups
+    )
+    model, _ = models_of(config, dataset)
+    model.load_state_dict(load_file(directory / "model.safetensors"))
+    with computing(1):
+        gradients = client_gradients(model.to(device_of(config.device)), list(dataset.train.split(dealt)))
+        return divergence(gradients, strata(model))
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def plot_accumulation(found: Found, networks: Sequence[str], path: Path) -> None:
+    """Fig. 3: layer by layer, the mean over classes and seeds, and the range of all of them."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    for axes, (kind, told) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
+        for label, colour in zip(networks, (PART, FULL), strict=True):
+            layers = [mine[label]["trained"][kind] for mine in found.values()]
+            every = [[value for mine in layers for value in mine[name]] for name in layers[0]]
+            places = range(1, len(every) + 1)
+            axes.plot(places, [statistics.fmean(values) for values in every], "o-", color=colour, label=label)
+            axes.fill_between(places, [*map(min, every)], [*map(max, every)], color=colour, alpha=0.18, linewidth=0)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="layer, from the input", ylabel="standard deviation of the gradient")
+        axes.set_title(told, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def plot_rounds(rounds: Sequence[Mapping[str, float]], seed: int, path: Path) -> None:
+    """Fig. 2a: log10 of the divergence, a row for each layer from the input on, a column for each round."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    names = list(rounds[0])
+    values = [[math.log10(max(layers[name], 1e-30)) for layers in rounds] for name in names]
+    figure = Figure(figsize=(8, 1.6 + 0.11 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    shown = axes.imshow(values, aspect="auto", cmap="viridis", extent=(0.5, len(rounds) + 0.5, len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), names, fontsize=6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(f"round (seed {seed})")
+    figure.colorbar(shown, label="divergence, log10")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=140, metadata={"Software": None})
+    write_atomic(path, drawn.getvalue())

@@ -1,0 +1,221 @@
+"""Clients of different depth: the settings of InCo's reproduction, and what its parts measure by."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.compare import Comparison, Row
+from fedstrata.compare.running import records
+from fedstrata.compare.table import stat
+from fedstrata.console import spread
+from fedstrata.history import Record
+from fedstrata.reproduce.claims import Seeds
+from fedstrata.reproduce.parts import by_label
+from fedstrata.techniques.inco import InCo
+
+DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
+SKEW = "dirichlet(alpha=0.5)"
+
+GROUP, HETERO, INCO = "GroupAvg", "HeteroAvg", "InCo"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings of a reproduction.
+
+    Args:
+        run: fields that all runs have.
+        datasets: of the table of methods; the first is that of all other parts.
+        depths: of the ResNets, from the shallowest.
+        shape: the ResNets' arguments.
+        seeds: all of them.
+        noises: standard deviations of the noise on updates, as shares of theirs.
+        batches: batch sizes besides the usual one.
+        evaluations: last ones over which accuracy is averaged.
+        own: method → fields that only it has, in the table of methods.
+        case: fields that only the case study's runs have.
+        trial: fields that only the runs have by which the default form was chosen, with seeds of their own.
+        shown: test examples by which models are compared.
+        mapped: those of them whose features are drawn, for every client.
+    """
+
+    run: Mapping[str, Any]
+    datasets: tuple[str, ...]
+    depths: tuple[int, ...] = (10, 14, 18, 22, 26)
+    shape: str = ""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    noises: tuple[float, ...] = (0.5, 1.0, 2.0)
+    batches: tuple[int, ...] = (16, 32, 128)
+    evaluations: int = 1
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    case: Mapping[str, Any] = field(default_factory=dict)
+    trial: Mapping[str, Any] = field(default_factory=dict)
+    shown: int = 512
+    mapped: int = 60
+
+    def arch(self, depth: int) -> str:
+        """A client's model."""
+        return f"resnet{depth}({self.shape})" if self.shape else f"resnet{depth}"
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """The fields that say who has which model; the server has the deepest."""
+        return {"archs": "; ".join(map(self.arch, self.depths)), "model": self.arch(self.depths[-1])}
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        """A comparison's fields."""
+        usual = {"dataset": self.datasets[0], "partition": SKEW, **self.models}
+        return {**self.run, "seed": list(self.seeds), **usual, **others}
+
+    @property
+    def where(self) -> str:
+        """The setting of all parts but the table of methods."""
+        return f"{dataset_name(self.datasets[0])}, Dirichlet(0.5)"
+
+    @property
+    def note(self) -> str:
+        """What an accuracy is."""
+        over = "" if self.evaluations == 1 else f" and the last {self.evaluations} evaluations"
+        end = " at the end of the run" if self.evaluations == 1 else ""
+        return (
+            f"an accuracy is the mean over the {len(self.depths)} architectures{over}, each judged on the whole test "
+            f"set{end}; ± is the sample standard deviation over the seeds"
+        )
+
+
+SCALES = {
+    "smoke": Scale(
+        {
+            "clients": 4,
+            "participation": 4,
+            "rounds": 2,
+            "steps": 2,
+            "batch_size": 16,
+            "lr": 0.001,
+            "optimizer": "adam",
+            "buffers": "drop",
+            "engine": "serial",
+            "workers": 1,
+        },
+        ("digits",),
+        depths=(10, 18),
+        shape="width=2",
+        seeds=(0,),
+        noises=(1.0,),
+        batches=(8,),
+        shown=64,
+        mapped=16,
+    ),
+    "small": Scale(
+        {
+            "clients": 10,
+            "participation": 5,
+            "rounds": 16,
+            "steps": 10,
+            "batch_size": 64,
+            "lr": 0.003,
+            "optimizer": "adam",
+            "buffers": "drop",
+            "eval_every": 4,
+        },
+        ("cifar-10(examples=4000, test_examples=1000)", "fashion-mnist(examples=4000, test_examples=1000)"),
+        shape="width=8, stem='7x7', maxpool=True",
+        seeds=(4, 5, 6),
+        noises=(1.0, 4.0),
+        batches=(16,),
+        evaluations=2,
+        own={"FedNova": {"steps": None, "epochs": 2}},  # with the same steps for all it is FedAvg
+        case={"participation": 1.0, "rounds": 8},
+        trial={"rounds": 32, "seed": [7, 8, 9]},
+    ),
+    "paper": Scale(
+        {
+            "clients": 100,
+            "participation": 0.1,
+            "rounds": 500,
+            "epochs": 5,
+            "batch_size": 64,
+            "lr": 0.001,
+            "optimizer": "adam",
+            "buffers": "average",
+            "eval_every": 10,
+            "device": "cuda",
+        },
+        ("cifar-10", "fashion-mnist"),
+        case={"clients": 10, "participation": 1.0, "rounds": 50},
+    ),
+}
+
+
+def joined(*names: str) -> str:
+    """A method of several techniques."""
+    return " + ".join(filter(None, names))
+
+
+GROUPED = "fedavg(weight='uniform') + groupavg"
+"""The papers' baseline, with the weights that heteroavg has."""
+
+
+def crossed(base: str = "", **others: Any) -> str:
+    """InCo over all architectures, on a method."""
+    return joined(base, "heteroavg", str(InCo(**others)))
+
+
+def labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"method": text, "label": label} for label, text in methods.items()]
+
+
+def dataset_name(spec: str) -> str:
+    return DATASETS[spec.partition("(")[0]]
+
+
+def cell(seeds: Seeds) -> str:
+    return spread(stat(seeds.values()))
+
+
+def gained(one: Seeds, other: Seeds) -> dict[int, float]:
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+def averaged(several: Sequence[Seeds]) -> Seeds:
+    """Seed → the mean over several settings, for the seeds that all of them have."""
+    common = [seed for seed in several[0] if all(seed in other for other in several)]
+    return {seed: statistics.fmean(other[seed] for other in several) for seed in common}
+
+
+def clients_accuracy(evaluations: int) -> Callable[[list[Record]], float | None]:
+    """The mean over the architectures, and over the last evaluations."""
+
+    def mean(rounds: list[Record]) -> float | None:
+        known = [statistics.fmean(r.arch_accuracy.values()) for r in rounds if r.arch_accuracy][-evaluations:]
+        return statistics.fmean(known) if known else None
+
+    return mean
+
+
+def arch_accuracy(arch: str, evaluations: int) -> Callable[[list[Record]], float | None]:
+    """One architecture's, in the mean over the last evaluations."""
+
+    def mean(rounds: list[Record]) -> float | None:
+        known = [r.arch_accuracy[arch] for r in rounds if arch in r.arch_accuracy][-evaluations:]
+        return statistics.fmean(known) if known else None
+
+    return mean
+
+
+def accuracies(scale: Scale, comparison: Comparison) -> dict[str, Seeds]:
+    return by_label(comparison, clients_accuracy(scale.evaluations))
+
+
+def arch_curve(row: Row, arch: str) -> dict[int, float]:
+    """Round → one architecture's accuracy, in the mean over the seeds that evaluated it then."""
+    found: dict[int, list[float]] = {}
+    for result in row.sound:
+        for record in records(Path(result.directory)):
+            if arch in record.arch_accuracy:
+                found.setdefault(record.round, []).append(record.arch_accuracy[arch])
+    return {number: statistics.fmean(values) for number, values in sorted(found.items())}

@@ -1,0 +1,282 @@
+"""Reports in a real browser: Chromium, driven by Playwright, without a screen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata import report
+from fedstrata.report.watch import Server
+from fedstrata.saved import Saved
+
+from .synthetic import record, write_comparison, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium"),
+]
+
+ROUNDS = 12
+READY = "html[data-ready=true]"
+LINES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => plot.data
+  .filter((trace) => trace.meta?.line === LINE).map((trace) => trace.visible ?? true))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = write_comparison(tmp_path_factory.mktemp("compared") / "runs", rounds=ROUNDS)
+    return report.write([Saved.read(path) for path in sorted(home.iterdir())], home / "report.html")
+
+
+class Visit:
+    """A page that was opened, and all that went wrong on it."""
+
+    def __init__(self, browser: Any, address: str, **how: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1240, "height": 900}, **how)
+        self.context.set_default_timeout(60_000)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector(READY)
+
+    def plot(self, name: str) -> str:
+        return f"document.querySelector('[data-figure=\"{name}\"] .plot')"
+
+    def ask(self, code: str) -> Any:
+        return self.page.evaluate(code)
+
+    def until(self, code: str) -> None:
+        """Wait for something to become true; Playwright's own way is forbidden by the page's policy."""
+        for _ in range(600):
+            if self.ask(code):
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"still not so after a minute: {code}")
+
+
+@pytest.fixture
+def visit(browser: Any, comparison: Path) -> Iterator[Visit]:
+    found = Visit(browser, comparison.as_uri(), color_scheme="light")
+    yield found
+    found.context.close()
+
+
+def test_the_comparison_renders_without_an_error_or_a_request(visit: Visit) -> None:
+    figures = visit.ask("document.querySelectorAll('[data-figure]').length")
+    assert figures == visit.ask(
+        "document.querySelectorAll('.js-plotly-plot .main-svg').length && "
+        "document.querySelectorAll('.js-plotly-plot').length"
+    )
+    assert visit.wrong == []
+    assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_header_and_tables_are_painted_at_once(visit: Visit) -> None:
+    """The issue asks for two seconds; a loaded machine gets ten."""
+    paints = visit.ask("performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])")
+    milliseconds = dict(paints)["first-contentful-paint"]
+    print(f"first contentful paint after {milliseconds:.0f} ms")
+    assert milliseconds < 10_000
+
+
+def test_curves_have_a_point_for_every_round(visit: Visit) -> None:
+    for name in ("accuracy", "loss", "accuracy-bytes", "accuracy-flops"):
+        points = visit.ask(f"{visit.plot(name)}.data.filter((t) => !t.meta.band).map((t) => t.x.length)")
+        assert points == [ROUNDS] * 3, name
+    heat = visit.ask(f"(({{z}}) => [z.length, z[0].length])({visit.plot('divergence')}.data[0])")
+    assert heat == [21, ROUNDS]
+
+
+def test_a_method_is_hidden_in_all_figures_at_once(visit: Visit) -> None:
+    box = visit.page.locator("input[data-line='1']")
+    assert set(visit.ask(LINES.replace("LINE", "1"))) == {True}
+    box.focus()
+    visit.page.keyboard.press("Space")
+    assert set(visit.ask(LINES.replace("LINE", "1"))) == {"legendonly"}
+    assert set(visit.ask(LINES.replace("LINE", "0"))) == {True}
+    box.click()
+    assert set(visit.ask(LINES.replace("LINE", "1"))) == {True}
+    assert visit.wrong == []
+
+
+def test_a_legend_hides_in_all_figures_too(visit: Visit) -> None:
+    visit.page.locator("[data-figure=accuracy] .legendtoggle").first.click()
+    visit.until("document.querySelectorAll('input[data-line]:not(:checked)').length === 1")
+    hidden = visit.ask("Number(document.querySelector('input[data-line]:not(:checked)').dataset.line)")
+    assert set(visit.ask(LINES.replace("LINE", str(hidden)))) == {"legendonly"}
+
+
+def test_the_slider_is_moved_by_keys(visit: Visit) -> None:
+    slider = visit.page.locator("[data-control=divergence-round] input")
+    before = visit.ask(f"{visit.plot('divergence-profile')}.data[0].x")
+    slider.focus()
+    visit.page.keyboard.press("Home")
+    assert slider.get_attribute("aria-valuetext") == "round 1"
+    assert visit.page.locator("[data-control=divergence-round] output").inner_text() == "1"
+    assert visit.ask(f"{visit.plot('divergence-profile')}.data[0].x") != before
+    assert visit.ask(f"{visit.plot('divergence')}.layout.shapes[0].x0") == 1
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.ask(f"{visit.plot('divergence')}.layout.shapes[0].x0") == 2
+
+
+def test_lists_choose_what_is_drawn(visit: Visit) -> None:
+    before = visit.ask(f"{visit.plot('divergence')}.data[0].z[0]")
+    visit.page.locator("[data-control=quantity] select").select_option(label="cosine of updates")
+    assert visit.ask(f"{visit.plot('divergence')}.data[0].z[0]") != before
+    visit.page.locator("[data-control=embedding-colour] select").select_option(label="by client")
+    names = visit.ask(f"{visit.plot('embedding')}.data.map((t) => t.name)")
+    assert all(name.startswith("client ") for name in names)
+
+
+def test_axes_become_logarithmic(visit: Visit) -> None:
+    visit.page.locator("#log").check()
+    assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") == "log"
+    assert visit.ask(f"{visit.plot('accuracy')}.layout.yaxis.type") != "log"
+    visit.page.locator("#log").uncheck()
+    assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") != "log"
+    assert visit.wrong == []
+
+
+def test_light_becomes_dark(visit: Visit) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, ink = visit.ask(ground), visit.ask(f"{visit.plot('accuracy')}._fullLayout.font.color")
+    visit.page.locator("#theme").click()
+    assert visit.ask(ground) != light
+    assert visit.ask(f"{visit.plot('accuracy')}._fullLayout.font.color") != ink
+    assert visit.page.locator("#theme").inner_text() == "Light"
+
+
+def test_a_dark_system_gets_a_dark_page(browser: Any, comparison: Path) -> None:
+    found = Visit(browser, comparison.as_uri(), color_scheme="dark")
+    assert found.page.locator("#theme").inner_text() == "Light"
+    found.context.close()
+
+
+def test_a_table_is_copied_as_markdown(visit: Visit) -> None:
+    visit.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    visit.page.locator("#results button.copy").click()
+    visit.until("window.copied")
+    head, rule, *rows = visit.ask("window.copied").strip().split("\n")
+    assert head.startswith("| method | buffers | accuracy |")
+    assert rule.startswith("| :-- | :-- | --: |")
+    assert len(rows) == 3
+    assert any(row.startswith("| fedprox(mu=0.01) | average | ") for row in rows)
+    assert visit.page.locator(".status").inner_text() == "Copied as Markdown"
+
+
+def test_every_figure_has_its_data_as_a_table(visit: Visit) -> None:
+    for summary in visit.page.locator("details.data > summary").all():
+        summary.click()
+    visit.until("[...document.querySelectorAll('details.data')].every((d) => d.querySelector('table'))")
+    rows = visit.page.locator("[data-figure=accuracy] tbody tr")
+    assert rows.count() == ROUNDS
+    assert rows.first.locator("td").first.inner_text().endswith(" %")
+    assert visit.page.locator("[data-figure=divergence] tbody tr").count() == 21
+    assert visit.wrong == []
+
+
+def test_controls_and_figures_have_names(visit: Visit) -> None:
+    unnamed = visit.ask("""() => [...document.querySelectorAll('main input, main select, .toolbar input')]
+      .filter((e) => !e.labels.length || !e.labels[0].textContent.trim()).length""")
+    assert unnamed == 0
+    assert visit.ask("[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('aria-label').length > 20)")
+    assert visit.ask("['header', 'nav', 'main', 'footer'].every((name) => document.querySelector(name))")
+
+
+def test_a_narrow_screen_is_not_wider_than_it_is(browser: Any, comparison: Path) -> None:
+    found = Visit(browser, comparison.as_uri())
+    found.page.set_viewport_size({"width": 400, "height": 800})
+    widest = "Math.max(...[...document.querySelectorAll('.plot > *')].map((part) => part.scrollWidth))"
+    found.until(f"document.documentElement.scrollWidth <= 400 && {widest} < 400")
+    found.context.close()
+
+
+def test_it_prints(visit: Visit) -> None:
+    assert visit.page.pdf(format="A4").startswith(b"%PDF")
+    assert visit.wrong == []
+    assert visit.ask("document.documentElement.dataset.theme") is None
+
+
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
+    bad = "</script><img src=x onerror=alert(1)><a href='javascript:alert(2)'>%{x}</a>"
+    run = write_run(tmp_path / "r", rounds=3, method=bad, class_names=[bad] * 10, notes=[bad], dataset=bad)
+    path = report.write([Saved.read(run)], tmp_path / "report.html")
+    found = Visit(browser, path.as_uri())
+    assert found.ask("document.querySelectorAll('main img, main a, header img').length") == 0
+    assert bad in found.page.locator("h1").inner_text()
+    assert found.wrong == []
+    found.context.close()
+
+
+def test_a_page_without_scripts_still_shows_its_tables(browser: Any, comparison: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(comparison.as_uri())
+    assert page.locator("#results tbody tr").count() == 3
+    assert "Figures need JavaScript" in page.locator("noscript").inner_text()
+    context.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    run = write_run(tmp_path / "run", rounds=0, ended=False)
+    with Server(run) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield run, server.address
+        server.shutdown()
+        thread.join()
+
+
+def grow(run: Path, name: str, row: dict[str, Any]) -> None:
+    with open(run / name, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_the_live_page_follows_a_run_from_its_beginning(browser: Any, live: tuple[Path, str]) -> None:
+    run, address = live
+    found = Visit(browser, address)
+    points = f"{found.plot('accuracy')}?.data?.[0].x.length"
+    assert found.page.locator("[data-figure=accuracy]").count() == 0
+    for at in range(1, 4):
+        grow(run, "metrics.jsonl", record(at, accuracy=at / 10, loss=1.0))
+        grow(run, "probes.jsonl", {"round": at, "clients": [0, 1], "divergence": {"stem": 1.0 * at, "head": 2.0}})
+    found.until(f"{points} === 3")
+    found.until(f"{found.plot('divergence')}?.data?.[0].x.length === 3")
+    slider = found.page.locator("[data-control=divergence-round] input")
+    slider.focus()
+    found.page.keyboard.press("Home")
+    found.page.locator("#log").check()
+    found.ask(f"Plotly.relayout({found.plot('accuracy')}, {{'yaxis.range': [0, 0.9], 'yaxis.autorange': false}})")
+    grow(run, "metrics.jsonl", record(4, accuracy=0.4, loss=1.0))
+    grow(run, "probes.jsonl", {"round": 4, "clients": [0, 1], "divergence": {"stem": 4.0, "head": 2.0}})
+    found.until(f"{points} === 4")
+    assert found.ask(f"{found.plot('accuracy')}._fullLayout.yaxis.range") == [0, 0.9]
+    assert found.ask(f"{found.plot('divergence')}.layout.shapes[0].x0") == 1
+    assert slider.get_attribute("max") == "3"
+    assert found.ask("document.activeElement.type") in ("range", "checkbox")
+    assert found.page.locator("#log").is_checked()
+    assert "40.00 %" in found.page.locator("#results").inner_text()
+    assert [message for message in found.wrong if "304" not in message] == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in found.requests)
+    found.context.close()

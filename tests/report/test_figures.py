@@ -1,0 +1,160 @@
+"""The data of figures, against numbers worked out by hand; and that Plotly accepts every one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.report import features, figures, layers
+from fedstrata.report.figures import Figure, places
+from fedstrata.report.lines import Line, lines_of
+from fedstrata.report.sections import drawn_sections
+from fedstrata.saved import Saved
+
+from .synthetic import THREE, config, saved, write_comparison
+
+
+def curves_of(figure: Figure, *at: int) -> list[dict[str, Any]]:
+    return [trace for trace in figure.traces(*at) if not trace.get("meta", {}).get("band")]
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_line() -> None:
+    runs = [saved([0.1], seed=0), saved([0.2], seed=1, engine="wire"), saved([0.3], method="fedprox")]
+    lines = lines_of(runs)
+    assert [(line.name, line.seeds) for line in lines] == [("fedavg", [0, 1]), ("fedprox", [0])]
+
+
+def test_lines_of_one_method_are_told_apart_by_what_differs() -> None:
+    lines = lines_of([saved([0.1], lr=0.1), saved([0.2], lr=0.5)])
+    assert [line.name for line in lines] == ["fedavg, lr=0.1", "fedavg, lr=0.5"]
+
+
+def test_the_same_run_twice_is_two_lines() -> None:
+    first, second = saved([0.1]), Saved("again", config(), saved([0.2]).records)
+    assert [line.name for line in lines_of([first, second])] == ["fedavg [run]", "fedavg [again]"]
+
+
+def test_long_names_are_short_in_a_legend_and_stay_distinct() -> None:
+    long = "fedavg(buffers='drop') + heteroavg + inco(normalise=False, optimise=True)"
+    (line,) = lines_of([saved([0.1], method=long)])
+    assert line.name == long
+    assert len(line.label) <= 45
+    twins = lines_of([saved([0.1], method=f"{'a' * 40}{n}{'b' * 40}") for n in (1, 2)])
+    assert twins[0].label != twins[1].label
+
+
+def test_accuracy_is_the_mean_over_seeds_with_its_range() -> None:
+    """Two seeds: (0.2 + 0.4) / 2 = 0.3 after round 1; round 2 is not evaluated; only seed 0 has round 3."""
+    lines = lines_of([saved([0.2, None, 0.6], seed=0), saved([0.4, None], seed=1)])
+    (figure,) = figures.accuracy(lines)
+    (trace,) = curves_of(figure)
+    assert (trace["x"], trace["y"]) == ([1, 3], [0.3, 0.6])
+    assert trace["customdata"] == [[1, 0.2, 0.4, 2], [3, 0.6, 0.6, 1]]
+    (band,) = [t for t in figure.data if t.get("fill")]
+    assert (band["x"], band["y"]) == ([1, 3, 3, 1], [0.4, 0.6, 0.6, 0.2])
+
+
+def test_one_seed_has_no_band() -> None:
+    (figure,) = figures.accuracy(lines_of([saved([0.2, 0.3])]))
+    assert [trace.get("fill") for trace in figure.data] == [None]
+
+
+def test_bytes_and_operations_are_cumulated() -> None:
+    """Every round sends 1000 + 500 bytes and computes a million operations, in rounds without evaluation too."""
+    lines = lines_of([saved([0.2, None, 0.6])])
+    by_bytes, by_flops = figures.against_costs(lines)
+    assert curves_of(by_bytes)[0]["x"] == [1500, 4500]
+    assert curves_of(by_flops)[0]["x"] == [1e6, 3e6]
+    assert curves_of(by_bytes)[0]["y"] == [0.2, 0.6]
+
+
+def test_loss_has_a_frame_for_test_and_one_for_training() -> None:
+    (figure,) = figures.loss(lines_of([saved([0.2, 0.3])]))
+    assert figure.by[0].values == ("test loss", "training loss")
+    assert figure.traces(0)[0]["y"] == [0.2, 0.3]
+    assert figure.traces(1)[0]["y"] == [1.0, 1.0]
+
+
+def test_partition_has_a_row_for_each_class() -> None:
+    facts = {"counts": [[4, 0], [1, 9], [0, 16]], "class_names": ["cat", "cat"]}
+    (figure,) = figures.partition(lines_of([saved([0.1], facts=facts)]))
+    (trace,) = figure.traces(0)
+    assert trace["y"] == ["cat", "cat (2)"]
+    assert trace["customdata"] == [[4, 1, 0], [0, 9, 16]]
+    assert trace["z"] == [[2, 1, 0], [0, 3, 4]]
+
+
+def test_divergence_is_the_mean_over_seeds_stratum_by_stratum() -> None:
+    facts = {"model": {"strata": [{"name": "stem", "stage": "stem"}, {"name": "head", "stage": "head"}]}}
+    one = [{"round": 2, "divergence": {"head": 1.0, "stem": 3.0}}, {"round": 4, "divergence": {"head": 2.0}}]
+    two = [{"round": 2, "divergence": {"head": 2.0, "stem": 5.0}}]
+    lines = lines_of([saved([0.1], one, seed=0, facts=facts), saved([0.1], two, seed=1, facts=facts)])
+    heat, profile = layers.divergence(lines)
+    (trace,) = heat.traces(0, 0)
+    assert (trace["x"], trace["y"]) == ([2, 4], ["stem", "head"])
+    assert trace["z"] == [[4.0, None], [1.5, 2.0]]
+    assert heat.cursor == profile.by[1]
+    assert profile.traces(0, 0)[0]["x"] == [4.0, 1.5]
+    assert profile.traces(0, 1)[0]["x"] == [None, 2.0]
+
+
+def test_gradient_norms_of_all_strata_and_the_jump() -> None:
+    """‖(3, 4)‖ = 5 alone, ‖(6, 8)‖ = 10 averaged: the jump is 2."""
+    found = {"alone": {"a": [3.0, 1.0], "b": [4.0, 0.0]}, "averaged": {"a": [6.0, 1.0], "b": [8.0, 0.0]}}
+    spike, steps = layers.gradnorm(lines_of([saved([0.1], [{"round": 1, "gradnorm": found}])]))
+    assert curves_of(spike, 0)[0]["y"] == [2.0]
+    assert [trace["y"] for trace in steps.traces(0, 0)] == [[5.0, 1.0], [10.0, 1.0]]
+    assert [trace["y"] for trace in steps.traces(1, 0)] == [[3.0, 1.0], [6.0, 1.0]]
+
+
+def test_cka_of_the_clients_that_took_part() -> None:
+    found = {"mean": {"stem": 0.5}, "matrix": {"stem": [[1.0, 0.12345], [0.12345, None]]}}
+    depth, pairs = features.cka(lines_of([saved([0.1], [{"round": 1, "clients": [3, 7], "cka": found}])]))
+    assert depth.traces(0)[0]["y"] == [0.5]
+    (trace,) = pairs.traces(0, 0)
+    assert trace["z"] == [[1.0, 0.123], [0.123, None]]
+    assert trace["x"] == ["client 3", "client 7"]
+
+
+def test_many_large_matrices_are_thinned_evenly() -> None:
+    matrix = [[0.5] * 40] * 40
+    rows = [{"round": r, "clients": list(range(40)), "cka": {"matrix": {"a": matrix}}} for r in range(1, 301)]
+    (pairs,) = features.cka(lines_of([saved([0.1], rows)]))
+    rounds = list(map(int, pairs.by[1].values))
+    assert (rounds[0], rounds[-1], len(rounds)) == (1, 300, 150_000 // 1600)
+
+
+def test_embedding_is_coloured_by_class_or_by_client() -> None:
+    found = {"points": [[0, 1], [2, 3], [4, 5]], "labels": [1, 0, 1], "clients": [7, 7, 8]}
+    run = saved([0.1], [{"round": 1, "embedding": found}], facts={"class_names": ["cat", "dog"]})
+    (figure,) = features.embedding(lines_of([run]))
+    assert [(t["name"], t["x"]) for t in figure.traces(0, 0)] == [("cat", [2.0]), ("dog", [0.0, 4.0])]
+    assert [(t["name"], t["x"]) for t in figure.traces(0, 1)] == [("client 7", [0.0, 2.0]), ("client 8", [4.0])]
+
+
+def test_runs_without_rounds_and_without_probes_have_no_figures() -> None:
+    assert drawn_sections(lines_of([saved([])])) == []
+    assert [section.name for section in drawn_sections(lines_of([saved([0.1])]))] == ["curves", "efficiency"]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
+    directory: Path = write_comparison(tmp_path_factory.mktemp("runs") / "three", rounds=4)
+    return lines_of([Saved.read(path) for path in sorted(directory.iterdir())])
+
+
+def test_every_section_is_there_once_everything_is_probed(lines: list[Line]) -> None:
+    names = [section.name for section in drawn_sections(lines)]
+    assert names[:6] == ["curves", "efficiency", "architectures", "layers", "gradients", "similarity"]
+    assert names[6:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
+    assert len(lines) == len(THREE)
+
+
+def test_plotly_accepts_every_figure_in_every_state(lines: list[Line]) -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for section in drawn_sections(lines):
+        for figure in section.figures:
+            for at in places(*figure.by):
+                graph_objects.Figure(data=figure.traces(*at), layout=figure.layout)

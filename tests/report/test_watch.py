@@ -1,0 +1,118 @@
+"""The live server: what it answers, to whom, and what it never reads."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedstrata.errors import UsageError
+from fedstrata.report import watch
+from fedstrata.report.watch import Server
+
+from .synthetic import record, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", rounds=3, probes=False, ended=False)
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[Server]:
+    with Server(run) as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def ask(server: Server, path: str, **headers: str) -> tuple[int, bytes, str | None]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    try:
+        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers.get("ETag")
+    finally:
+        connection.close()
+
+
+def test_it_listens_on_this_machine_alone(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert server.address == f"http://127.0.0.1:{server.server_port}/"
+
+
+def test_the_page_is_live(server: Server) -> None:
+    status, body, _ = ask(server, "/")
+    assert status == 200
+    assert b"data-live" in body[:200]
+
+
+def test_data_is_sent_once_and_again_when_a_round_ends(server: Server, run: Path) -> None:
+    status, body, tag = ask(server, "/data.json")
+    assert (status, len(json.loads(body)["figures"]["accuracy"]["data"][0]["x"])) == (200, 3)
+    assert tag
+    assert ask(server, "/data.json", If_None_Match=tag)[:2] == (304, b"")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(record(4, accuracy=0.5)) + "\n")
+    status, body, second = ask(server, "/data.json", If_None_Match=tag)
+    assert (status, len(json.loads(body)["figures"]["accuracy"]["data"][0]["x"])) == (200, 4)
+    assert second != tag
+
+
+@pytest.mark.parametrize(
+    "path", ["/run.toml", "/../run.toml", "//etc/passwd", "/%2e%2e/run.toml", "/?x", "/data.json/"]
+)
+def test_nothing_else_is_there(server: Server, path: str) -> None:
+    assert ask(server, path)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "evil.example:80", ""])
+def test_other_names_are_refused(server: Server, host: str) -> None:
+    assert ask(server, "/data.json", Host=host)[0] == 421
+
+
+def test_its_own_names_are_not(server: Server) -> None:
+    assert ask(server, "/data.json", Host=f"localhost:{server.server_port}")[0] == 200
+
+
+def test_a_run_that_is_gone_is_told(server: Server, run: Path) -> None:
+    run.rename(run.with_name("elsewhere"))
+    status, body, _ = ask(server, "/data.json")
+    assert status == 503
+    assert b"no run" in body
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "new", rounds=0, probes=False, ended=False)
+    (run / "metrics.jsonl").unlink()
+    (run / "facts.json").unlink()
+    with Server(run) as server:
+        revision, news = server.source.news()
+        assert json.loads(news)["figures"] == {}
+        assert server.source.news()[0] == revision
+
+
+def test_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run"):
+        Server(tmp_path)
+
+
+def test_a_taken_port_is_told(server: Server, run: Path) -> None:
+    with pytest.raises(UsageError, match=f"cannot listen on port {server.server_port}"):
+        Server(run, server.server_port)
+
+
+def test_it_ends_politely(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Server, poll_interval: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupted)
+    told: list[str] = []
+    watch.serve(run, ready=[told.append])
+    assert told[0].startswith("http://127.0.0.1:")

@@ -1,0 +1,567 @@
+"""Diagnosis: every rule on both sides of its threshold, what may be tried, the order of findings, planted troubles."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedstrata as fs
+from fedstrata.config import RunConfig, checked
+from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
+from fedstrata.diagnosis.causes import CAUSES, chance_skew
+from fedstrata.diagnosis.reading import rank_correlation, recent
+from fedstrata.diagnosis.rules import RULES, ranked
+from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
+from fedstrata.history import Record
+from fedstrata.saved import Saved
+from fedstrata.techniques import method
+
+STRATA = ["stem.conv", *(f"layer{i}.0.conv{j}" for i in (1, 2, 3, 4) for j in (1, 2)), "head"]
+EVEN = [[1000] * 10] * 5
+
+
+def record(number: int, accuracy: float | None) -> Record:
+    return Record(number, accuracy, 1.0, 1, 1, 1, 1.0, [0], STRATA, [], 1.0, 1, 1, 0.1, 1)
+
+
+def run(
+    probes: Sequence[dict[str, Any]] = (),
+    facts: dict[str, Any] | None = None,
+    accuracies: Sequence[float | None] = (),
+    summary: dict[str, Any] | None = None,
+    **config: Any,
+) -> Saved:
+    """A run as its files would tell it; one line of probes a round."""
+    rows = [{"round": number, **row} for number, row in enumerate(probes, start=1)]
+    records = [record(number, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
+    return Saved("run", {"method": "fedavg", **config}, records, rows, facts or {}, summary or {})
+
+
+def facts(**more: Any) -> dict[str, Any]:
+    """Of an ordinary ResNet on even labels."""
+    strata = [{"name": name, "stage": name.split(".")[0], "parameters": 10, "normalised": True} for name in STRATA]
+    model = {"parameters": 100, "strata": strata, "fields": more.pop("fields", [])}
+    return {"input_shape": [3, 32, 32], "classes": 10, "counts": EVEN, "buffers": True, "model": model, **more}
+
+
+# One run for each rule, with the figure that its severity comes from ------------------------------------------
+
+
+def skewed(value: float) -> Saved:
+    chance = chance_skew(EVEN)
+    return run(facts=facts(skew=value * (1 - chance) + chance))
+
+
+def poisoned(value: float) -> Saved:
+    return run([{"statistics": {"running": 0.5, "batch": 0.5 + value, "spread": {"stem.conv": 0.4}}}], facts())
+
+
+def deep(value: float) -> Saved:
+    seen = [
+        {"layer": name, "field": [n, n], "input": [100, 100]} for name, n in zip("ab", (3, 100 * value), strict=True)
+    ]
+    return run(facts=facts(fields=seen))
+
+
+def stuck(value: float) -> Saved:
+    return run(facts=facts(), accuracies=[0.1, 0.1, 0.1 + 0.9 * value])
+
+
+def broken(value: float) -> Saved:
+    return run(summary={"diverged": "round 3: the test loss is not finite" if value else None})
+
+
+def opposed(value: float) -> Saved:
+    return run([{"cosine": dict.fromkeys(STRATA, value)}])
+
+
+def mismatched(value: float) -> Saved:
+    return run(
+        [{"gradnorm": {"alone": {n: [1.0, 9.0] for n in STRATA}, "averaged": {n: [value, 9.0] for n in STRATA}}}]
+    )
+
+
+def unlike(value: float) -> Saved:
+    return run([{"cka": {"mean": {"stem": 0.99, "layer4": 1 - value}}}])
+
+
+def forgetful(value: float) -> Saved:
+    return run([{"calibration": {"before": [], "after": [], "held": 0.9, "missing": 0.2, "forgetting": value}}])
+
+
+def drifting(value: float) -> Saved:
+    return run([{"drift": {"held": {"layer1": 0.1}, "missing": {"stem": 0.0, "layer1": -value}}}])
+
+
+def accumulated(value: float) -> Saved:
+    """Of many orders of the strata, the one whose rank correlation is nearest."""
+    rng, falling = random.Random(0), [float(2**n) for n in range(10, 0, -1)]
+    orders = [falling, falling[::-1]]
+    for _ in range(2000):
+        orders.append(orders[0][:])
+        one = rng.randrange(10)
+        orders[-1].insert(rng.randrange(10), orders[-1].pop(one))
+    best = min(orders, key=lambda order: abs(rank_correlation(range(10), order) + value))
+    return run([{"divergence": dict(zip(STRATA, best, strict=True))}], facts())
+
+
+def parted(value: float) -> Saved:
+    return run([{"divergence": {**dict.fromkeys(STRATA, 0.1), "stem.conv": 0.1 * value}}], facts())
+
+
+PLANTED: dict[str, Callable[[float], Saved]] = {
+    "label-skew": skewed,
+    "running-statistics": poisoned,
+    "receptive-field": deep,
+    "no-learning": stuck,
+    "diverged": broken,
+    "opposed-updates": opposed,
+    "layer-mismatch": mismatched,
+    "unlike-features": unlike,
+    "forgetting": forgetful,
+    "neuron-drift": drifting,
+    "accumulation": accumulated,
+    "diverging-strata": parted,
+}
+
+
+def found(saved: Saved) -> dict[str, Finding]:
+    return {finding.name: finding for finding in diagnose(saved).findings}
+
+
+def test_every_rule_has_a_threshold_and_a_run_here() -> None:
+    assert [rule.name for rule in RULES] == [*dict.fromkeys(rule.name for rule in RULES)]
+    assert {rule.name for rule in RULES} == THRESHOLDS.keys() == PLANTED.keys()
+    assert all(cause.explains <= THRESHOLDS.keys() - {c.name for c in CAUSES} for cause in CAUSES)
+    assert all(cause.backed_by <= cause.explains for cause in CAUSES)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rule_is_silent_at_the_healthy_end_and_sure_at_the_other(name: str) -> None:
+    threshold = THRESHOLDS[name]
+    assert name in diagnose(PLANTED[name](threshold.none)).looked
+    assert name not in found(PLANTED[name](threshold.none))
+    sure = found(PLANTED[name](threshold.full))[name]
+    assert sure.severity == pytest.approx(1, abs=0.01)
+    assert any(character.isdigit() for character in sure.sentence)
+    assert sure.sentence.endswith(".") or name == "diverged"
+    assert next(iter(sure.figure.values())) == pytest.approx(threshold.full, rel=0.01, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - {"diverged", "accumulation"}))
+def test_a_rule_begins_where_the_table_says(name: str) -> None:
+    """A little below the reported severity nothing is said, a little above it is."""
+    threshold = THRESHOLDS[name]
+
+    def at(severity: float) -> float:
+        if threshold.ratio:
+            return float(threshold.none * (threshold.full / threshold.none) ** severity)
+        return threshold.none + severity * (threshold.full - threshold.none)
+
+    assert name not in found(PLANTED[name](at(REPORTED - 0.02)))
+    assert found(PLANTED[name](at(REPORTED + 0.02)))[name].severity == pytest.approx(REPORTED + 0.02, abs=0.01)
+    assert found(PLANTED[name](at(0.5)))[name].severity == pytest.approx(0.5, abs=0.01)
+
+
+def test_severity_is_a_straight_line_between_the_two_ends() -> None:
+    assert [Threshold(1, 3, "").severity(v) for v in (0, 1, 1.5, 2, 3, 9)] == [0, 0, 0.25, 0.5, 1, 1]
+    assert [Threshold(0.1, -0.1, "").severity(v) for v in (0.2, 0.1, 0, -0.1, -1)] == [0, 0, 0.5, 1, 1]
+    assert [Threshold(2, 32, "", ratio=True).severity(v) for v in (-1, 2, 8, 32)] == [0, 0, 0.5, 1]
+
+
+# Single rules -------------------------------------------------------------------------------------------------
+
+
+def test_chance_skew_is_what_dealing_at_random_gives() -> None:
+    rng = np.random.default_rng(0)
+    shares = np.array([0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
+    drawn = rng.multinomial(60, shares, size=4000)
+    expected = np.abs(drawn / 60 - shares).sum(1).mean() / 2
+    assert chance_skew(drawn.tolist()) == pytest.approx(expected, rel=0.03)
+    assert chance_skew([[0, 0]]) == 0
+
+
+def test_label_skew_of_small_clients_is_not_taken_for_skew() -> None:
+    """Thirty examples of ten classes each are dealt out unevenly by chance alone."""
+    rng = np.random.default_rng(1)
+    counts = rng.multinomial(30, [0.1] * 10, size=50)
+    skew = np.abs(counts / 30 - counts.sum(0) / counts.sum()).sum(1).mean() / 2
+    assert skew > 0.18
+    saved = run(facts=facts(counts=counts.tolist(), skew=float(skew)))
+    assert "label-skew" not in found(saved)
+
+
+def test_label_skew_tells_how_many_classes_a_client_lacks() -> None:
+    counts = [[50 if c in (k, k + 1) else 0 for c in range(10)] for k in range(0, 10, 2)]
+    row = {"calibration": {"forgetting": 0.31}, "cosine": {"head": -0.1}}
+    finding = found(run([row], facts(counts=counts, skew=0.8)))["label-skew"]
+    assert finding.figure["classes_lacking"] == 8
+    assert "lacks 8.0 of 10 classes" in finding.sentence
+    assert "costs 31.0 points" in finding.sentence
+
+
+def test_a_cause_that_is_only_a_fact_is_left_out_where_its_symptoms_were_looked_for_in_vain() -> None:
+    calm, torn = {"cosine": {"head": 0.5}}, {"cosine": {"head": -0.1}}
+    for name in ("label-skew", "receptive-field"):
+        alone = PLANTED[name](THRESHOLDS[name].full)
+        assert name in found(alone)
+        assert name not in found(replace(alone, probes=[{"round": 1, **calm}]))
+        assert name in found(replace(alone, probes=[{"round": 1, **torn}]))
+
+
+def test_running_statistics_are_judged_by_the_last_rounds_together() -> None:
+    gaps = [0.9, 0.3, 0.0, 0.0]
+    rows = [{"statistics": {"running": 0.0, "batch": gap}} for gap in gaps]
+    assert found(run(rows))["running-statistics"].figure["lost"] == pytest.approx(0.1)
+    assert recent(run(rows * 6), "statistics") == [row["statistics"] for row in (rows * 6)[-8:]]
+
+
+def test_the_most_divergent_strata_are_named_with_the_round_since_which_they_are() -> None:
+    small, large = dict.fromkeys(STRATA, 1.0), {"stem.conv": 30.0, "head": 10.0}
+    rows = [{"divergence": {**small, **(large if number != 1 else {})}} for number in range(5)]
+    finding = found(run(rows, facts()))["diverging-strata"]
+    assert "stem.conv (30, 30 times the median), head (10, 10 times the median), since round 3" in finding.sentence
+    assert finding.figure["times_median"] == 30
+
+
+def test_where_clients_part_most_is_told_of_a_healthy_run_too() -> None:
+    diagnosis = diagnose(parted(2))
+    assert not diagnosis.findings
+    assert "part most in stem.conv (0.2, 2.0 times the median)" in str(diagnosis)
+
+
+def test_updates_stand_in_for_gradients_that_were_not_measured() -> None:
+    row = parted(50).probes[0]["divergence"]
+    assert "Clients' updates part most" in found(run([{"proxy": row}], facts()))["diverging-strata"].sentence
+
+
+def test_few_strata_and_slight_differences_are_no_accumulation() -> None:
+    few = dict(zip(STRATA[:5], (5.0, 4.0, 3.0, 2.0, 1.0), strict=True))
+    slight = {name: 1 - place / 1000 for place, name in enumerate(STRATA)}
+    assert "accumulation" not in diagnose(run([{"divergence": few}], facts())).looked
+    assert "accumulation" not in found(run([{"divergence": slight}], facts()))
+
+
+def test_rank_correlation_is_numpys_of_the_ranks() -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.permutation(12), rng.permutation(12)
+    assert rank_correlation(list(left), list(right)) == pytest.approx(np.corrcoef(left, right)[0, 1])
+    assert rank_correlation([1, 2, 3, 4], [5, 5, 9, 9]) == pytest.approx(
+        np.corrcoef([0, 1, 2, 3], [0.5, 0.5, 2.5, 2.5])[0, 1]
+    )
+    assert rank_correlation([1, 2], [3, 3]) == 0
+
+
+def test_gradients_that_have_all_but_vanished_do_not_spike() -> None:
+    """Converged: ten times larger after averaging, but nothing against the beginning."""
+    rows = [
+        {"gradnorm": {"alone": {"head": [2.0]}, "averaged": {"head": [2.0]}}},
+        *[{"gradnorm": {"alone": {"head": [0.01]}, "averaged": {"head": [0.1]}}}] * 3,
+    ]
+    assert diagnose(run(rows)).looked["layer-mismatch"] == pytest.approx(0.05)
+
+
+def test_a_receptive_field_is_told_from_the_layer_on_that_exceeds_the_image() -> None:
+    sides = {"stem.conv": 3, "layer1.0.conv1": 9, "layer2.0.conv1": 40, "layer3.0.conv1": 120}
+    fields = [{"layer": name, "field": [n, n], "input": [8, 8]} for name, n in sides.items()]
+    finding = found(run(facts=facts(fields=fields), model="resnet26(width=2)"))["receptive-field"]
+    assert "at width 2: from convolution 2 of 4 on (layer1.0.conv1, 9×9)" in finding.sentence
+    assert "exceed the 8×8 image, and layer3.0.conv1 sees 120×120, 15 times its side" in finding.sentence
+
+
+def test_rows_without_numbers_are_no_evidence() -> None:
+    empty: dict[str, Any] = {
+        "divergence": {},
+        "cosine": {},
+        "cka": {"mean": {"stem": None}},
+        "gradnorm": {"alone": {}, "averaged": {}},
+        "drift": {"held": {}, "missing": {}},
+        "calibration": {"before": [None], "after": [None]},
+        "statistics": {"running": 0.5},
+    }
+    assert diagnose(run([empty], {"model": {}})).looked == {}
+    assert diagnose(run()).verdict == "There is nothing to judge this run by."
+    assert not diagnose(run()).healthy
+
+
+# The order of findings ----------------------------------------------------------------------------------------
+
+
+def finding(name: str, severity: float, *causes: str) -> Finding:
+    return Finding(name, severity, "", {}, (), causes)
+
+
+def test_symptoms_rank_below_the_causes_that_explain_them() -> None:
+    mixed = [
+        finding("forgetting", 1.0, "label-skew"),
+        finding("layer-mismatch", 0.7),
+        finding("label-skew", 0.6),
+        finding("opposed-updates", 0.3, "label-skew"),
+        finding("running-statistics", 0.4),
+    ]
+    names = [one.name for one in ranked(mixed)]
+    assert names == ["layer-mismatch", "label-skew", "forgetting", "running-statistics", "opposed-updates"]
+
+
+def test_findings_say_what_explains_them() -> None:
+    rows = [{**forgetful(0.9).probes[0], **opposed(-0.1).probes[0]}]
+    diagnosis = diagnose(run(rows, skewed(0.5).facts))
+    assert [one.name for one in diagnosis.findings] == ["label-skew", "opposed-updates", "forgetting"]
+    assert [one.explained_by for one in diagnosis.findings] == [(), ("label-skew",), ("label-skew",)]
+    assert "Forgetting (severity 1.00, explained by label skew)." in str(diagnosis)
+
+
+# Remedies -----------------------------------------------------------------------------------------------------
+
+METHODS = (
+    "fedavg",
+    "scaffold",
+    "feddyn(alpha=0.01) + fedlc",
+    "fedavg(reduce='median')",
+    "fedavg(buffers='local') + fedpart",
+    "fedadam(lr=0.01) + fedimpro(split='layer1') + moon",
+    "fedspeed",
+    "ccvr + fedrs + fednlr",
+    "groupavg",
+    "centralised",
+    "local",
+)
+MODELS: tuple[dict[str, Any], ...] = (
+    {"model": "resnet101(width=8, stem='7x7', maxpool=True, residual=False, plan='reversed')", "dataset": "cifar-10"},
+    {"model": "cnn8(width=2)", "augment": "rrc"},
+    {"model": "mlp", "epochs": 4},
+    {"model": "resnet26(width=2)", "archs": "resnet10; resnet26"},
+    {"rounds": 10},
+)
+
+
+def remedies(saved: Saved) -> dict[str, tuple[Remedy, ...]]:
+    return {one.name: one.remedies for one in diagnose(saved).findings}
+
+
+@pytest.mark.parametrize("own", METHODS)
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: str(m.get("model")).partition("(")[0])
+def test_every_remedy_can_be_run(own: str, model: dict[str, Any]) -> None:
+    """Of every rule: the method parses and still has all that it had, and a run's configuration accepts the rest."""
+    mine = {technique.name for technique in method(own).techniques}
+    for name, plant in PLANTED.items():
+        saved = plant(THRESHOLDS[name].full)
+        known = {"method": own, **model}
+        for remedy in remedies(replace(saved, config=known, facts={**facts(), **saved.facts}))[name]:
+            assert remedy.why
+            assert remedy.paper
+            assert remedy.options or "model" not in known
+            changed = {**({} if remedy.method is None else {"method": remedy.method}), **remedy.settings}
+            checked(RunConfig, {**{k: v for k, v in known.items() if k != "dataset"}, **changed})
+            assert all(known.get(key) != value for key, value in changed.items())
+            if remedy.method is not None:
+                assert mine <= {technique.name for technique in method(remedy.method).techniques}
+                assert str(method(remedy.method)) == remedy.method
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_every_finding_has_a_remedy_for_a_plain_run(name: str) -> None:
+    saved = PLANTED[name](THRESHOLDS[name].full)
+    plain = {"method": "fedavg", **MODELS[0]}
+    assert remedies(replace(saved, config=plain, facts={**facts(), **saved.facts}))[name]
+
+
+def test_remedies_keep_the_users_own_method() -> None:
+    offered = [one.method for one in remedies(replace(skewed(0.8), config={"method": "scaffold"}))["label-skew"]]
+    assert offered == [f"scaffold + {name}" for name in ("feddyn", "ccvr", "fednlr", "fedlc", "fedrs", "moon")]
+
+
+def test_combinations_that_refuse_each_other_are_not_offered() -> None:
+    offered = remedies(replace(skewed(0.8), config={"method": "fedlc + fedadam"}))["label-skew"]
+    assert not any(name in str(one.method) for one in offered for name in ("fedrs", "feddyn"))
+    assert offered
+    assert not remedies(replace(skewed(0.8), config={"method": "local"}))["label-skew"]
+    assert not remedies(replace(skewed(0.8), config={"method": "of_a_later_version"}))["label-skew"]
+
+
+def test_fedimpro_is_cut_at_the_first_stage_above_the_stem() -> None:
+    offered = remedies(replace(skewed(0.8), config={"model": "resnet8", "method": "fedavg"}))["label-skew"]
+    assert "fedimpro(split='layer1')" in [one.method for one in offered]
+
+
+def test_inco_is_for_clients_of_different_depth() -> None:
+    for archs, wanted in (("resnet10; resnet18", True), (None, False)):
+        config = {"model": "resnet18", "method": "fedavg", **({"archs": archs} if archs else {})}
+        offered = remedies(replace(unlike(0.9), config=config, facts=facts()))["unlike-features"]
+        assert ("inco" in [one.method for one in offered]) == wanted
+
+
+def test_buffers_are_changed_where_the_method_names_them_too() -> None:
+    plain, named = (
+        remedies(replace(poisoned(0.5), config={"method": text}))["running-statistics"][0]
+        for text in ("scaffold", "fedavg(buffers='local') + scaffold")
+    )
+    assert (plain.method, plain.settings) == (None, {"buffers": "drop"})
+    assert (named.method, named.settings) == ("fedavg(buffers='drop') + scaffold", {"buffers": "drop"})
+    assert plain.options == "--buffers drop"
+
+
+def test_a_network_that_is_too_deep_is_replaced_by_one_whose_fields_fit() -> None:
+    saved = replace(deep(20), config={"model": "resnet101(width=4, stem='7x7', maxpool=True)", "method": "fedavg"})
+    offered = [one.settings.get("model") for one in remedies(saved)["receptive-field"]]
+    assert offered == [
+        "resnet101(width=4, stem='3x3', maxpool=False)",
+        "resnet18(width=4, stem='3x3', maxpool=False)",
+        "resnet101(width=8, stem='7x7', maxpool=True)",
+    ]
+    plain = replace(deep(20), config={"model": "cnn8", "method": "fedavg"})
+    assert "cnn4" in [one.settings.get("model") for one in remedies(plain)["receptive-field"]]
+
+
+def test_a_model_without_a_name_gets_advice_in_words() -> None:
+    offered = remedies(deep(20))["receptive-field"]
+    assert all(one.options == "" and one.why for one in offered)
+    assert len(offered) == 3
+
+
+def test_fedpart_is_given_rounds_for_a_cycle() -> None:
+    offered = remedies(replace(mismatched(20), facts=facts(), config={"method": "fedprox", "rounds": 10}))
+    assert offered["layer-mismatch"][0].options == '--method "fedprox(mu=0.01) + fedpart" --rounds 25'.replace(
+        "fedprox(mu=0.01)", str(method("fedprox"))
+    )
+
+
+# What is shown ------------------------------------------------------------------------------------------------
+
+
+def sick() -> Diagnosis:
+    """Everything at once."""
+    rows: dict[str, Any] = {}
+    for plant, value in ((poisoned, 0.3), (opposed, -0.2), (mismatched, 20), (unlike, 0.9), (forgetful, 0.6)):
+        rows |= plant(value).probes[0]
+    rows |= {**drifting(0.7).probes[0], **accumulated(1.0).probes[0]}
+    told = {**deep(30).facts, "skew": 0.8}
+    return diagnose(run([rows], told, [0.1, 0.1, 0.1], {"diverged": "yes."}, **MODELS[0]))
+
+
+def test_a_terminal_shows_it_in_a_hundred_columns() -> None:
+    text = str(sick())
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.startswith("run (fedavg): First of all: ")
+    assert "\n1. " in text
+    assert "--buffers drop" in text
+
+
+def test_json_has_all_of_it() -> None:
+    diagnosis = sick()
+    read = json.loads(json.dumps(diagnosis.as_dict(), allow_nan=False))
+    assert [one["name"] for one in read["findings"]] == [one.name for one in diagnosis.findings]
+    assert {one.name for one in diagnosis.findings} >= THRESHOLDS.keys() - {"diverging-strata"}
+    assert read["findings"][0]["remedies"][0].keys() == {"method", "settings", "options", "why", "paper"}
+    assert read["healthy"] is False
+
+
+def test_markdown_has_every_remedy() -> None:
+    diagnosis = sick()
+    text = diagnosis.markdown()
+    for one in diagnosis.findings:
+        assert one.sentence in text
+        assert all(remedy.why in text and remedy.paper in text for remedy in one.remedies)
+
+
+def test_what_was_not_measured_is_said_with_the_way_to_measure_it() -> None:
+    diagnosis = diagnose(run([{"cosine": {"head": 0.5}}], facts(buffers=False)))
+    assert diagnosis.healthy
+    assert "opposed-updates" not in diagnosis.unmeasured
+    assert "running-statistics" not in diagnosis.unmeasured
+    assert diagnosis.unmeasured["unlike-features"] == ("cka",)
+    assert "A run with --probe all measures them." in str(diagnosis)
+    assert "opposed updates 0.5" in str(diagnosis)
+
+
+def test_a_healthy_run_is_said_to_be() -> None:
+    rows = [{**opposed(0.5).probes[0], **unlike(0.05).probes[0], **mismatched(0.9).probes[0]}]
+    diagnosis = diagnose(run(rows, facts(skew=0.02), [0.5, 0.8, 0.9]))
+    assert diagnosis.healthy
+    assert diagnosis.verdict == "Nothing is wrong by the 5 figures that were looked at."
+    slight = diagnose(opposed(0.0))
+    assert slight.healthy
+    assert slight.verdict == "Nothing serious: 1 slight finding."
+
+
+# Planted troubles, in real federations ------------------------------------------------------------------------
+
+PROBES = "divergence proxy cosine cka gradnorm drift calibration statistics"
+SOUND = "resnet8(width=8, stem='3x3', maxpool=False)"
+
+
+def federated(
+    model: str,
+    partition: str = "iid",
+    change: Callable[[int, Tensor], Tensor] = lambda client, images: images,
+    clients: int = 5,
+    seed: int = 0,
+    **settings: Any,
+) -> Saved:
+    """A short run on small digits with all probes; `change` is done to the images of a client, not to the test's."""
+    data = fs.load_dataset("digits(examples=600)")
+    split = data.train.split(fs.partition(data.train.labels(), partition, clients=clients, seed=seed))
+    held = [examples.batch(torch.arange(len(examples))) for examples in split]
+    federation = fs.Federation(
+        fs.build_model(model, data.input_shape, data.classes, seed=seed),
+        [(change(client, images), labels) for client, (images, labels) in enumerate(held)],
+        data.test,
+        seed=seed,
+        **{"rounds": 4, "epochs": 2, "batch_size": 16, "probe": PROBES, "probe_every": 2, **settings},
+    )
+    federation.fit()
+    return federation.saved()
+
+
+def test_label_skew_is_found_first() -> None:
+    """Two classes of ten a client, with a small network that is sound."""
+    first, *rest = diagnose(federated("cnn4(width=8)", "shards(classes=2)")).findings
+    assert first.name == "label-skew"
+    assert first.severity > 0.9
+    assert {"forgetting", "unlike-features"} <= {one.name for one in rest if "label-skew" in one.explained_by}
+
+
+def test_a_network_that_is_much_too_deep_is_found_first() -> None:
+    """Twenty-six narrow layers behind a large stem on images of eight pixels, with even data."""
+    saved = federated("resnet26(width=2, stem='7x7', maxpool=True)", rounds=3, probe_every=3, batch_size=32)
+    first, *rest = diagnose(saved).findings
+    assert first.name == "receptive-field"
+    assert first.severity == 1
+    assert "unlike-features" in {one.name for one in rest if "receptive-field" in one.explained_by}
+
+
+def brighter(client: int, images: Tensor) -> Tensor:
+    """Another contrast and brightness for each of five clients; the labels stay even."""
+    return images * (1 + 0.8 * client) + 1.2 * client
+
+
+def test_poisoned_running_statistics_are_found_first() -> None:
+    """Every client's camera is another; who normalises with the batch at hand would not notice."""
+    first = diagnose(federated(SOUND, change=brighter)).findings[0]
+    assert first.name == "running-statistics"
+    assert first.severity > 0.9
+    assert first.remedies[0].settings == {"buffers": "drop"}
+
+
+@pytest.mark.parametrize("model", ["cnn4(width=8)", SOUND])
+def test_nothing_serious_is_found_in_a_healthy_federation(model: str) -> None:
+    diagnosis = diagnose(federated(model))
+    assert diagnosis.healthy
+    assert all(one.severity < HIGH for one in diagnosis.findings)
+    assert len(diagnosis.looked) >= 7
+
+
+def test_a_run_is_diagnosed_from_its_files(tmp_path: Path) -> None:
+    """The same from a directory as from the federation itself."""
+    out = tmp_path / "run"
+    told = diagnose(federated("mlp", "shards(classes=2)", rounds=2, probe_every=1, out=out))
+    assert diagnose(Saved.read(out)).findings == told.findings
