@@ -77,7 +77,7 @@ def stuck(value: float) -> Saved:
 
 
 def broken(value: float) -> Saved:
-    return run(summary={"diverged": "round 3: the test loss is not finite" if value else None})
+    return run(summary={"diverged": "training diverged in round 3: the test loss is not finite" if value else None})
 
 
 def opposed(value: float) -> Saved:
@@ -148,12 +148,13 @@ def test_every_rule_has_a_threshold_and_a_run_here() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rule_is_silent_at_the_healthy_end_and_sure_at_the_other(name: str) -> None:
     threshold = THRESHOLDS[name]
-    assert name in diagnose(PLANTED[name](threshold.none)).looked
+    assert (name in diagnose(PLANTED[name](threshold.none)).looked) == (name != "diverged")
     assert name not in found(PLANTED[name](threshold.none))
     sure = found(PLANTED[name](threshold.full))[name]
     assert sure.severity == pytest.approx(1, abs=0.01)
     assert any(character.isdigit() for character in sure.sentence)
-    assert sure.sentence.endswith(".") or name == "diverged"
+    assert sure.sentence.endswith(".")
+    assert sure.sentence[0].isupper()
     assert next(iter(sure.figure.values())) == pytest.approx(threshold.full, rel=0.01, abs=1e-6)
 
 
@@ -218,10 +219,23 @@ def test_a_cause_that_is_only_a_fact_is_left_out_where_its_symptoms_were_looked_
         assert name in found(replace(alone, probes=[{"round": 1, **torn}]))
 
 
-def test_running_statistics_are_judged_by_the_last_rounds_together() -> None:
+def test_rounds_before_anything_can_have_been_learned_do_not_count() -> None:
+    """Two steps a round: after fourteen rounds running statistics still show what they began with."""
+    rows = [{"statistics": {"running": 0.1, "batch": 0.9}}] * 15
+    for rounds, judged in ((14, False), (15, True)):
+        diagnosis = diagnose(run(rows[:rounds], facts(), [0.1] * rounds, steps=2))
+        assert ("running-statistics" in diagnosis.looked) == ("no-learning" in diagnosis.looked) == judged
+        assert ("Running statistics were not judged" in str(diagnosis)) != judged
+    few = facts(counts=[[3] * 10] * 4)
+    assert "running-statistics" not in diagnose(run(rows[:7], few, epochs=2, batch_size=16)).looked
+    assert "running-statistics" in diagnose(run(rows[:8], few, epochs=2, batch_size=16)).looked
+
+
+def test_running_statistics_must_not_have_come_right_again() -> None:
     gaps = [0.9, 0.3, 0.0, 0.0]
     rows = [{"statistics": {"running": 0.0, "batch": gap}} for gap in gaps]
-    assert found(run(rows))["running-statistics"].figure["lost"] == pytest.approx(0.1)
+    assert diagnose(run(rows)).looked["running-statistics"] == pytest.approx(0)
+    assert diagnose(run(rows[::-1])).looked["running-statistics"] == pytest.approx(0.4)
     assert recent(run(rows * 6), "statistics") == [row["statistics"] for row in (rows * 6)[-8:]]
 
 
@@ -356,7 +370,7 @@ def test_every_remedy_can_be_run(own: str, model: dict[str, Any]) -> None:
     for name, plant in PLANTED.items():
         saved = plant(THRESHOLDS[name].full)
         known = {"method": own, **model}
-        for remedy in remedies(replace(saved, config=known, facts={**facts(), **saved.facts}))[name]:
+        for remedy in remedies(replace(saved, config=known, facts={**facts(), **saved.facts})).get(name, ()):
             assert remedy.why
             assert remedy.paper
             assert remedy.options or "model" not in known
@@ -385,6 +399,7 @@ def test_combinations_that_refuse_each_other_are_not_offered() -> None:
     assert not any(name in str(one.method) for one in offered for name in ("fedrs", "feddyn"))
     assert offered
     assert not remedies(replace(skewed(0.8), config={"method": "local"}))["label-skew"]
+    assert "label-skew" not in found(replace(skewed(0.8), config={"method": "centralised"}))
     assert not remedies(replace(skewed(0.8), config={"method": "of_a_later_version"}))["label-skew"]
 
 
@@ -493,6 +508,13 @@ def test_a_healthy_run_is_said_to_be() -> None:
     assert slight.verdict == "Nothing serious: 1 slight finding."
 
 
+def test_the_page_has_the_table_as_it_is() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    told = {row[0]: row[2:4] for row in rows if row[0] in THRESHOLDS}
+    assert told == {name: [f"{one.none:g}", f"{one.full:g}"] for name, one in THRESHOLDS.items()}
+
+
 # Planted troubles, in real federations ------------------------------------------------------------------------
 
 PROBES = "divergence proxy cosine cka gradnorm drift calibration statistics"
@@ -516,7 +538,15 @@ def federated(
         [(change(client, images), labels) for client, (images, labels) in enumerate(held)],
         data.test,
         seed=seed,
-        **{"rounds": 4, "epochs": 2, "batch_size": 16, "probe": PROBES, "probe_every": 2, **settings},
+        **{
+            "rounds": 4,
+            "epochs": 2,
+            "batch_size": 16,
+            "probe": PROBES,
+            "probe_every": 4,
+            "probe_examples": 128,
+            **settings,
+        },
     )
     federation.fit()
     return federation.saved()
@@ -526,7 +556,7 @@ def test_label_skew_is_found_first() -> None:
     """Two classes of ten a client, with a small network that is sound."""
     first, *rest = diagnose(federated("cnn4(width=8)", "shards(classes=2)")).findings
     assert first.name == "label-skew"
-    assert first.severity > 0.9
+    assert first.severity > 0.75
     assert {"forgetting", "unlike-features"} <= {one.name for one in rest if "label-skew" in one.explained_by}
 
 

@@ -17,11 +17,9 @@ from fedstrata.commands import comparing, diagnosing, listing, training
 from fedstrata.commands.data import app as data_app
 from fedstrata.commands.model import app as model_app
 from fedstrata.errors import FedstrataError, Stopped, one_line
-from fedstrata.probing import ALL, PROBES
 from fedstrata.report import command as looking
 
-_PROBE = rf"(?:{'|'.join((*PROBES, ALL))})"
-SEVERAL = {"--seeds": r"[\d,]+", "--probe": rf"{_PROBE}(?:,{_PROBE})*"}
+SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
 """Options that take several words → what such words look like."""
 
 app = typer.Typer(
@@ -84,7 +82,7 @@ def _gathered(arguments: list[str]) -> list[str]:
     words: list[str] = []
     for word in arguments:
         several = SEVERAL.get(words[-2] if len(words) > 1 else "")
-        if several and re.fullmatch(several, words[-1]) and re.fullmatch(several, word):
+        if several and all(re.fullmatch(several, w) and not os.path.exists(w) for w in (words[-1], word)):
             words[-1] += f",{word}"
         else:
             words.append(word)

@@ -68,6 +68,11 @@ class Settings(BaseModel):
             raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
         return value
 
+    @field_validator("probe", mode="before")
+    @classmethod
+    def _probe(cls, value: Any) -> Any:
+        return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
     @field_validator("workers", mode="before")
     @classmethod
     def _workers(cls, value: Any) -> Any:
@@ -282,11 +287,15 @@ FREE = frozenset({"engine", "workers", "checkpoint_seconds", "data_dir"})
 """Fields that do not change a result: runs that differ in nothing else are the same run."""
 
 
+LOOKING = frozenset({"probe", "probe_every", "probe_clients", "probe_examples"})
+"""Fields that say what is measured; they change no result either, but what is known of it."""
+
+
 def same_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume a run under other settings than its run.toml's: the result would be of neither."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
     before = read_toml(path)
-    for name in (before.keys() | config.keys()) - FREE:
+    for name in (before.keys() | config.keys()) - FREE - LOOKING:
         if repr(before.get(name)) != repr(config.get(name)):  # one client, 1, is not all of them, 1.0
             raise UsageError(f"{path.parent} was run with {name} = {before.get(name)!r}, not {config.get(name)!r}")

@@ -184,13 +184,16 @@ def summary(history: History, out: Path | None) -> Group:
     up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
     facts.add_row("sent", f"{up}, {bytes_text(costs.bytes_down)} down")
     facts.add_row("computed", f"{flops_text(costs.flops)} in {costs.steps:,} steps, {costs.seconds:.1f} s")
+    if probed := s.get("probes"):
+        facts.add_row("probes", f"{probed['seconds']:.1f} s more, in {plural(probed['rounds'], 'round')}")
     facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
     if s["refused"]:
         facts.add_row("refused", f"{s['refused']} updates; see metrics.jsonl")
     for note in s["notes"]:
         facts.add_row("note", note)
     if out is not None:
-        facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors)")
+        shown = ", report.html" if (out / "report.html").exists() else ""
+        facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
     return Group(Course(_milestones(history.records)), facts)
 
 

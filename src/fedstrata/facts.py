@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.anatomy import describe_model
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.examples import Examples, Split, TensorExamples, sizes
 from fedstrata.strata import Stratum
+from fedstrata.workshop import own_rng
 
 SHOWN = 200
 """Clients whose class counts are written."""
-COUNTED = 1000
-"""Clients over which the skew is taken, at most."""
 
 
 def facts(
@@ -35,25 +34,35 @@ def facts(
         sample: some inputs.
         names: of the classes.
     """
-    with torch.no_grad():
+    with own_rng(), torch.no_grad():  # a model may draw random numbers
+        about = describe_model(model, sample.shape[1:]).as_dict()
         classes = copy.deepcopy(model).eval()(sample).shape[1]
+    size = sizes(clients)
     found: dict[str, Any] = {
         "input_shape": list(sample.shape[1:]),
         "classes": classes,
         "class_names": list(names) if names else [str(label) for label in range(classes)],
         "clients": len(clients),
-        "model": describe_model(model, sample.shape[1:]).as_dict(),
+        "examples": [size(client) for client in range(min(len(clients), SHOWN))],
+        "model": about,
         "buffers": any(stratum.buffers for stratum in strata),
     }
-    every = -(-len(clients) // COUNTED)
-    counted = [_counts(clients[client], classes) for client in range(0, len(clients), every)]
-    known = [counts for counts in counted if counts is not None]
-    if known and len(known) == len(counted):
-        found["skew"] = round(skew(torch.stack(known)), 6)
-        shown = [_counts(clients[client], classes) for client in range(min(len(clients), SHOWN))]
-        found["counts"] = [counts.tolist() for counts in shown if counts is not None]
-        found["examples"] = [sum(counts) for counts in found["counts"]]
+    counts = _counts(clients, classes)
+    if counts is not None:
+        found |= {"skew": round(skew(counts), 6), "counts": counts[:SHOWN].tolist()}
     return found
+
+
+def _counts(clients: Sequence[Examples], classes: int) -> Tensor | None:
+    """A row for each client, a column for each class; None where labels would have to be read one by one."""
+    size = sizes(clients)
+    held = [clients.all()] if isinstance(clients, Split) else list(clients)
+    if not all(isinstance(examples, TensorExamples) for examples in held):
+        return None
+    owners = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([size(c) for c in range(len(clients))]))
+    labels = torch.cat([examples.labels() for examples in held])
+    counted = torch.bincount(owners * classes + labels, minlength=len(clients) * classes)
+    return counted.reshape(len(clients), classes)
 
 
 def skew(counts: Tensor) -> float:
@@ -70,9 +79,3 @@ def skew(counts: Tensor) -> float:
         return 0.0
     everybody = held.sum(0) / held.sum()
     return float((held / held.sum(1, keepdim=True) - everybody).abs().sum(1).mean() / 2)
-
-
-def _counts(examples: Examples, classes: int) -> Tensor | None:
-    if not isinstance(examples, TensorExamples):
-        return None
-    return torch.bincount(examples.labels(), minlength=classes)[:classes]

@@ -22,6 +22,7 @@ from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
+from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
@@ -31,7 +32,7 @@ from fedstrata.machine import computing, device_of, keep_memory, peak_memory
 from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
 from fedstrata.probing import PROBES, Prober, Watch
-from fedstrata.probing import chosen as chosen_probes
+from fedstrata.probing import chosen as named
 from fedstrata.report import write
 from fedstrata.roster import Roster
 from fedstrata.rundir import RunDirectory, versions
@@ -81,7 +82,7 @@ class Federation:
         probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
         probe_every: rounds between measurements; the last one is always measured.
         probe_clients: clients a round that are measured, at most.
-        probe_examples: examples a client, and for comparing clients' models, at most.
+        probe_examples: examples a client, and for comparing clients, at most.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
@@ -213,11 +214,9 @@ class Federation:
             self.test,
             visits=self.settings.rounds * self.roster.sampled,
         )
-        seed, judged = self.settings.seed, self.settings.eval_clients
-        self._examiner = Examiner(
-            self.method, seed, shop, self._engine, self.roster, architectures, self.clients, self._recall, judged
-        )
-        self._prober = Prober(chosen_probes(probe), self.settings, shop, architectures, self.clients, self.test)
+        about = self.method, self.settings.seed, shop, self._engine, self.roster, architectures, self.clients
+        self._examiner = Examiner(*about, self._recall, self.settings.eval_clients)
+        self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)
         self.probes: list[dict[str, Any]] = []
         self._facts = partial(facts, models[""], self.strata, self.clients, sample, class_names)
         self.state = self._server.start(
@@ -347,22 +346,25 @@ class Federation:
 
     def _train(self, state: ServerState) -> Trained:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
-        trained = self._close(state, self._prober.watch(state.round))
+        memories = partial(self._recall, state), partial(self._keep, state)
+        trained = self._close(state, self._prober.watch(state.round), *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
         exam = self._examiner.begin(trained.after) if self.test is not None and due else None
         return replace(trained, exam=exam, seconds=self._lap())
 
-    def _close(self, state: ServerState, watch: Watch | None) -> Trained:
+    def _close(
+        self, state: ServerState, watch: Watch | None, recall: Recall, keep: Callable[[int, Slots], None]
+    ) -> Trained:
         """Open a round on a state, train its clients, and close it."""
         number = state.round
         with own_rng(), computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.roster.sample(number), work)
-            visits = self._engine.run(assignments, partial(self._recall, state))
+            visits = self._engine.run(assignments, recall)
             counted = self._counted(visits, len(assignments), watch)
             with timed("train and close"):
-                after, outcome = self._server.close(state, assignments, counted, partial(self._keep, state))
+                after, outcome = self._server.close(state, assignments, counted, keep)
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
         return Trained(state, after, outcome, assignments, work, watch)
@@ -383,7 +385,7 @@ class Federation:
             raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
         record = trained.record(quality, trained.seconds + self._lap(), peak_memory())
         if trained.watch is not None:  # before the record, which makes the round complete
-            self.probes.append(self._probe(trained, self._prober))
+            self.probes.append(self._prober.measure(trained, self.clock))
             if self._directory is not None:
                 self._directory.append_probes(self.probes[-1])
         with using(self.clock), timed("write to disk"):
@@ -397,11 +399,6 @@ class Federation:
                 self.save()
         return record
 
-    def _probe(self, trained: Trained, prober: Prober) -> dict[str, Any]:
-        """Measure a round that was watched."""
-        with computing(self.settings.threads), using(self.clock), timed("probe"):
-            return prober.measure(trained)
-
     def diagnose(self, rounds: int = 3) -> Diagnosis:
         """What is wrong with this federation, layer by layer, and what to try; `print` shows it.
 
@@ -413,9 +410,17 @@ class Federation:
     def tried(self, rounds: int) -> tuple[dict[str, Any], ...]:
         """What all probes find in the next few rounds; nothing else comes of them."""
         prober, state, found = replace(self._prober, probes=tuple(PROBES)), self.state, []
+        kept: dict[int, Slots] = {}
+
+        def recall(client: int) -> Slots:
+            return kept[client] if client in kept else self.memory(client)
+
+        def keep(client: int, memory: Slots) -> None:
+            kept[client] = {name: clone(slot) for name, slot in memory.items()}
+
         while state.round < min(self.state.round + rounds, self.settings.rounds):
-            trained = self._close(state, Watch(self.settings.probe_clients))
-            found.append(self._probe(trained, prober))
+            trained = self._close(state, Watch(self.settings.probe_clients), recall, keep)
+            found.append(prober.measure(trained))
             state = trained.after
         self._engine.close()
         return tuple(found)
@@ -472,13 +477,13 @@ class Federation:
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""
-        return summarise(self.records, self.method, self.settings.target, self.notes)
+        return summarise(self.records, self.method, self.settings.target, self.notes, self.probes)
 
     def saved(self) -> Saved:
         """The run so far, as its files would tell it."""
         name = "this run" if self.out is None else self.out.name
-        told = (self._facts(), self.summary(), {**versions(), **self._about()}, self.out)
-        return Saved(name, self.settings.model_dump(), tuple(self.records), tuple(self.probes), *told)
+        seen = self.settings.model_dump(), tuple(self.records), tuple(self.probes)
+        return Saved(name, *seen, self._facts(), self.summary(), {**versions(), **self._about()}, self.out)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run so far as one HTML file; without a path, as report.html in the run's directory."""

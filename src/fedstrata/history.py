@@ -132,8 +132,15 @@ def rounds_to(records: Sequence[Record], target: float) -> int | None:
     return next((r.round for r in records if r.accuracy is not None and r.accuracy >= target), None)
 
 
-def summarise(records: Sequence[Record], method: Method, target: float | None, notes: Sequence[str]) -> dict[str, Any]:
+def summarise(
+    records: Sequence[Record],
+    method: Method,
+    target: float | None,
+    notes: Sequence[str],
+    probes: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """A run in a few numbers."""
+    measured = {"rounds": len(probes), "seconds": round(sum(sum(row["seconds"].values()) for row in probes), 3)}
     evaluated = [r for r in records if r.accuracy is not None]
     best = max(evaluated, key=lambda r: r.accuracy or 0.0, default=None)
     return {
@@ -150,4 +157,4 @@ def summarise(records: Sequence[Record], method: Method, target: float | None, n
         "refused": sum(len(r.refused) for r in records),
         "costs": asdict(Costs.of(records)),
         "notes": list(notes),
-    }
+    } | ({"probes": measured} if probes else {})

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedstrata.core import Assignment, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, one_line
+from fedstrata.machine import computing
 from fedstrata.probes import (
     client_gradients,
     crossing,
@@ -37,6 +38,7 @@ from fedstrata.server import Architecture, Outcome, ServerState
 from fedstrata.spec import lookup
 from fedstrata.strata import Stratum, stages
 from fedstrata.tensors import Tensors, clone, derive, generator
+from fedstrata.timing import Clock, timed, using
 from fedstrata.workshop import Workshop, own_rng, seed_global, without_statistics
 
 STEPS = 8
@@ -68,6 +70,7 @@ class Sight:
         last: True for the run's last round.
         work: how clients trained.
         data: client → some of its examples.
+        classes: client → the classes of all its examples, or of these where reading all would take long.
         shared: labelled examples that all models are shown.
         strata: the server model's.
         architectures: by name.
@@ -80,6 +83,7 @@ class Sight:
     last: bool
     work: Work
     data: Mapping[int, Examples]
+    classes: Mapping[int, frozenset[int]]
     shared: tuple[Tensor, Tensor]
     strata: tuple[Stratum, ...]
     architectures: Mapping[str, Architecture]
@@ -102,6 +106,8 @@ class Sight:
     @cached_property
     def local(self) -> list[nn.Module]:
         """Each client's model after its training."""
+        if self.shop.method.personal:
+            raise UsageError("clients keep what they train: their models are not in their updates")
         return [self._local(visit) for visit in self.visits]
 
     def _local(self, visit: Visit) -> nn.Module:
@@ -110,8 +116,8 @@ class Sight:
 
     @cached_property
     def held(self) -> list[frozenset[int]]:
-        """For each client, the classes of its examples."""
-        return [frozenset(self.data[visit.client].labels().tolist()) for visit in self.visits]
+        """For each client, the classes that it has."""
+        return [self.classes[visit.client] for visit in self.visits]
 
 
 # The probes -------------------------------------------------------------------------------------------------
@@ -141,7 +147,8 @@ def _cosine(sight: Sight) -> dict[str, Any]:
 def _cka(sight: Sight) -> dict[str, Any]:
     """How alike clients' features are, stage by stage, on the same examples: linear CKA (InCo Aggregation, §2)."""
     found = layer_similarity(sight.local, sight.shared[0])
-    return {"mean": found.means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
+    means = {stage: mean for stage, mean in found.means.items() if not math.isnan(mean)}
+    return {"mean": means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
 
 
 def _gradnorm(sight: Sight) -> dict[str, Any]:
@@ -268,6 +275,8 @@ class Limits(Protocol):
     @property
     def rounds(self) -> int: ...
     @property
+    def threads(self) -> int: ...
+    @property
     def probe_every(self) -> int: ...
     @property
     def probe_clients(self) -> int: ...
@@ -315,7 +324,7 @@ class Prober:
         due = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
         return Watch(self.settings.probe_clients) if self.probes and due and number < self.settings.rounds else None
 
-    def measure(self, watched: Watched) -> dict[str, Any]:
+    def measure(self, watched: Watched, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
         before, asked = watched.before, watched.assignments
         arch = {assignment.client: assignment.arch for assignment in asked}
@@ -327,7 +336,7 @@ class Prober:
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
         missed: dict[str, str] = {}
-        with own_rng():
+        with own_rng(), computing(self.settings.threads), using(clock), timed("probe"):
             seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
             sight = self._sight(before, watched.after, visits, asked[0].work) if visits else None
             for name in self.probes:
@@ -336,8 +345,8 @@ class Prober:
                     if sight is None:
                         raise UsageError("no client's update was used")
                     found = PROBES[name](sight)
-                except UsageError as error:
-                    missed[name] = str(error)
+                except Exception as error:  # a user's model may raise anything on what it is shown here
+                    missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
                 else:
                     row |= {name: plain(found)} if found else {}
                 row["seconds"][name] = round(time.perf_counter() - start, 4)
@@ -345,10 +354,19 @@ class Prober:
 
     def _sight(self, before: ServerState, after: ServerState, visits: Sequence[Visit], work: Work) -> Sight:
         data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
-        whole = self.architectures[""]
-        last = after.round >= self.settings.rounds
+        held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
         return Sight(
-            before, after, visits, last, work, data, self._shown(data), whole.strata, self.architectures, self.shop
+            before=before,
+            after=after,
+            visits=visits,
+            last=after.round >= self.settings.rounds,
+            work=work,
+            data=data,
+            classes={client: frozenset(examples.labels().tolist()) for client, examples in held.items()},
+            shared=self._shown(data),
+            strata=self.architectures[""].strata,
+            architectures=self.architectures,
+            shop=self.shop,
         )
 
     def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:

@@ -184,7 +184,8 @@ class RunDirectory:
     def _trim_probes(self, rounds: int) -> None:
         """Cut probes.jsonl down to the same rounds."""
         text = self.probes.read_bytes() if self.probes.exists() else b""
-        kept = b"".join(line + b"\n" for line in text.split(b"\n") if 0 < _row(line).get("round", 0) <= rounds)
+        numbers = {line: _row(line).get("round") for line in text.split(b"\n")}
+        kept = b"".join(line + b"\n" for line, n in numbers.items() if isinstance(n, int) and 0 < n <= rounds)
         if text != kept:
             write_atomic(self.probes, kept)
 

@@ -157,6 +157,18 @@ def test_axes_become_logarithmic(visit: Visit) -> None:
     assert visit.wrong == []
 
 
+def test_a_figure_is_saved_as_a_picture_and_zooming_undone(visit: Visit) -> None:
+    with visit.page.expect_download() as download:
+        visit.page.locator("[data-figure=loss] button", has_text="PNG").click()
+    assert download.value.suggested_filename == "loss.png"
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+    visit.ask(f"Plotly.relayout({visit.plot('loss')}, {{'xaxis.range': [2, 3], 'xaxis.autorange': false}})")
+    visit.page.locator("[data-figure=loss] button", has_text="Reset").click()
+    assert visit.ask(f"{visit.plot('loss')}._fullLayout.xaxis.range[1]") > 10
+    assert visit.ask("document.querySelectorAll('.modebar-btn').length") == 0  # one of Plotly's own shares data
+    assert visit.wrong == []
+
+
 def test_light_becomes_dark(visit: Visit) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, ink = visit.ask(ground), visit.ask(f"{visit.plot('accuracy')}._fullLayout.font.color")

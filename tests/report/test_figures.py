@@ -124,6 +124,7 @@ def test_many_large_matrices_are_thinned_evenly() -> None:
     (pairs,) = features.cka(lines_of([saved([0.1], rows)]))
     rounds = list(map(int, pairs.by[1].values))
     assert (rounds[0], rounds[-1], len(rounds)) == (1, 300, 150_000 // 1600)
+    assert "some rounds are left out" in pairs.about
 
 
 def test_embedding_is_coloured_by_class_or_by_client() -> None:
@@ -150,6 +151,12 @@ def test_every_section_is_there_once_everything_is_probed(lines: list[Line]) -> 
     assert names[:6] == ["curves", "efficiency", "architectures", "layers", "gradients", "similarity"]
     assert names[6:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
     assert len(lines) == len(THREE)
+
+
+def test_pictures_of_one_seed_say_so(lines: list[Line]) -> None:
+    about = {section.name: section.about for section in drawn_sections(lines)}
+    assert about["similarity"].endswith("Client by client is of seed 0 alone.")
+    assert "alone" not in about["curves"]
 
 
 def test_plotly_accepts_every_figure_in_every_state(lines: list[Line]) -> None:

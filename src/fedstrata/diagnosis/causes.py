@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import Evidence, Rule, by_name, numbers, percent, recent, times
+from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.remedies import Bench, reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.saved import Saved
@@ -32,11 +33,11 @@ def label_skew(saved: Saved) -> Evidence | None:
     """Beyond chance: (skew − chance)/(1 − chance)."""
     facts = saved.facts
     skew, counts = facts.get("skew"), facts.get("counts", [])
-    if skew is None or not counts:
+    own = Bench(saved).own
+    if skew is None or not counts or (own is not None and own.pools):
         return None
     chance = chance_skew(counts)
     beyond = max((float(skew) - chance) / (1 - chance), 0.0)
-    classes = len(counts[0])
     lacking = fmean(sum(n == 0 for n in row) for row in counts if sum(row))
     lost = numbers(found.get("forgetting") for found in recent(saved, "calibration"))
     figure = {"beyond_chance": beyond, "skew": float(skew), "by_chance": chance, "classes_lacking": lacking}
@@ -44,10 +45,14 @@ def label_skew(saved: Saved) -> Evidence | None:
         figure["forgetting"] = fmean(lost)
     sentence = (
         f"Clients hold different labels: {percent(float(skew))} of a client's examples would have to change their "
-        f"class to match everybody's ({percent(chance)} by chance at these sizes), and a client lacks {lacking:.1f} of "
-        f"{classes} classes{_forgotten(lost)}."
+        f"class to match everybody's ({percent(chance)} by chance at these sizes){_missing(lacking, len(counts[0]))}"
+        f"{_forgotten(lost)}."
     )
     return Evidence(beyond, sentence, figure, lambda: against_skew(Bench(saved)))
+
+
+def _missing(lacking: float, classes: int) -> str:
+    return f", and a client lacks {lacking:.1f} of {classes} classes" if lacking else ""
 
 
 def _forgotten(lost: Sequence[float]) -> str:
@@ -100,10 +105,16 @@ def against_skew(bench: Bench) -> list[Remedy | None]:
 
 
 def running_statistics(saved: Saved) -> Evidence | None:
-    """Accuracy that the averaged model gains by normalising with each batch instead."""
-    rounds = [found for found in recent(saved, "statistics") if {"running", "batch"} <= found.keys()]
+    """Accuracy that the averaged model gains by normalising with each batch instead.
+
+    In the last rounds together or in the very last, whichever is less: it must not have passed already. Rounds before
+    the statistics can have forgotten their initial values do not count.
+    """
+    warm = replace(saved, probes=[row for row in saved.probes if row["round"] * steps_of(saved) >= WARM])
+    rounds = [found for found in recent(warm, "statistics") if {"running", "batch"} <= found.keys()]
     if not rounds:
         return None
+    rounds = rounds if _lost(rounds) < _lost(rounds[-1:]) else rounds[-1:]
     running, batch = (fmean(found[name] for found in rounds) for name in ("running", "batch"))
     spread = by_name([found.get("spread", {}) for found in rounds])
     figure = {"lost": batch - running, "running": running, "batch": batch}
@@ -119,6 +130,10 @@ def running_statistics(saved: Saved) -> Evidence | None:
         f"{percent(batch)} with each batch's own{apart}."
     )
     return Evidence(batch - running, sentence, figure, lambda: against_statistics(Bench(saved), batch, running))
+
+
+def _lost(rounds: Sequence[Mapping[str, Any]]) -> float:
+    return fmean(found["batch"] - found["running"] for found in rounds)
 
 
 def against_statistics(bench: Bench, batch: float, running: float) -> list[Remedy | None]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstrata.diagnosis.thresholds import HIGH
+from fedstrata.diagnosis.thresholds import HIGH, THRESHOLDS
 
 WIDTH = 100
 SHOWN = 3
-"""How many remedies of a finding a terminal shows."""
+"""How many remedies of a finding a terminal shows with their reasons; of one that others explain, none."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,12 @@ class Diagnosis:
             yield ""
             yield from _wrapped(f"{number}. {_title(finding)}")
             yield from _wrapped(finding.sentence, 3)
-            for remedy in finding.remedies[:SHOWN]:
+            shown = 0 if finding.explained_by else SHOWN
+            for remedy in finding.remedies[:shown]:
                 yield from _wrapped(f"- {_said(remedy)}", 3, 5)
-            rest = [remedy.options for remedy in finding.remedies[SHOWN:] if remedy.options]
+            rest = [remedy.options for remedy in finding.remedies[shown:] if remedy.options]
             if rest:
-                yield from _wrapped(f"- or {'; '.join(rest)}", 3, 5)
+                yield from _wrapped(f"- {'or' if shown else 'against it alone:'} {'; '.join(rest)}", 3, 5)
         if self.looked:
             yield ""
             yield from _wrapped(f"Looked at: {_figures(self.looked)}.")
@@ -179,7 +180,11 @@ def _said(remedy: Remedy, quote: str = "") -> str:
 
 
 def _figures(looked: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('-', ' ')} {value:.3g}" for name, value in looked.items())
+    limits = {name: THRESHOLDS[name].none for name in looked if name in THRESHOLDS}
+    told = (
+        f"{value:.3g} (limit {limits[name]:g})" if name in limits else f"{value:.3g}" for name, value in looked.items()
+    )
+    return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, told, strict=True))
 
 
 def _count(number: int, what: str) -> str:

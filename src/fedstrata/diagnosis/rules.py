@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
 from fedstrata.diagnosis.findings import Diagnosis, Finding
-from fedstrata.diagnosis.reading import Evidence, Rule
+from fedstrata.diagnosis.reading import WARM, Evidence, Rule
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.saved import Saved
@@ -34,7 +34,7 @@ def diagnose(saved: Saved) -> Diagnosis:
         saved.method,
         tuple(ranked(findings)),
         {name: _rounded(evidence.value) for name, evidence in seen.items()},
-        tuple(_notes(seen, reported)),
+        tuple(_notes(saved, seen, reported)),
         {rule.name: rule.probes for rule in RULES if rule.name not in seen and _applies(rule, saved)},
     )
 
@@ -74,10 +74,12 @@ def _applies(rule: Rule, saved: Saved) -> bool:
     return rule.name != "running-statistics" or bool(saved.facts.get("buffers", True))
 
 
-def _notes(seen: Mapping[str, Evidence], reported: set[str]) -> list[str]:
-    """Where clients part most is told whether or not it is much."""
-    name = "diverging-strata"
-    return [seen[name].sentence] if name in seen and name not in reported else []
+def _notes(saved: Saved, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
+    """Where clients part most, whether or not it is much; and what it is too early to tell."""
+    if "diverging-strata" in seen.keys() - reported:
+        yield seen["diverging-strata"].sentence
+    if "running-statistics" not in seen and saved.series("statistics"):
+        yield f"Running statistics were not judged: they were measured before a client had taken {WARM} steps."
 
 
 def _rounded(value: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import (
+    WARM,
     Evidence,
     Rule,
     by_name,
@@ -20,6 +21,7 @@ from fedstrata.diagnosis.reading import (
     percent,
     rank_correlation,
     recent,
+    steps_of,
     times,
 )
 from fedstrata.diagnosis.remedies import Bench
@@ -338,14 +340,14 @@ def no_learning(saved: Saved) -> Evidence | None:
     """How far accuracy is above guessing the most frequent class, as a share of the way to 1."""
     rated = [record for record in saved.records if record.accuracy is not None]
     classes, counts = saved.facts.get("classes"), saved.facts.get("counts", [])
-    if not rated or not classes or len(saved.records) < 3:
+    if not rated or not classes or rated[-1].round * steps_of(saved) < WARM:
         return None
     totals = [sum(column) for column in zip(*counts, strict=True)]
     chance = max(totals) / sum(totals) if sum(totals) else 1 / classes
     best = max(float(record.accuracy or 0.0) for record in rated[-max(len(rated) // 3, 1) :])
     value = (best - chance) / max(1 - chance, 1e-9)
     sentence = (
-        f"The global model has hardly learned: {percent(best)} after {saved.records[-1].round} rounds, where guessing "
+        f"The global model has hardly learned: {percent(best)} after {rated[-1].round} rounds, where guessing "
         f"gives {percent(chance)}."
     )
     figure = {"above_guessing": value, "accuracy": best, "guessing": chance}
@@ -354,14 +356,14 @@ def no_learning(saved: Saved) -> Evidence | None:
 
 def diverged(saved: Saved) -> Evidence | None:
     """Whether training left the finite numbers."""
-    why = saved.summary.get("diverged")
-    if not saved.summary:
+    why = str(saved.summary.get("diverged") or "").rstrip(".")
+    if not why:
         return None
     bench = Bench(saved)
     return Evidence(
-        1.0 if why else 0.0,
-        f"Training diverged: {why}" if why else "",
-        {"diverged": 1.0 if why else 0.0},
+        1.0,
+        f"{why[:1].upper()}{why[1:]}.",
+        {"diverged": 1.0},
         lambda: [bench.slower(0.1, "a smaller learning rate"), bench.set("shorter steps", papers.MCMAHAN, clip=1.0)],
     )
 

@@ -62,6 +62,8 @@ def _pairs(lines: Sequence[Line], rows: Sequence[Mapping[int, Any]], slider: Con
     base = [_square_base(at) for at in range(len(stages))]
     shape = _grid(stages, columns)
     about = "CKA of every two clients that took part, a square for each stage: 1 where features are the same."
+    if any(str(at) not in slider.values for table in rows for at in table):
+        about += " Matrices are large, so that some rounds are left out."
     name, title = "cka", "Client by client"
     return Figure(name, title, about, base, shape, (method, slider), frames, titles=tuple(stages), columns=columns)
 

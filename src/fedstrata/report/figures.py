@@ -215,21 +215,21 @@ def loss(lines: Sequence[Line]) -> list[Figure]:
 
 def against_costs(lines: Sequence[Line]) -> list[Figure]:
     """Accuracy against bytes, and against operations."""
-    kinds: tuple[tuple[str, str, str, Places], ...] = (
-        ("bytes", "bytes sent, up and down", "B", by_bytes),
-        ("flops", "operations of local training", "FLOP", by_flops),
+    kinds: tuple[tuple[str, str, str, str, Places], ...] = (
+        ("bytes", "bytes", "sent, up and down", "B", by_bytes),
+        ("flops", "operations", "computed in local training", "FLOP", by_flops),
     )
     found = []
-    for name, title, unit, at in kinds:
+    for name, what, how, unit, at in kinds:
         data = curves(lines, lambda r: r.accuracy, PERCENT, at)
         for trace in data:
             if "hovertemplate" in trace:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
-        x = axis(title, tickformat="~s", ticksuffix=unit, rangemode="tozero")
+        x = axis(f"{what} {how}", tickformat="~s", ticksuffix=unit, rangemode="tozero")
         shape = layout(x, axis("test accuracy", tickformat=PERCENT), hovermode="closest")
-        about = f"Accuracy on the test set against all {title}, until then, a line for each method."
+        about = f"Accuracy on the test set against all {what} {how} until then, a line for each method."
         if data and any(x for trace in data for x in trace["x"]):
-            found.append(Figure(f"accuracy-{name}", f"Accuracy against {title}", about, data, shape, log=("xaxis",)))
+            found.append(Figure(f"accuracy-{name}", f"Accuracy against {what}", about, data, shape, log=("xaxis",)))
     return found
 
 

@@ -126,7 +126,7 @@ def _profile(
             rows = [table.get(at, {}) for table in by_line]
             frames[key(q, r)] = [{"x": [rounded(row.get(name)) for name in names]} for row in rows]
     shape = layout(
-        axis("", tickformat=".2~g"),
+        axis("", tickformat=".2~g", tickangle=0, nticks=6),
         _downwards(names),
         height=height,
         hovermode="y unified",

@@ -142,7 +142,7 @@ def _tile(tile: tuple[str, str, str]) -> str:
 def _facts(lines: Sequence[Line]) -> dict[str, str]:
     """What runs, in a few rows."""
     shown = {
-        "method": listed([line.name for line in lines]) if len(lines) > 1 else lines[0].name,
+        "method": listed([line.name for line in lines]) if len(lines) <= 6 else f"{len(lines)}, see the results",
         "buffers": listed(list(dict.fromkeys(tables.buffers(run) for line in lines for run in line.runs))),
         "data": f"{_shared(lines, 'dataset')}, {_shared(lines, 'partition')}",
         "model": _model(lines),

@@ -46,10 +46,11 @@ class Section:
         shape = "figures" if self.wide or len(self.figures) == 1 else f"figures pair {self.name}"
         return (
             f'<section id="{self.name}" aria-labelledby="h-{self.name}">'
-            + f'<h2 id="h-{self.name}">{text(self.heading)}</h2>'
+            + f'<div class="head"><h2 id="h-{self.name}">{text(self.heading)}</h2>'
             + (f'<p class="about">{text(self.about)}</p>' if self.about else "")
-            + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
             + (f'<div class="controls" data-controls="{controls}"></div>' if controls else "")
+            + "</div>"
+            + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
             + (f'<div class="{shape}">{drawn}</div>' if drawn else "")
             + "</section>"
         )
@@ -58,7 +59,7 @@ class Section:
 def _figure(figure: Figure) -> str:
     height = figure.layout.get("height", HEIGHT)
     return (
-        f'<figure data-figure="{figure.name}"><figcaption>{text(figure.title)}</figcaption>'
+        f'<figure data-figure="{figure.name}"><figcaption><span>{text(figure.title)}</span></figcaption>'
         f'<div class="plot" role="img" aria-label="{text(figure.title)}. {text(figure.about)}" '
         f'style="height:{height}px"></div>'
         f'<p class="caption">{text(figure.about)}</p>'
@@ -68,6 +69,7 @@ def _figure(figure: Figure) -> str:
 
 HEIGHT = 350
 """Of a figure that does not say."""
+_SPACES = str.maketrans("-_", "  ")
 FEW = 3
 """Remedies of a finding that are shown at once."""
 
@@ -162,18 +164,38 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list
 def drawn_sections(lines: Sequence[Line]) -> list[Section]:
     """Those of figures, as far as there is something to show."""
     return [
-        Section(name, heading, about, tuple(found), wide=wide)
+        Section(name, heading, about + _whose(name, lines), tuple(found), wide=wide)
         for name, heading, about, wide, makers in _FIGURES
         if (found := [figure for make in makers for figure in make(lines)])
     ]
+
+
+_OF_ONE_RUN = {
+    "gradients": "Step by step",
+    "similarity": "Client by client",
+    "forgetting": "Class by class",
+    "embedding": "The map",
+}
+"""Sections with a picture that is of one run, since a mean over seeds has no meaning there."""
+
+
+def _whose(name: str, lines: Sequence[Line]) -> str:
+    """Which seed such a picture is of, where there are several."""
+    if name not in _OF_ONE_RUN or all(len(line.runs) == 1 for line in lines):
+        return ""
+    seeds = dict.fromkeys(str(line.first.config.get("seed", 0)) for line in lines)
+    return f" {_OF_ONE_RUN[name]} is of seed {', '.join(seeds)} alone."
 
 
 def sections(lines: Sequence[Line]) -> list[Section]:
     """All sections that have something to show."""
     first = Section("results", "Results", "", body=_results(lines))
     diagnosis = _diagnosis(lines)
-    told = [Section("diagnosis", "Diagnosis", "", body=diagnosis)] if diagnosis else []
-    return [first, *told, *drawn_sections(lines), Section("costs", "Costs", "", body=_costs(lines))]
+    several = any(len(line.runs) > 1 for line in lines)
+    about = "Of one seed of each method, the one that got furthest." if several else ""
+    told = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
+    spent = [Section("costs", "Costs", "", body=_costs(lines))] if any(line.rounds for line in lines) else []
+    return [first, *told, *drawn_sections(lines), *spent]
 
 
 def _results(lines: Sequence[Line]) -> str:
@@ -211,7 +233,7 @@ def _finding(finding: Finding) -> str:
     more = f"<details><summary>{len(remedies) - FEW} more</summary><ul>{''.join(remedies[FEW:])}</ul></details>"
     kind = "serious" if finding.severity >= HIGH else "slight"
     causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
-    figures = ", ".join(f"{name.replace('-', ' ')} {value:.3g}" for name, value in finding.figure.items())
+    figures = ", ".join(f"{name.translate(_SPACES)} {value:.3g}" for name, value in finding.figure.items())
     return (
         f'<li class="finding {kind}"><p><strong>{text(finding.name.replace("-", " ").capitalize())}</strong> '
         f'<span class="severity">{kind}, {finding.severity:.2f}</span></p><p>{text(finding.sentence)}</p>'

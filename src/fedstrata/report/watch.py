@@ -8,6 +8,7 @@ site can read a run by giving its own name this address (DNS rebinding).
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -158,7 +159,9 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that has gone away is no news."""
+        """Say what went wrong; a browser that has gone away is no news."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def serve(directory: Path, port: int = 0, ready: Sequence[Callable[[str], object]] = ()) -> None:

@@ -183,7 +183,7 @@ SCALES = {
         deep=18,
         slim=("resnet10", SLIM),
         transformers={
-            "ViT": "vit(dim=32, heads=4, mlp_ratio=4.0)",
+            "ViT": "vit(dim=32, heads=2, mlp_ratio=4.0)",
             "Swin": "swin(window=2, dim=12, heads=(2, 2, 4))",
         },
         networks={

@@ -43,7 +43,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("--ink"), size: 12.5, family: getComputedStyle(document.body).fontFamily },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink") }, namelength: -1 },
-      xaxis: axis, yaxis: axis, modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
+      xaxis: axis, yaxis: axis,
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", tracegroupgap: 0, font: { size: 12 } },
     } };
   };
@@ -68,9 +68,15 @@
   const log10 = (value) => (value > 0 ? Math.log10(value) : null);
   const warm = (trace) => ({ // a heat-map whose colours go with the logarithm
     ...trace, z: trace.z.map((row) => row.map(log10)), customdata: trace.z,
-    zmin: undefined, zmax: undefined, hovertemplate: trace.hovertemplate.replace("%{z", "%{customdata"),
-    colorbar: { ...trace.colorbar, tickformat: undefined, tickprefix: "10^" },
+    zmin: log10(trace.zmin) ?? undefined, zmax: log10(trace.zmax) ?? undefined,
+    hovertemplate: trace.hovertemplate.replace("%{z", "%{customdata"), colorbar: { ...trace.colorbar, ...logTicks(trace) },
   });
+  const logTicks = (trace) => { // 1, 2 and 5, and their tenfold
+    const held = trace.z.flat().filter((value) => value > 0);
+    const powers = Array.from({ length: 25 }, (_, at) => at - 15).flatMap((n) => [1, 2, 5].map((d) => Number(`${d}e${n}`)));
+    const shown = powers.filter((value) => value >= Math.min(...held) && value <= Math.max(trace.zmax, ...held));
+    return { tickvals: shown.map(log10), ticktext: shown.map(String) };
+  };
   const composedTraces = (figure) => traces(figure).map((trace) => {
     const shown = onGround(logarithmic && figure.log.includes("z") && trace.type === "heatmap" ? warm(trace) : trace);
     return hidden.has(trace.meta?.line) ? { ...shown, visible: "legendonly" } : shown;
@@ -88,10 +94,11 @@
       shapes.push({ type: "line", x0: x, x1: x, xref: "x", y0: 0, y1: 1, yref: "paper",
         line: { color: colour("--ink"), width: 1.5, dash: "dot" } });
     }
-    const shown = { ...figure.layout, shapes, template: template(), uirevision: "kept", dragmode: "zoom" };
+    // Plotly writes zooms into what it is given
+    const shown = { ...structuredClone(figure.layout), shapes, template: template(), uirevision: `zoom${plot.dataset.zoom ?? 0}`, dragmode: "zoom" };
     shown.margin = { l: 60, r: 12, t: 12, b: 46, ...figure.layout.margin };
     const named = traces(figure).filter((t) => t.name && t.showlegend !== false && t.type !== "heatmap");
-    shown.showlegend ??= named.length > 1;
+    shown.showlegend ??= named.length > 1 && named.length <= 8; // more are told apart in the toolbar
     const width = printing ? PAPER : plot.clientWidth;
     if (figure.panels > 1) { // squares
       const rows = Math.ceil(figure.panels / figure.columns);
@@ -102,9 +109,14 @@
     shown.height += (shown.showlegend ? legendHeight(named, width - 60) : 0);
     plot.style.height = `${shown.height}px`;
     shown.width = width;
+    const span = ({ x, y }) => (x ? Math.max(...x) - Math.min(...x) : (y?.length ?? 1) - 1);
+    if (shown.xaxis.tickformat === "d" && traces(figure).every((trace) => span(trace) < 8)) shown.xaxis.dtick = 1; // no halves
     if (logarithmic) {
       for (const name of figure.log.filter((name) => name !== "z")) {
-        shown[name] = { ...shown[name], type: "log", rangemode: "normal", uirevision: "log" };
+        const { title, ticksuffix } = shown[name];
+        const unit = ticksuffix ? { ticksuffix: "", title: { text: `${title.text} (${ticksuffix})` } } : {};
+        shown[name] = { ...shown[name], ...unit, type: "log", rangemode: "normal", uirevision: "log" };
+        if (shown[name].nticks) shown[name].dtick = "D2";
       }
     }
     return shown;
@@ -112,7 +124,7 @@
 
   // ---- drawing
 
-  const config = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displayModeBar: false, displaylogo: false };
   const figureOf = (plot) => data.figures[plot.closest("[data-figure]").dataset.figure];
   const draw = (plot) => {
     const figure = figureOf(plot);
@@ -121,11 +133,26 @@
     Plotly.react(plot, composedTraces(figure), composedLayout(figure, plot), config);
     if (fresh) {
       drawn.add(plot);
+      setButtons(plot);
       plot.on("plotly_legendclick", (event) => legendClick(event, toggle));
       plot.on("plotly_legenddoubleclick", (event) => legendClick(event, alone));
     }
     const table = plot.parentElement.querySelector("details.data");
     if (table.open) tabulate(table);
+  };
+  const setButtons = (plot) => {
+    const caption = plot.parentElement.querySelector("figcaption");
+    const title = caption.textContent;
+    const button = (text, what, act) => {
+      const made = make("button", { type: "button", textContent: text, title: what });
+      made.setAttribute("aria-label", `${what}: ${title}`);
+      made.addEventListener("click", act);
+      return made;
+    };
+    caption.append(
+      button("Reset", "Undo zooming", () => { plot.dataset.zoom = Number(plot.dataset.zoom ?? 0) + 1; draw(plot); }),
+      button("PNG", "Save as a picture", () => Plotly.downloadImage(plot, { format: "png", scale: 2,
+        width: plot.clientWidth, height: plot.clientHeight, filename: plot.parentElement.dataset.figure })));
   };
   const redraw = (wanted = () => true) => drawn.forEach((plot) => { if (wanted(figureOf(plot))) draw(plot); });
   const legendClick = (event, act) => {
@@ -330,12 +357,13 @@
   // ---- news of a run that goes on
 
   const element = (html) => make("template", { innerHTML: html }).content.firstElementChild;
+  const parts = new Map(); // what each part was last replaced by
   const replacePart = (name, html) => {
     const old = document.querySelector(`[data-part="${name}"]`);
-    if (!old || old.dataset.html === html) return;
+    if (!old || parts.get(name) === html) return;
     const open = all("details", old).map((details) => details.open);
     old.innerHTML = html;
-    old.dataset.html = html;
+    parts.set(name, html);
     all("details", old).forEach((details, at) => { details.open = open[at] ?? false; });
   };
   const receive = (fresh) => {
