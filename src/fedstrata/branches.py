@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 
@@ -47,3 +48,8 @@ def branched(models: Mapping[str, nn.Module], arch_of: ArchOf, clients: int) -> 
 def _word(arch: str) -> str:
     """An architecture's name without what a module's name cannot have."""
     return re.sub(r"\W+", "_", arch).strip("_") or "whole"
+
+
+def copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
+    """A model of one's own."""
+    return copy.deepcopy(models[arch])

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.branches import branched
+from fedstrata.branches import branched, copy_of
 from fedstrata.config import Settings, checked, same_config, to_toml
 from fedstrata.core import Buffers, Setting, Slots, Update, Work
 from fedstrata.data.augment import build_augment
@@ -164,7 +164,7 @@ class Federation:
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = architectures[""].strata
         shop = Workshop(
-            build=partial(_copy_of, models),
+            build=partial(copy_of, models),
             method=self.method,
             augment=build_augment(augment, tuple(sample.shape[1:])),
             device=device_of(device),
@@ -223,12 +223,13 @@ class Federation:
             clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
         )
         self.records: list[Record] = []
+        self._config = {**self.settings.model_dump(), **(recipe or {})}
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
         self._saved_at, self._saved_round, self._since = time.monotonic(), -1, time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
         if self._directory is not None:
-            self._open_directory(self._directory, resume, {**self.settings.model_dump(), **(recipe or {})})
+            self._open_directory(self._directory, resume, self._config)
         elif resume:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
 
@@ -482,8 +483,10 @@ class Federation:
     def saved(self) -> Saved:
         """The run so far, as its files would tell it."""
         name = "this run" if self.out is None else self.out.name
-        seen = self.settings.model_dump(), tuple(self.records), tuple(self.probes)
-        return Saved(name, *seen, self._facts(), self.summary(), {**versions(), **self._about()}, self.out)
+        seen = tuple(self.records), tuple(self.probes)
+        return Saved(
+            name, self._config, *seen, self._facts(), self.summary(), {**versions(), **self._about()}, self.out
+        )
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run so far as one HTML file; without a path, as report.html in the run's directory."""
@@ -494,7 +497,3 @@ class Federation:
     def history(self) -> History:
         """The records so far, the model and the totals."""
         return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
-
-
-def _copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
-    return copy.deepcopy(models[arch])

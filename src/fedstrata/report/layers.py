@@ -19,7 +19,7 @@ from fedstrata.report.figures import (
     layout,
     rounds_axis,
 )
-from fedstrata.report.lines import Line, order, probed, stages_of, strata_of, tables
+from fedstrata.report.lines import Line, order, probed, strata_of, tables
 from fedstrata.report.words import distinct, known, number, rounded, text
 
 MOST_ROUNDS = 200
@@ -354,7 +354,7 @@ def _layers(table: Tables) -> list[Trace]:
 def stage_tables(lines: Sequence[Line], probe: str, *path: str) -> tuple[list[dict[int, dict[str, float]]], list[str]]:
     """A table for each line, and the stages in order."""
     by_line = [tables(line, probe, *path) for line in lines]
-    return by_line, order(by_line, stages_of(lines))
+    return by_line, order(by_line, [])
 
 
 def plain(value: Any) -> float | None:

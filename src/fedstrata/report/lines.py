@@ -205,11 +205,6 @@ def strata_of(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(str(part.get("name")) for part in _parts(lines)))
 
 
-def stages_of(lines: Sequence[Line]) -> list[str]:
-    """Names of the stages of all models, in order."""
-    return list(dict.fromkeys(str(part.get("stage")) for part in _parts(lines)))
-
-
 def _parts(lines: Sequence[Line]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         model = line.first.facts.get("model")
