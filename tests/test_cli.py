@@ -22,7 +22,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import fedstrata as fs
-from fedstrata import cli, console
+from fedstrata import cli, console, wording
 from fedstrata.commands import listing, training
 from fedstrata.config import RunConfig
 from fedstrata.data.sources import Remote
@@ -649,13 +649,13 @@ def test_a_terminal_that_only_knows_ascii(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_numbers_for_people() -> None:
-    assert [console.bytes_text(n) for n in (0, 999, 1000, 1234567, 10**15)] == [
+    assert [wording.bytes_text(n) for n in (0, 999, 1000, 1234567, 10**15)] == [
         "0 B",
         "999 B",
         "1.0 kB",
         "1.2 MB",
         "1000.0 TB",
     ]
-    assert [console.flops_text(n) for n in (5, 1e9, 1e18)] == ["5 FLOP", "1 GFLOP", "1e+03 PFLOP"]
-    assert [console.percent(x) for x in (None, 0.91372, 1.0)] == ["–", "91.37 %", "100.00 %"]
-    assert [console.plural(n, "round") for n in (0, 1, 2000)] == ["0 rounds", "1 round", "2,000 rounds"]
+    assert [wording.flops_text(n) for n in (5, 1e9, 1e18)] == ["5 FLOP", "1 GFLOP", "1e+03 PFLOP"]
+    assert [wording.percent(x) for x in (None, 0.91372, 1.0)] == ["–", "91.37 %", "100.00 %"]
+    assert [wording.plural(n, "round") for n in (0, 1, 2000)] == ["0 rounds", "1 round", "2,000 rounds"]

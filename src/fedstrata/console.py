@@ -32,42 +32,10 @@ from fedstrata.config import FREE, RunConfig
 from fedstrata.errors import one_line
 from fedstrata.federation import Federation
 from fedstrata.history import History, Record
+from fedstrata.wording import bytes_text, flops_text, number, percent, plural
 
 SHOWN = 8
 """Rounds that the live table shows."""
-
-
-def bytes_text(count: float) -> str:
-    """1234567 → '1.2 MB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def flops_text(count: float) -> str:
-    """Floating-point operations with a unit."""
-    for unit in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.3g} {unit}FLOP"
-        count /= 1000
-    return f"{count:.3g} PFLOP"
-
-
-def percent(value: float | None) -> str:
-    """0.9137 → '91.37 %', and a dash for None."""
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def number(value: float | None) -> str:
-    """Three digits after the point, and a dash for None."""
-    return "–" if value is None else f"{value:.3f}"
-
-
-def plural(count: int, word: str) -> str:
-    """'1 round', '20 rounds'."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def header(federation: Federation, rows: Mapping[str, str]) -> Panel:

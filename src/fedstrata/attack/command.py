@@ -17,8 +17,8 @@ from rich.table import Table
 from fedstrata.attack.inversion import NOISE, Inversion
 from fedstrata.attack.inversion import invert as inverted
 from fedstrata.attack.sheet import check_pictures
-from fedstrata.console import plural
 from fedstrata.errors import UsageError
+from fedstrata.wording import plural
 
 app = typer.Typer(help="Attack what a run shares.", no_args_is_help=True)
 

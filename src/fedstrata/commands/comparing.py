@@ -19,6 +19,7 @@ from fedstrata.report.command import browse
 from fedstrata.reproduce import PAPERS, SCALES
 from fedstrata.reproduce import reproduce as reproduced
 from fedstrata.saved import Saved
+from fedstrata.wording import plural
 
 
 @with_fields
@@ -106,6 +107,4 @@ def reproduce(
     )
     open_screen().print(found, soft_wrap=True)
     if found.failures:
-        raise FedstrataError(
-            f"{console.plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}"
-        )
+        raise FedstrataError(f"{plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}")

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from fedstrata.anatomy import ModelFacts, describe_model
 from fedstrata.config import RunConfig, checked
-from fedstrata.console import bytes_text, flops_text
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.receptive import Field
 from fedstrata.run import models_of
+from fedstrata.wording import bytes_text, flops_text
 
 app = typer.Typer(help="Look at models.", no_args_is_help=True)
 

@@ -34,6 +34,7 @@ from fedstrata.history import Record
 from fedstrata.report.command import browse
 from fedstrata.run import open_run, resume_run
 from fedstrata.rundir import RunDirectory, fresh_directory
+from fedstrata.wording import percent, plural
 
 DEMO = {
     "dataset": "digits",
@@ -146,8 +147,8 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
             json.dumps({**history.summary, "out": str(federation.out)} | ({"profile": spent} if spent["main"] else {}))
         )
     elif wish.quiet:
-        accuracy = console.percent(history.accuracy)
-        rounds = console.plural(len(history.records), "round")
+        accuracy = percent(history.accuracy)
+        rounds = plural(len(history.records), "round")
         print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
     else:
         screen.print(console.summary(history, federation.out))

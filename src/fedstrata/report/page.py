@@ -25,8 +25,9 @@ from fedstrata.report import tables
 from fedstrata.report.figures import themes
 from fedstrata.report.lines import PALETTE, Line, lines_of
 from fedstrata.report.sections import Section, sections
-from fedstrata.report.words import NONE, listed, plural, text
+from fedstrata.report.words import NONE, listed, text
 from fedstrata.saved import Saved
+from fedstrata.wording import plural
 
 
 def page(runs: Sequence[Saved], title: str | None = None, live: bool = False) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedstrata.history import Costs
 from fedstrata.report.lines import PALETTE, Line, differing
-from fedstrata.report.words import NONE, flops, known, listed, mean, percent, plural, seconds, sized, spread, text
+from fedstrata.report.words import NONE, flops, known, listed, mean, seconds, sized, spread, text
 from fedstrata.saved import Saved
+from fedstrata.wording import percent, plural
 
 
 def swatch(line: int) -> str:

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedstrata.wording import bytes_text, flops_text
+
 NONE = "–"
 
 
@@ -33,27 +35,14 @@ def rounded(value: Any, digits: int = 4) -> float | None:
     return None if found is None else float(f"{found:.{digits}g}")
 
 
-def percent(value: float | None) -> str:
-    """0.9137 → '91.37 %'."""
-    return NONE if value is None else f"{100 * value:.2f} %"
-
-
 def sized(count: float | None) -> str:
-    """1234567 → '1.2 MB'."""
-    return NONE if count is None else _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), ".1f")
+    """Bytes, and a dash for None."""
+    return NONE if count is None else bytes_text(count)
 
 
 def flops(count: float | None) -> str:
-    """Floating-point operations with a unit."""
-    return NONE if count is None else _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"), ".3g")
-
-
-def _scaled(count: float, units: Sequence[str], form: str) -> str:
-    for unit in units[:-1]:
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == units[0] else f"{count:{form}} {unit}"
-        count /= 1000
-    return f"{count:{form}} {units[-1]}"
+    """Floating-point operations, and a dash for None."""
+    return NONE if count is None else flops_text(count)
 
 
 def seconds(value: float | None) -> str:
@@ -65,11 +54,6 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def plural(count: int, word: str) -> str:
-    """'1 round', '20 rounds'."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def spread(values: Sequence[float]) -> str:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.console import plural
 from fedstrata.reproduce import similarity
 from fedstrata.reproduce.claims import Seeds, above, best
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
@@ -37,6 +36,7 @@ from fedstrata.reproduce.unequal import (
 )
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
+from fedstrata.wording import plural
 
 BASES = {
     "FedAvg": "",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.compare.table import stat
-from fedstrata.console import plural, spread
+from fedstrata.console import spread
 from fedstrata.core import RoundView, Technique
 from fedstrata.data.examples import Examples
 from fedstrata.federation import Federation
@@ -38,6 +38,7 @@ from fedstrata.strata import Stratum
 from fedstrata.strata import above as upper
 from fedstrata.techniques.fedimpro import FedImpro, drawn
 from fedstrata.tensors import Tensors, generator
+from fedstrata.wording import plural
 
 # --- watching a run --------------------------------------------------------------------------------------------------
 

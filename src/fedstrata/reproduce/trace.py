@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from fedstrata.compare.table import stat
-from fedstrata.console import plural
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.federation import Federation
 from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
@@ -19,6 +18,7 @@ from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.plots import plot_norms
 from fedstrata.reproduce.runs import configured, watched
 from fedstrata.tensors import Tensors
+from fedstrata.wording import plural
 
 
 def norm(grads: Tensors) -> torch.Tensor:
