@@ -1026,3 +1026,19 @@ def test_the_list_of_probes(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedstrata("list", "probes") == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in PROBES)
+
+
+def test_all_architectures_are_looked_at() -> None:
+    """Groups of clients follow each other; a few of each are measured, not the first ones."""
+    model = build_model("mlp(hidden=(4, 4, 4))", (3, 6, 6), 4, seed=0)
+    archs = {name: build_model(name, (3, 6, 6), 4, seed=0) for name in ("mlp(hidden=(4, 4))", "mlp(hidden=(4, 4, 4))")}
+    groups = list(archs)
+    parties = [pictures(8, seed) for seed in range(12)]
+    settings: dict[str, Any] = {"rounds": 4, "steps": 1, "probe": "proxy", "probe_clients": 4, "engine": "serial"}
+    fed = fs.Federation(model, parties, archs=archs, arch_of=lambda client: groups[client // 6], **settings)
+    fed.fit()
+    for row in fed.probes:
+        assert len(row["clients"]) == 4
+        assert sum(client < 6 for client in row["clients"]) == 2
+        assert "fc3.linear" in row["proxy"]
+    assert len({tuple(row["clients"]) for row in fed.probes}) > 1

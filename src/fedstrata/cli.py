@@ -17,10 +17,13 @@ from fedstrata.commands import comparing, diagnosing, listing, training
 from fedstrata.commands.data import app as data_app
 from fedstrata.commands.model import app as model_app
 from fedstrata.errors import FedstrataError, Stopped, one_line
+from fedstrata.probing import ALL, PROBES
 from fedstrata.report import command as looking
 
 SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
 """Options that take several words → what such words look like."""
+NAMES = {*PROBES, ALL}
+"""Words that are meant as such even where a file has the same name."""
 
 app = typer.Typer(
     help="Federated learning, layer by layer, for PyTorch.",
@@ -82,11 +85,17 @@ def _gathered(arguments: list[str]) -> list[str]:
     words: list[str] = []
     for word in arguments:
         several = SEVERAL.get(words[-2] if len(words) > 1 else "")
-        if several and all(re.fullmatch(several, w) and not os.path.exists(w) for w in (words[-1], word)):
+        if several and all(
+            re.fullmatch(several, w) and (w in NAMES or not os.path.exists(w)) for w in (words[-1], word)
+        ):
             words[-1] += f",{word}"
         else:
             words.append(word)
     return words
+
+
+def _is_file(word: str) -> bool:
+    return word not in NAMES and os.path.exists(word)
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:

@@ -56,7 +56,7 @@ class Settings(BaseModel):
     stop_at_target: bool = Field(False, description="end the run when the target is reached")
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
     probe: str | None = Field(None, description="what to measure layer by layer: 'divergence cka …', or all")
-    probe_every: int = Field(1, ge=1, description="rounds between measurements; the last round is always measured")
+    probe_every: int = Field(1, ge=1, description="rounds between measurements; the last planned round is measured")
     probe_clients: int = Field(10, ge=2, description="clients a round that are measured, at most")
     probe_examples: int = Field(256, ge=4, description="examples a client, and for comparing clients, at most")
 

@@ -130,7 +130,7 @@ def _milestones(records: Sequence[Record]) -> list[Record]:
     return [records[round(i * step)] for i in range(10)]
 
 
-def summary(history: History, out: Path | None) -> Group:
+def summary(history: History, out: Path | None, report: bool = False) -> Group:
     """The end of a run: a table of its course, its totals, and where its files are."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
@@ -160,7 +160,7 @@ def summary(history: History, out: Path | None) -> Group:
     for note in s["notes"]:
         facts.add_row("note", note)
     if out is not None:
-        shown = ", report.html" if (out / "report.html").exists() else ""
+        shown = ", report.html" if report else ""
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
     return Group(Course(_milestones(history.records)), facts)
 

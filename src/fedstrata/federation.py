@@ -42,7 +42,7 @@ from fedstrata.store import DictStore, Store
 from fedstrata.strata import Stratum
 from fedstrata.tensors import clone
 from fedstrata.timing import Clock, timed, using
-from fedstrata.trained import Trained
+from fedstrata.trained import Trained, Trial, tried
 from fedstrata.workshop import Workshop, normalises_batches, own_rng, running
 
 
@@ -80,7 +80,7 @@ class Federation:
         resume: continue the run that is in `out`.
         checkpoint_seconds: least time between checkpoints.
         probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
-        probe_every: rounds between measurements; the last one is always measured.
+        probe_every: rounds between measurements; the last planned one is measured.
         probe_clients: clients a round that are measured, at most.
         probe_examples: examples a client, and for comparing clients, at most.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
@@ -223,7 +223,8 @@ class Federation:
             clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
         )
         self.records: list[Record] = []
-        self._config = {**self.settings.model_dump(), **(recipe or {})}
+        said = {**self.settings.model_dump(), **(recipe or {})}
+        self._config = {name: value for name, value in said.items() if value is not None}
         self._store: Store = DictStore()
         self._directory = None if out is None else RunDirectory(Path(out))
         self._saved_at, self._saved_round, self._since = time.monotonic(), -1, time.perf_counter()
@@ -348,13 +349,13 @@ class Federation:
     def _train(self, state: ServerState) -> Trained:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
         memories = partial(self._recall, state), partial(self._keep, state)
-        trained = self._close(state, self._prober.watch(state.round), *memories)
+        trained = self._close(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
         exam = self._examiner.begin(trained.after) if self.test is not None and due else None
         return replace(trained, exam=exam, seconds=self._lap())
 
     def _close(
-        self, state: ServerState, watch: Watch | None, recall: Recall, keep: Callable[[int, Slots], None]
+        self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
     ) -> Trained:
         """Open a round on a state, train its clients, and close it."""
         number = state.round
@@ -362,6 +363,7 @@ class Federation:
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.roster.sample(number), work)
+            watch = None if prober is None else prober.watch(assignments)
             visits = self._engine.run(assignments, recall)
             counted = self._counted(visits, len(assignments), watch)
             with timed("train and close"):
@@ -403,28 +405,20 @@ class Federation:
     def diagnose(self, rounds: int = 3) -> Diagnosis:
         """What is wrong with this federation, layer by layer, and what to try; `print` shows it.
 
-        Where the run has measured nothing so far, its next few rounds are tried and measured; nothing comes of them.
+        Where the run has measured nothing so far, its next few rounds are tried and measured, or its last ones once
+        more; nothing comes of them.
         """
         saved = self.saved()
-        return diagnose(saved if saved.probes else replace(saved, probes=self.tried(rounds)))
+        return diagnose(saved if saved.probes else self.tried(rounds).put_into(saved))
 
-    def tried(self, rounds: int) -> tuple[dict[str, Any], ...]:
-        """What all probes find in the next few rounds; nothing else comes of them."""
-        prober, state, found = replace(self._prober, probes=tuple(PROBES)), self.state, []
-        kept: dict[int, Slots] = {}
-
-        def recall(client: int) -> Slots:
-            return kept[client] if client in kept else self.memory(client)
-
-        def keep(client: int, memory: Slots) -> None:
-            kept[client] = {name: clone(slot) for name, slot in memory.items()}
-
-        while state.round < min(self.state.round + rounds, self.settings.rounds):
-            trained = self._close(state, Watch(self.settings.probe_clients), recall, keep)
-            found.append(prober.measure(trained))
-            state = trained.after
+    def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> Trial:
+        """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
+        start, memories = state or self.state, store or self._store
+        prober = replace(self._prober, probes=tuple(PROBES))
+        recall = partial(_remembered, memories, start)
+        found = tried(self._close, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
-        return tuple(found)
+        return found
 
     def _counted(
         self, visits: Iterator[tuple[Update, Slots]], total: int, watch: Watch | None
@@ -446,7 +440,7 @@ class Federation:
         return self._recall(self.state, client)
 
     def _recall(self, state: ServerState, client: int) -> Slots:
-        return self._store.get(client, int(state.remembers.numpy()[client]))
+        return _remembered(self._store, state, client)
 
     def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
         self._store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
@@ -497,3 +491,7 @@ class Federation:
     def history(self) -> History:
         """The records so far, the model and the totals."""
         return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
+
+
+def _remembered(store: Store, state: ServerState, client: int) -> Slots:
+    return store.get(client, int(state.remembers.numpy()[client]))

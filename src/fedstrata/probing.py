@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice, zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -256,14 +257,14 @@ def chosen(text: str | None) -> tuple[str, ...]:
 
 @dataclass(eq=False)
 class Watch:
-    """Keeps copies of the first updates that pass: client → (its delta, its running statistics)."""
+    """Keeps copies of some clients' updates as they pass: client → (its delta, its running statistics)."""
 
-    clients: int
+    clients: frozenset[int]
     seen: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
 
     def see(self, update: Update) -> None:
         """Before the next update is asked for: its tensors may be gone then."""
-        if len(self.seen) < self.clients and update.client not in self.seen:
+        if update.client in self.clients and update.client not in self.seen:
             self.seen[update.client] = clone(update.delta), clone(update.buffers)
 
 
@@ -319,10 +320,19 @@ class Prober:
     clients: Sequence[Examples]
     test: Examples | None
 
-    def watch(self, number: int) -> Watch | None:
-        """For a round that is to be measured."""
-        due = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
-        return Watch(self.settings.probe_clients) if self.probes and due and number < self.settings.rounds else None
+    def due(self, number: int) -> bool:
+        """Whether a round is to be measured: every so many, and the last one that is planned."""
+        every = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
+        return bool(self.probes) and every and number < self.settings.rounds
+
+    def watch(self, asked: Sequence[Assignment]) -> Watch:
+        """For a round that is to be measured: some of its clients, by lot, of all architectures alike."""
+        lot = torch.randperm(len(asked), generator=generator(self.settings.seed, "probes", asked[0].round)).tolist()
+        groups: dict[str, list[int]] = {}
+        for at in lot:
+            groups.setdefault(asked[at].arch, []).append(asked[at].client)
+        in_turn = (client for several in zip_longest(*groups.values()) for client in several if client is not None)
+        return Watch(frozenset(islice(in_turn, self.settings.probe_clients)))
 
     def measure(self, watched: Watched, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
@@ -350,6 +360,7 @@ class Prober:
                 else:
                     row |= {name: plain(found)} if found else {}
                 row["seconds"][name] = round(time.perf_counter() - start, 4)
+        seen.clear()
         return {**row, "missed": missed} if missed else row
 
     def _sight(self, before: ServerState, after: ServerState, visits: Sequence[Visit], work: Work) -> Sight:

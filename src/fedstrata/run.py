@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from fedstrata.data.pools import DATA_VARIABLE
 from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
 from fedstrata.models import build_model
+from fedstrata.rundir import RunDirectory
 from fedstrata.tensors import derive
+from fedstrata.trained import Trial
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
 """Fields that say where model and data come from."""
@@ -132,13 +133,11 @@ def _recipe(directory: Path) -> dict[str, Any]:
     return values
 
 
-def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> tuple[dict[str, Any], ...]:
-    """What the probes find in a few rounds more of a run, which start from the model that it has now."""
-    values = _recipe(directory) | {"rounds": rounds, "probe": "all", "target": None, "stop_at_target": False}
-    config = checked(RunConfig, values | ({} if data_dir is None else {"data_dir": data_dir}))
-    federation = open_run(config, None)
+def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> Trial:
+    """What the probes find in a few rounds more of a run, which start from the state that it has now."""
+    values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
+    federation = open_run(checked(RunConfig, values), None)
     states, _ = load_all(directory / "checkpoints")
     if not states:
         raise UsageError(f"{directory} has no checkpoint yet: there is no model to measure")
-    federation.state = replace(federation.state, params=states[0].params, buffers=states[0].buffers)
-    return federation.tried(rounds)
+    return federation.tried(rounds, states[0], RunDirectory(directory).store())

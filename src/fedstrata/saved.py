@@ -19,7 +19,7 @@ class Saved:
 
     Args:
         name: of its directory.
-        config: what run.toml says.
+        config: what run.toml says; what it does not say is not in it.
         records: one a round.
         probes: one a probed round: `{"round": …, "clients": […], "seconds": {probe: …}, probe: what it found, …}`.
         facts: of model and data, as in facts.json; empty for runs of older versions.

@@ -1,15 +1,19 @@
-"""A round that is closed, and the record that it becomes once it is evaluated."""
+"""A round that is closed, the record that it becomes once it is evaluated, and rounds that are only tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fedstrata.core import Assignment, Work
+from fedstrata.core import Assignment, Slots, Work
+from fedstrata.errors import Diverged
 from fedstrata.exams import Quality
 from fedstrata.history import Record
-from fedstrata.probing import Watch
+from fedstrata.probing import Prober, Watch
+from fedstrata.saved import Saved
 from fedstrata.server import Outcome, ServerState
+from fedstrata.tensors import clone
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,3 +63,53 @@ class Trained:
             arch_accuracy=quality.archs,
             client_accuracy=quality.clients,
         )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rounds that were measured and then forgotten, and why they ended early, if they did."""
+
+    rows: tuple[dict[str, Any], ...]
+    diverged: str | None = None
+
+    def put_into(self, saved: Saved) -> Saved:
+        """A run, with what the trial tells of it."""
+        more = {} if self.diverged is None else {"diverged": self.diverged}
+        return replace(saved, probes=self.rows, summary={**saved.summary, **more})
+
+
+Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], Trained]
+
+
+def tried(
+    close: Close, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
+) -> Trial:
+    """Run and measure a few rounds from a state on; clients' memories stay as they are.
+
+    Args:
+        close: (state, prober, recall, keep) → the next round.
+        prober: measures it.
+        state: to begin with. A run that is at its end does its last rounds once more.
+        rounds: how many, if the run has as many.
+        planned: rounds of the run.
+        memory: client → what it remembers.
+    """
+    kept: dict[int, Slots] = {}
+    rows: list[dict[str, Any]] = []
+
+    def recall(client: int) -> Slots:
+        return kept[client] if client in kept else memory(client)
+
+    def keep(client: int, slots: Slots) -> None:
+        kept[client] = {name: clone(slot) for name, slot in slots.items()}
+
+    done = state.round
+    state = replace(state, round=min(done, max(planned - rounds, 0)))
+    while len(rows) < min(rounds, planned):
+        try:
+            trained = close(state, prober, recall, keep)
+        except Diverged as error:
+            return Trial(tuple(rows), str(error))
+        rows.append({**prober.measure(trained), "round": done + len(rows) + 1, "tried": True})
+        state = trained.after
+    return Trial(tuple(rows))

@@ -148,10 +148,25 @@ def test_lists_choose_what_is_drawn(visit: Visit) -> None:
     assert all(name.startswith("client ") for name in names)
 
 
+def test_what_may_be_negative_stays_linear(visit: Visit) -> None:
+    visit.page.locator("#log").check()
+    profile, heat = (
+        f"{visit.plot('divergence-profile')}.layout.xaxis.type",
+        f"'customdata' in {visit.plot('divergence')}",
+    )
+    assert visit.ask(profile) == "log"
+    assert visit.ask(f"{heat}.data[0]")
+    visit.page.locator("[data-control=quantity] select").select_option(label="cosine of updates")
+    assert visit.ask(profile) == "linear"
+    assert not visit.ask(f"{heat}.data[0]")
+    assert visit.wrong == []
+
+
 def test_axes_become_logarithmic(visit: Visit) -> None:
     visit.page.locator("#log").check()
     assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") == "log"
     assert visit.ask(f"{visit.plot('accuracy')}.layout.yaxis.type") != "log"
+    assert visit.ask(f"{visit.plot('drift')}.layout.yaxis.type") != "log"
     visit.page.locator("#log").uncheck()
     assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") != "log"
     assert visit.wrong == []

@@ -9,7 +9,7 @@ import pytest
 
 from fedstrata.report import features, figures, layers
 from fedstrata.report.figures import Figure, places
-from fedstrata.report.lines import Line, lines_of
+from fedstrata.report.lines import Line, lines_of, merged
 from fedstrata.report.sections import drawn_sections
 from fedstrata.saved import Saved
 
@@ -24,6 +24,81 @@ def test_runs_that_differ_only_in_their_seed_are_one_line() -> None:
     runs = [saved([0.1], seed=0), saved([0.2], seed=1, engine="wire"), saved([0.3], method="fedprox")]
     lines = lines_of(runs)
     assert [(line.name, line.seeds) for line in lines] == [("fedavg", [0, 1]), ("fedprox", [0])]
+
+
+def test_what_was_probed_makes_no_line_of_its_own() -> None:
+    """Pictures of one run are of the seed that used the probe."""
+    found = {"before": [0.5], "after": [0.25]}
+    one = saved([0.1], [{"round": 1, "divergence": {"a": 1.0}}], probe="divergence", probe_every=5)
+    two = saved([0.2], [{"round": 1, "calibration": found}], seed=1, probe="calibration")
+    lines = lines_of([one, two])
+    assert [(line.name, line.seeds) for line in lines] == [("fedavg", [0, 1])]
+    (figure,) = features.calibration(lines)
+    assert [trace["y"] for trace in figure.traces(0, 0)] == [[0.5], [0.25]]
+    (section,) = [section for section in drawn_sections(lines) if section.name == "forgetting"]
+    assert section.about.endswith("Class by class is of seed 1 alone.")
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [
+        ([], ""),
+        (["abd", "abcd"], "abcd"),
+        (["abcd", "abd"], "abcd"),
+        (["cd", "abcd"], "abcd"),
+        (["ad", "abcd", "bxd"], "abxcd"),
+        (["ab", "cd"], "abcd"),
+        (["aba"], "ab"),
+    ],
+)
+def test_orders_are_merged(orders: list[str], expected: str) -> None:
+    assert "".join(merged(orders)) == expected
+
+
+def test_strata_of_models_that_differ_stand_in_the_order_of_both() -> None:
+    runs = []
+    for names in (["stem", "layer1", "head"], ["stem", "layer1", "layer2", "head"]):
+        facts = {"model": {"strata": [{"name": name, "stage": name} for name in names]}}
+        probes = [{"round": 1, "divergence": dict.fromkeys(reversed(names), 1.0)}]
+        runs.append(saved([0.1], probes, model=f"net{len(names)}", facts=facts))
+    heat, _ = layers.divergence(lines_of(runs))
+    assert heat.traces(0, 0)[0]["y"] == ["stem", "layer1", "layer2", "head"]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_stage_that_comes_later_stands_at_its_place(told: bool) -> None:
+    stages = ["stem", "stage1", "head"]
+    facts = {"model": {"strata": [{"name": f"{stage}.conv", "stage": stage} for stage in stages]}} if told else {}
+    rows = []
+    for at, held in enumerate((["stem", "head"], ["stage1"] if told else stages), 1):
+        by_stage = dict.fromkeys(held, 0.5)
+        found = {"mean": by_stage, "matrix": dict.fromkeys(held, [[1.0]])}
+        rows.append({"round": at, "clients": [0], "cka": found, "drift": {"held": by_stage, "missing": by_stage}})
+    lines = lines_of([saved([0.1], rows, facts=facts)])
+    depth, pairs = features.cka(lines)
+    (drift,) = features.drift(lines)
+    assert depth.traces(0)[0]["x"] == stages
+    assert pairs.titles == tuple(stages)
+    assert drift.traces(0)[0]["x"] == stages
+
+
+def test_a_stage_that_only_another_seed_has_stands_at_its_place() -> None:
+    runs = [
+        saved([0.1], [{"round": 1, "cka": {"mean": dict.fromkeys(stages, 0.5)}}], seed=seed)
+        for seed, stages in enumerate((["stem", "head"], ["stem", "stage1", "head"]))
+    ]
+    (depth,) = features.cka(lines_of(runs))
+    assert depth.traces(0)[0]["x"] == ["stem", "stage1", "head"]
+
+
+def test_what_may_be_negative_has_no_logarithm() -> None:
+    row = {"round": 1, "divergence": {"a": 1.0}, "cosine": {"a": -0.5}, "drift": {"held": {"a": -0.1}}}
+    lines = lines_of([saved([0.1], [row])])
+    for figure in layers.divergence(lines):
+        assert figure.as_dict()["linear"] == ["cosine of updates"]
+        assert figure.by[0].values == ("gradient divergence", "cosine of updates")
+    (drift,) = features.drift(lines)
+    assert not drift.log
 
 
 def test_lines_of_one_method_are_told_apart_by_what_differs() -> None:
@@ -107,6 +182,17 @@ def test_gradient_norms_of_all_strata_and_the_jump() -> None:
     assert curves_of(spike, 0)[0]["y"] == [2.0]
     assert [trace["y"] for trace in steps.traces(0, 0)] == [[5.0, 1.0], [10.0, 1.0]]
     assert [trace["y"] for trace in steps.traces(1, 0)] == [[3.0, 1.0], [6.0, 1.0]]
+
+
+def test_the_jump_is_thinned_in_long_runs() -> None:
+    found = {"alone": {"a": [1.0]}, "averaged": {"a": [3.0]}}
+    rows = [{"round": at, "gradnorm": found} for at in range(1, 1001)]
+    spike, _ = layers.gradnorm(lines_of([saved([0.1], rows)]))
+    for stratum in (0, 1):
+        (trace,) = curves_of(spike, stratum)
+        assert (trace["x"][0], trace["x"][-1], len(trace["x"])) == (1, 1000, layers.MOST_ROUNDS)
+    assert "in that round, for a client that goes on alone" in spike.about
+    assert spike.about.endswith("Some rounds are left out.")
 
 
 def test_cka_of_the_clients_that_took_part() -> None:

@@ -15,7 +15,7 @@ import pytest
 import fedstrata as fs
 from fedstrata import report
 from fedstrata.errors import UsageError
-from fedstrata.report import tables
+from fedstrata.report import sections, tables
 from fedstrata.report.lines import lines_of
 from fedstrata.report.page import embedded, news, plotly
 from fedstrata.saved import Saved
@@ -115,8 +115,52 @@ def test_results_leave_out_what_diverged() -> None:
     runs = [saved([0.5], seed=0), saved([0.7], seed=1), saved([0.1], seed=2, summary={"diverged": 1})]
     table = tables.results(lines_of(runs))
     row = dict(zip(table.head, table.rows[0], strict=True))
-    assert row["accuracy"] == "60.00 ± 14.14 %"
+    assert row["accuracy"] == "60.00 ± 14.14 %, 2 of 3 seeds"
     assert "diverged after round 1" in row["state"]
+
+
+def test_no_run_that_diverged_is_the_best() -> None:
+    """fedprox's 90 % is of a run that diverged: what is left of it, 30 %, is less than fedavg's 50 %."""
+    fallen = {"diverged": 1}
+    runs = [saved([0.5]), saved([0.3], method="fedprox"), saved([0.9], method="fedprox", seed=1, summary=fallen)]
+    assert tables.tiles(lines_of(runs))[0] == ("best final accuracy", "50.00 %", "fedavg")
+    (accuracy, rounds, *_) = tables.tiles(lines_of(runs[1:]))
+    assert accuracy == ("accuracy", "30.00 %", "at best 30.00 %")
+    assert rounds[2] == "1 of 2 seeds"
+    assert tables.tiles(lines_of([runs[0], runs[2]]))[0] == ("best final accuracy", "50.00 %", "fedavg")
+    assert tables.tiles(lines_of(runs[2:]))[0] == ("accuracy", "–", "")
+
+
+def test_a_page_tells_no_path_of_the_machine() -> None:
+    html = report.page([saved([0.1], data_dir="/home/somebody/data"), saved([0.1], method="fedprox")])
+    assert "somebody" not in html
+    assert "data_dir" not in html
+
+
+def test_settings_that_are_none_are_absent() -> None:
+    nothing = dict.fromkeys(["dataset", "model", "partition", "steps", "archs", "participation", "target"])
+    html = report.page([saved([0.1], **nothing), saved([0.2], lr=0.5, **nothing)])
+    assert "None" not in re.sub(r"<script.*?</script>", "", html, flags=re.S)
+    assert "1 local epoch of sgd" in html
+    assert len(lines_of([saved([0.1]), saved([0.1], seed=1, steps=None)])) == 1
+
+
+def test_a_run_without_a_recipe_has_clients_and_a_model() -> None:
+    facts = {"clients": 7, "model": {"parameters": 1234, "strata": [{"name": "head", "stage": "head"}]}}
+    html = report.page([saved([0.1], clients=None, model=None, facts=facts)])
+    assert "<dt>clients</dt><dd>7, participation 0.5</dd>" in html
+    assert "<dt>model</dt><dd>1,234 parameters in 1 stratum</dd>" in html
+
+
+@pytest.mark.parametrize("methods", [["fedavg"], ["fedavg", "fedprox"]])
+def test_a_diagnosis_that_fails_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch, methods: list[str]) -> None:
+    def failing(run: Saved) -> None:
+        raise ZeroDivisionError("<by zero>")
+
+    monkeypatch.setattr(sections, "diagnose", failing)
+    html = report.page([saved([0.1], method=method) for method in methods])
+    assert html.count("The diagnosis failed: ZeroDivisionError: &lt;by zero&gt;") == len(methods)
+    assert "<caption>Results" in html
 
 
 def test_costs_are_totals_of_a_run() -> None:

@@ -53,7 +53,10 @@ def test_the_page_is_live(server: Server) -> None:
     assert b"data-live" in body[:200]
 
 
-def test_data_is_sent_once_and_again_when_a_round_ends(server: Server, run: Path) -> None:
+def test_data_is_sent_once_and_again_when_a_round_ends(
+    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 0)
     status, body, tag = ask(server, "/data.json")
     assert (status, len(json.loads(body)["figures"]["accuracy"]["data"][0]["x"])) == (200, 3)
     assert tag
@@ -63,6 +66,32 @@ def test_data_is_sent_once_and_again_when_a_round_ends(server: Server, run: Path
     status, body, second = ask(server, "/data.json", If_None_Match=tag)
     assert (status, len(json.loads(body)["figures"]["accuracy"]["data"][0]["x"])) == (200, 4)
     assert second != tag
+
+
+def test_news_that_take_long_are_not_made_again_at_once(
+    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take 3 seconds here, so that the next are made 15 seconds later, as told by a clock that tests turn."""
+    clock = [100.0]
+    made: list[float] = []
+
+    def slow(runs: object) -> str:
+        made.append(clock[0])
+        clock[0] += 3
+        return f'"{len(made)}"'
+
+    monkeypatch.setattr(watch, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch, "news", slow)
+    tag = ask(server, "/data.json")[2]
+    assert tag
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(record(4, accuracy=0.5)) + "\n")
+    clock[0] = 117.9
+    assert ask(server, "/data.json", If_None_Match=tag)[:2] == (304, b"")
+    assert ask(server, "/data.json")[:2] == (200, b'"1"')
+    clock[0] = 118.0
+    assert ask(server, "/data.json", If_None_Match=tag)[:2] == (200, b'"2"')
+    assert made == [100.0, 118.0]
 
 
 @pytest.mark.parametrize(

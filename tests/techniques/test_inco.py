@@ -452,6 +452,19 @@ def test_references_of_a_transformer(form: str) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_conv2_where_norm_layers_and_blocks_are_stages(form: str) -> None:
+    """A norm layer may be a stage by its name, without a weight; of a transformer, the second projection is layer 0."""
+    parts = {"conv1": nn.Conv2d(3, 3, 3), "bn1": nn.BatchNorm2d(3), "conv2": nn.Conv2d(3, 3, 3), "fc": nn.Linear(3, 2)}
+    plain = nn.Sequential(OrderedDict(parts))
+    assert references(dict(plain.named_parameters()), fs.strata(plain), "conv2", form) == {}
+    pytest.importorskip("transformers")
+    model = build_model("vit(depth=2, dim=4, heads=2, mlp_ratio=2.0, patch=4)", (1, 8, 8), 3, seed=1)
+    found = references(dict(model.named_parameters()), fs.strata(model), "conv2", form)
+    projections = [f"block{block}.layer.attention.{p}_proj.weight" for block in (1, 2) for p in "qkvo"]
+    assert {n: o for n, o in found.items() if "attention" in n} == dict.fromkeys(projections[2:], projections[1])
+
+
 class Block(nn.Module):
     """Two norm layers around a linear one, with a shortcut, as in a vision transformer."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,9 +38,7 @@ def diagnose(
     found = _of_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
     if found is None:
         config = config_of(run, given, sets)
-        found = open_run(config.model_copy(update={"rounds": max(config.rounds, probing_rounds)}), None).diagnose(
-            probing_rounds
-        )
+        found = open_run(config, None).diagnose(probing_rounds)
     if as_json:
         print(json.dumps(found.as_dict()))
     elif as_markdown:
@@ -58,5 +55,5 @@ def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: in
     saved = Saved.read(run)
     if not saved.probes:
         print(f"fedstrata: {run} has no probes: {rounds} rounds more are tried and measured", file=sys.stderr)
-        saved = replace(saved, probes=tried_on(run, rounds, given.get("data_dir")))
+        saved = tried_on(run, rounds, given.get("data_dir")).put_into(saved)
     return diagnosed(saved)

@@ -28,12 +28,14 @@ from fedstrata.commands.options import (
     with_fields,
 )
 from fedstrata.config import RunConfig, checked, read_toml
-from fedstrata.errors import Stopped, one_line
+from fedstrata.errors import Diverged, Stopped, one_line
 from fedstrata.federation import Federation
 from fedstrata.history import Record
+from fedstrata.report import write
 from fedstrata.report.command import browse
 from fedstrata.run import open_run, resume_run
 from fedstrata.rundir import RunDirectory, fresh_directory
+from fedstrata.saved import Saved
 from fedstrata.wording import percent, plural
 
 DEMO = {
@@ -140,7 +142,9 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
     except KeyboardInterrupt:
         again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
         raise Stopped(f"stopped after round {federation.state.round}{again}") from None
-    page = federation.report() if wish.report and federation.out is not None else None
+    except Diverged:
+        _report(federation, wish)
+        raise
     if wish.as_json:
         spent = dict(zip(("main", "workers"), federation.spent, strict=True))
         print(
@@ -151,11 +155,22 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
         rounds = plural(len(history.records), "round")
         print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
     else:
-        screen.print(console.summary(history, federation.out))
+        screen.print(console.summary(history, federation.out, wish.report))
     if federation.clock is not None and not wish.as_json:
         screen.print(console.profile(*federation.spent, len(history.records)))
-    if page is not None and wish.open:
-        browse(page.resolve().as_uri())
+    _report(federation, wish)
+
+
+def _report(federation: Federation, wish: _Wish) -> None:
+    """Write the report of a run that has ended, and show it; the run is good even if that fails."""
+    if not wish.report or federation.out is None:
+        return
+    try:
+        page = write([Saved.read(federation.out)], federation.out / "report.html")
+        if wish.open:
+            browse(page.resolve().as_uri())
+    except Exception as error:
+        print(f"fedstrata: note: the report failed: {one_line(str(error) or repr(error), 300)}", file=sys.stderr)
 
 
 def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:

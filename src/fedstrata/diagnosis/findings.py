@@ -90,7 +90,7 @@ class Diagnosis:
         findings: causes above the symptoms that they explain, the severe above the slight.
         looked: finding → the figure that was looked at, whether or not anything was found.
         notes: what is worth knowing whether or not anything is wrong.
-        unmeasured: finding → the probes that would tell, for what could not be looked at.
+        unmeasured: finding → the probes that would tell, for what none of them was used to look at.
     """
 
     run: str
@@ -108,14 +108,14 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The whole in one sentence."""
-        serious = [finding.name for finding in self.findings if finding.severity >= HIGH]
         if not self.looked:
             return "There is nothing to judge this run by."
         if not self.findings:
-            return f"Nothing is wrong by the {_count(len(self.looked), 'figure')} that were looked at."
-        if not serious:
+            told = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
+            return f"Nothing is wrong by the {told} looked at."
+        if all(finding.severity < HIGH for finding in self.findings):
             return f"Nothing serious: {_count(len(self.findings), 'slight finding')}."
-        return f"First of all: {serious[0].replace('-', ' ')}."
+        return f"First of all: {self.findings[0].name.replace('-', ' ')}."
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -20,6 +20,13 @@ WARM = 30
 hold 0.9³⁰ = 4 % of their initial values then."""
 
 
+LARGEST = 1e100
+"""A figure beyond it is taken for one that is not finite: it could not be squared or summed."""
+
+MOST = 1000
+"""Shares and ratios are not told beyond it: of what has exploded, the digits say nothing."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a rule has read: the figure that is held against its threshold, and how to put it into words.
@@ -80,15 +87,33 @@ def depths(saved: Saved) -> dict[str, int]:
 
 
 def by_name(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Name → the mean of its finite numbers over rounds, in the order in which names first come."""
-    names = dict.fromkeys(name for found in rounds for name in found)
+    """Name → the mean of its finite numbers over rounds, in the order of the rows."""
+    names = merged(rounds)
     held = {name: numbers(found.get(name) for found in rounds) for name in names}
     return {name: fmean(values) for name, values in held.items() if values}
 
 
+def merged(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All names, each behind those that it follows in a row: a row may lack some."""
+    names: list[str] = []
+    for found in rounds:
+        place = 0
+        for name in found:
+            if name not in names:
+                names.insert(place, name)
+            place = names.index(name) + 1
+    return names
+
+
+def number(value: Any) -> float | None:
+    """What is a finite number, and not too large to be reckoned with."""
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if real and abs(value) <= LARGEST else None
+
+
 def numbers(values: Any) -> list[float]:
     """Those that are finite numbers."""
-    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    return [v for v in map(number, values) if v is not None]
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
@@ -112,12 +137,22 @@ def middle(values: Sequence[float]) -> float:
 
 def percent(share: float) -> str:
     """0.614 → 61.4 %."""
-    return f"{100 * share:.1f} %"
+    return _beyond(100 * share, "%") or f"{100 * share:.1f} %"
+
+
+def change(share: float) -> str:
+    """-0.41 → -41 %."""
+    return _beyond(100 * share, "%") or f"{100 * share:+.0f} %"
 
 
 def times(ratio: float) -> str:
     """4.23 → 4.2 times, 42.3 → 42 times."""
-    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+    return _beyond(ratio, "times") or (f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times")
+
+
+def _beyond(value: float, unit: str) -> str:
+    """What is told instead of digits that say nothing; empty for an ordinary value."""
+    return f"more than {'-' if value < 0 else ''}{MOST} {unit}" if abs(value) > MOST else ""
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

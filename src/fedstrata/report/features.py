@@ -16,7 +16,7 @@ from fedstrata.report.layers import (
     second,
     stage_tables,
 )
-from fedstrata.report.lines import PALETTE, Line
+from fedstrata.report.lines import PALETTE, Line, order, stages_of
 from fedstrata.report.words import distinct, number, rounded, text
 
 NUMBERS = 150_000
@@ -28,8 +28,8 @@ CLASSES = (*(light for light, _ in PALETTE), "#f0c808", "#8c564b", "#17becf")
 def cka(lines: Sequence[Line]) -> list[Figure]:
     """How alike clients' features are, over the depth and client by client."""
     by_line, stages = stage_tables(lines, "cka", "mean")
-    held = [line for line in lines if any(_matrices(what) for what in line.first.series("cka").values())]
-    rows = [{row["round"]: row for row in line.first.probes if _matrices(row.get("cka"))} for line in held]
+    held = [line for line in lines if any(_matrices(what) for what in line.seen("cka").series("cka").values())]
+    rows = [{row["round"]: row for row in line.seen("cka").probes if _matrices(row.get("cka"))} for line in held]
     slider = Control.rounds("cka-round", rounds_in([*by_line, *rows], _limit(rows)))
     found = []
     if stages:
@@ -51,7 +51,8 @@ def _limit(rows: Sequence[Mapping[int, Any]]) -> int:
 
 
 def _pairs(lines: Sequence[Line], rows: Sequence[Mapping[int, Any]], slider: Control) -> Figure:
-    stages = list(dict.fromkeys(s for table in rows for row in table.values() for s in _matrices(row["cka"])))
+    found = [{at: _matrices(row["cka"]) for at, row in table.items()} for table in rows]
+    stages = order(found, stages_of(lines))
     method = methods("cka-method", lines)
     columns = min(4, len(stages))
     frames = {}
@@ -119,9 +120,9 @@ def _grid(titles: Sequence[str], columns: int) -> dict[str, Any]:
 
 def drift(lines: Sequence[Line]) -> list[Figure]:
     """How far neurons bound to a class move in local training, for classes that a client holds and lacks."""
-    held, stages = stage_tables(lines, "drift", "held")
-    missing, more = stage_tables(lines, "drift", "missing")
-    stages = list(dict.fromkeys([*stages, *more]))
+    held, _ = stage_tables(lines, "drift", "held")
+    missing, _ = stage_tables(lines, "drift", "missing")
+    stages = order([*held, *missing], stages_of(lines))
     if not stages:
         return []
     slider = Control.rounds("drift-round", rounds_in([*held, *missing]))
@@ -134,7 +135,7 @@ def drift(lines: Sequence[Line]) -> list[Figure]:
     two = over_depth(name, title, about, lines, missing, stages, slider, "")
     base = [_told(t, "held") for t in one.data] + second([_told(t, "missing", "dot") for t in two.data], lines)
     frames = {at: patches + two.frames[at] for at, patches in one.frames.items()}
-    return [Figure(name, title, about, base, one.layout, (slider,), frames, log=("yaxis",))]
+    return [Figure(name, title, about, base, one.layout, (slider,), frames)]  # a change may be negative: no logarithm
 
 
 def _told(trace: Trace, what: str, dash: str = "solid") -> Trace:
@@ -143,7 +144,7 @@ def _told(trace: Trace, what: str, dash: str = "solid") -> Trace:
 
 def calibration(lines: Sequence[Line]) -> list[Figure]:
     """Forgetting over the rounds, and the accuracy of every class before and after local training."""
-    held = [line for line in lines if line.first.series("calibration")]
+    held = [line for line in lines if line.seen("calibration").series("calibration")]
     if not held:
         return []
     found = []
@@ -156,7 +157,7 @@ def calibration(lines: Sequence[Line]) -> list[Figure]:
 
 
 def _classes(lines: Sequence[Line]) -> Figure:
-    series = [line.first.series("calibration") for line in lines]
+    series = [line.seen("calibration").series("calibration") for line in lines]
     slider, method = Control.rounds("calibration-round", rounds_in(series)), methods("calibration-method", lines)
     base = [_bars("before local training", PALETTE[0][0]), _bars("after, mean over clients", PALETTE[1][0])]
     frames = {}
@@ -182,7 +183,7 @@ def _bars(name: str, colour: str) -> Trace:
 
 def embedding(lines: Sequence[Line]) -> list[Figure]:
     """t-SNE of features, coloured by class or by client."""
-    held = [(line, found) for line in lines if _points(found := line.first.latest("embedding"))]
+    held = [(line, found) for line in lines if _points(found := line.seen("embedding").latest("embedding"))]
     if not held:
         return []
     method = methods("embedding-method", [line for line, _ in held])

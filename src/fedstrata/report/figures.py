@@ -67,6 +67,7 @@ class Figure:
         log: axes that can be logarithmic; `z` are the colours of a heat-map.
         titles: of panels, where it has several.
         columns: of panels.
+        linear: choices of a control under which no axis is logarithmic.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Figure:
     log: tuple[str, ...] = ()
     titles: tuple[str, ...] = ()
     columns: int = 1
+    linear: tuple[str, ...] = ()
 
     def traces(self, *places: int) -> list[Trace]:
         """What is drawn once the controls stand at these places."""
@@ -99,6 +101,7 @@ class Figure:
             "frames": self.frames,
             "cursor": self.cursor.name if self.cursor else None,
             "log": list(self.log),
+            "linear": list(self.linear),
             "columns": self.columns,
             "panels": max(len(self.titles), 1),
         }

@@ -19,7 +19,7 @@ from fedstrata.report.figures import (
     layout,
     rounds_axis,
 )
-from fedstrata.report.lines import Line, order, probed, strata_of, tables
+from fedstrata.report.lines import Line, order, probed, stages_of, strata_of, tables
 from fedstrata.report.words import distinct, known, number, rounded, text
 
 MOST_ROUNDS = 200
@@ -36,6 +36,8 @@ QUANTITIES = {
     "cosine": "cosine of updates",
 }
 """Probes that give one number a stratum, and what it is."""
+SIGNED = (QUANTITIES["cosine"],)
+"""Those that may be negative, and have no logarithm."""
 
 DEPTH = ("#3b6fd4", "#2f9fc4", "#2bb391", "#7fb83c", "#d9a520", "#e8743b", "#d8457a")
 """From low layers to high ones; seen on light and on dark ground."""
@@ -78,7 +80,8 @@ def divergence(lines: Sequence[Line]) -> list[Figure]:
     height = 170 + 21 * len(names)
     shape = layout(rounds_axis(), _downwards(names), height=height)
     about = "Every stratum, from the input at the top to the output, in every probed round, of one method."
-    heat = Figure("divergence", "Strata over the rounds", about, [], shape, (quantity, method), frames, slider, ("z",))
+    name, title, by = "divergence", "Strata over the rounds", (quantity, method)
+    heat = Figure(name, title, about, [], shape, by, frames, slider, ("z",), linear=SIGNED)
     return [heat, _profile(found, lines, names, rounds, quantity, slider, height)]
 
 
@@ -133,7 +136,8 @@ def _profile(
         showlegend=False,
     )
     about = "The same quantity over the strata in the round that the slider shows, a line for each method."
-    return Figure("divergence-profile", "Profile", about, base, shape, (quantity, slider), frames, log=("xaxis",))
+    name, by = "divergence-profile", (quantity, slider)
+    return Figure(name, "Profile", about, base, shape, by, frames, log=("xaxis",), linear=SIGNED)
 
 
 def _over_strata(line: Line, names: Sequence[str]) -> Trace:
@@ -153,10 +157,11 @@ def _over_strata(line: Line, names: Sequence[str]) -> Trace:
 def lines_over_rounds(
     lines: Sequence[Line], probe: str, value: Callable[[Any], Any], form: str, suffix: str = "", dash: str | None = None
 ) -> list[Trace]:
-    """A number that a probe found, over the rounds, with its range over seeds."""
+    """A number that a probe found, over the rounds, thinned, with its range over seeds."""
     traces: list[Trace] = []
     for line in lines:
-        points = probed(line, probe, value)
+        rounds = rounds_in([run.series(probe) for run in line.runs])
+        points = probed(line, probe, value, rounds)
         if points:
             traces += [*band(line, points), drawn(line, points, form, name=line.label + suffix, dash=dash)]
     return traces
@@ -175,8 +180,8 @@ def gradnorm(lines: Sequence[Line]) -> list[Figure]:
 
 
 def tables_of_lists(line: Line, probe: str, part: str) -> dict[int, dict[str, Any]]:
-    """Round → {stratum: what was found}, of the line's first run."""
-    found = {at: what.get(part) for at, what in line.first.series(probe).items() if isinstance(what, Mapping)}
+    """Round → {stratum: what was found}, of the run whose pictures are shown."""
+    found = {at: what.get(part) for at, what in line.seen(probe).series(probe).items() if isinstance(what, Mapping)}
     return {at: dict(table) for at, table in found.items() if isinstance(table, Mapping) and table}
 
 
@@ -208,9 +213,11 @@ def _spikes(lines: Sequence[Line], names: Sequence[str], chosen: Control) -> Fig
         shapes=[level(1)],
     )
     about = (
-        "The norm of the first gradient after averaging, over what it would have been had the client gone on alone. "
-        "Far above 1 the averaged layers do not fit each other."
+        "The norm of the first gradient after averaging, over what it is, in that round, for a client that goes on "
+        "alone. Far above 1 the averaged layers do not fit each other."
     )
+    if any(len(run.series("gradnorm")) > MOST_ROUNDS for line in lines for run in line.runs):
+        about += " Some rounds are left out."
     return Figure("gradnorm-spike", "The jump at averaging", about, [], shape, (chosen,), frames, log=("yaxis",))
 
 
@@ -227,7 +234,7 @@ def _steps(lines: Sequence[Line], names: Sequence[str], chosen: Control, slider:
         for trace in (*second([_norm_trace(line, "alone")], lines), _norm_trace(line, "averaged"))
     ]
     frames = {}
-    found = [line.first.series("gradnorm") for line in lines]
+    found = [line.seen("gradnorm").series("gradnorm") for line in lines]
     for s, stratum in enumerate([None, *names]):
         for r, at in enumerate(slider.values):
             rows = [series.get(int(at)) or {} for series in found]
@@ -354,7 +361,7 @@ def _layers(table: Tables) -> list[Trace]:
 def stage_tables(lines: Sequence[Line], probe: str, *path: str) -> tuple[list[dict[int, dict[str, float]]], list[str]]:
     """A table for each line, and the stages in order."""
     by_line = [tables(line, probe, *path) for line in lines]
-    return by_line, order(by_line, [])
+    return by_line, order(by_line, stages_of(lines))
 
 
 def plain(value: Any) -> float | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fedstrata.config import FREE
+from fedstrata.config import FREE, LOOKING
 from fedstrata.history import Record
 from fedstrata.report.words import known, mean, number
 from fedstrata.saved import Saved
@@ -25,7 +25,7 @@ PALETTE = (
 lighter where the ground needs it."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-_UNLIKE = FREE | {"seed"}
+_UNLIKE = FREE | LOOKING | {"seed"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,10 @@ class Line:
     def first(self) -> Saved:
         """The run whose pictures are shown where a mean has no meaning: the one that went furthest, else the first."""
         return max(self.runs, key=lambda run: (len(run.probes) > 0, len(run.records)))
+
+    def seen(self, probe: str) -> Saved:
+        """The same for pictures of one probe, which not every seed may have used."""
+        return max(self.runs, key=lambda run: (len(run.series(probe)) > 0, run is self.first, len(run.records)))
 
     @property
     def colour(self) -> str:
@@ -85,7 +89,7 @@ class Point:
 def lines_of(runs: Sequence[Saved]) -> list[Line]:
     """The lines of some runs, in the order given. The same seed twice makes a line of its own."""
     groups: list[list[Saved]] = []
-    for run in runs:
+    for run in map(_set, runs):
         home = next((group for group in groups if _joins(run, group)), None)
         if home is None:
             groups.append([run])
@@ -94,6 +98,11 @@ def lines_of(runs: Sequence[Saved]) -> list[Line]:
     names = _names([group[0] for group in groups])
     each = zip(names, _labels(names), groups, strict=True)
     return [Line(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
+
+
+def _set(run: Saved) -> Saved:
+    """The run without settings that are None: run.toml has none either, but a run in memory does."""
+    return replace(run, config={name: value for name, value in run.config.items() if value is not None})
 
 
 def _labels(names: Sequence[str], limit: int = 44) -> list[str]:
@@ -168,24 +177,28 @@ def _point(at: int, pairs: Sequence[tuple[float, float]]) -> Point:
     return Point(at, sum(xs) / len(xs), sum(ys) / len(ys), min(ys), max(ys), len(ys))
 
 
-def probed(line: Line, probe: str, value: Callable[[Any], Any]) -> list[Point]:
-    """A number that a probe found, along the rounds, as mean and range over the seeds."""
-    found: dict[int, list[float]] = {}
+def probed(line: Line, probe: str, value: Callable[[Any], Any], rounds: Iterable[int]) -> list[Point]:
+    """A number that a probe found in some rounds, as mean and range over the seeds."""
+    found: dict[int, list[float]] = {at: [] for at in rounds}
     for run in line.runs:
         for at, what in run.series(probe).items():
-            found.setdefault(at, []).extend(known([value(what)]))
+            if at in found:
+                found[at].extend(known([value(what)]))
     return [_point(at, [(at, y) for y in ys]) for at, ys in sorted(found.items()) if ys]
 
 
 def tables(line: Line, probe: str, *path: str) -> dict[int, dict[str, float]]:
     """Round → {stratum or stage: mean over the seeds} of a probe; `path` leads to the table within what it found."""
-    found: dict[int, dict[str, list[Any]]] = {}
+    found: dict[int, list[Mapping[str, Any]]] = {}
     for run in line.runs:
         for at, what in run.series(probe).items():
-            for name, value in _within(what, path).items():
-                found.setdefault(at, {}).setdefault(str(name), []).append(value)
-    means = {at: {n: m for n, vs in row.items() if (m := mean(vs)) is not None} for at, row in sorted(found.items())}
+            found.setdefault(at, []).append(_within(what, path))
+    means = {at: _means(rows) for at, rows in sorted(found.items())}
     return {at: row for at, row in means.items() if row}
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {n: m for n in merged(rows) if (m := mean(row.get(n) for row in rows)) is not None}
 
 
 def _within(what: Any, path: Sequence[str]) -> Mapping[str, Any]:
@@ -194,19 +207,37 @@ def _within(what: Any, path: Sequence[str]) -> Mapping[str, Any]:
     return what if isinstance(what, Mapping) else {}
 
 
-def order(line_tables: Sequence[Mapping[int, Mapping[str, float]]], told: Sequence[str]) -> list[str]:
-    """Strata or stages in the model's order, as far as that is told, then as they come."""
-    seen = dict.fromkeys(name for table in line_tables for row in table.values() for name in row)
-    return [name for name in told if name in seen] + [name for name in seen if name not in set(told)]
+def merged(orders: Iterable[Iterable[str]]) -> list[str]:
+    """All names of several orders: one that is new stands after the name that it follows, or before the next known."""
+    first, *others = dict.fromkeys(map(tuple, orders)) or [()]
+    found = list(dict.fromkeys(first))
+    for names in others:
+        place = next((found.index(name) for name in names if name in found), len(found))
+        for name in names:
+            if name not in found:
+                found.insert(place, name)
+            place = found.index(name) + 1
+    return found
+
+
+def order(line_tables: Sequence[Mapping[int, Mapping[str, Any]]], told: Sequence[str]) -> list[str]:
+    """Strata or stages in the model's order, as far as that is told, the others as the rounds have them."""
+    rows = dict.fromkeys(tuple(row) for table in line_tables for row in table.values())
+    seen = {name for row in rows for name in row}
+    return [name for name in merged([told, *rows]) if name in seen]
 
 
 def strata_of(lines: Sequence[Line]) -> list[str]:
     """Names of the strata of all models, in order."""
-    return list(dict.fromkeys(str(part.get("name")) for part in _parts(lines)))
+    return merged(_parts(line, "name") for line in lines)
 
 
-def _parts(lines: Sequence[Line]) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        model = line.first.facts.get("model")
-        strata = model.get("strata") if isinstance(model, Mapping) else None
-        yield from (part for part in strata or () if isinstance(part, Mapping))
+def stages_of(lines: Sequence[Line]) -> list[str]:
+    """Names of the stages of all models, in order."""
+    return merged(_parts(line, "stage") for line in lines)
+
+
+def _parts(line: Line, what: str) -> list[str]:
+    model = line.first.facts.get("model")
+    strata = model.get("strata") if isinstance(model, Mapping) else None
+    return [str(part[what]) for part in strata or () if isinstance(part, Mapping) and what in part]

@@ -147,13 +147,20 @@ def _facts(lines: Sequence[Line]) -> dict[str, str]:
         "buffers": listed(list(dict.fromkeys(tables.buffers(run) for line in lines for run in line.runs))),
         "data": f"{_shared(lines, 'dataset')}, {_shared(lines, 'partition')}",
         "model": _model(lines),
-        "clients": f"{_shared(lines, 'clients')}, participation {_shared(lines, 'participation')}",
+        "clients": f"{_clients(lines)}, participation {_shared(lines, 'participation')}",
         "training": f"{_shared(lines, 'rounds')} rounds, {_local(lines)} of {_shared(lines, 'optimizer')} "
         f"at lr {_shared(lines, 'lr')}, batch {_shared(lines, 'batch_size')}",
         "seeds": listed(list(dict.fromkeys(seed for line in lines for seed in line.seeds))),
         "versions": ", ".join(f"{n} {v}" for n, v in lines[0].first.versions.items() if n != "machine") or NONE,
     }
     return {name: value for name, value in shown.items() if value.replace(NONE, "").strip(", ")}
+
+
+def _clients(lines: Sequence[Line]) -> str:
+    """As many as were asked for; a run without a recipe has them in its facts."""
+    runs = [line.first for line in lines]
+    counts = [run.config.get("clients") or run.facts.get("clients") or NONE for run in runs]
+    return listed(list(dict.fromkeys(map(str, counts))))
 
 
 def _local(lines: Sequence[Line]) -> str:
@@ -169,7 +176,7 @@ def _model(lines: Sequence[Line]) -> str:
     if not isinstance(model, Mapping) or not isinstance(model.get("parameters"), int):
         return name
     size = f"{model['parameters']:,} parameters in {plural(len(model.get('strata', [])), 'stratum')}"
-    return f"{name}, {size.replace('stratums', 'strata')}"
+    return ", ".join([*[name] * (name != NONE), size.replace("stratums", "strata")])
 
 
 def _contents(found: Sequence[Section]) -> str:

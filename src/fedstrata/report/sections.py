@@ -12,6 +12,7 @@ from fedstrata.report import features, figures, layers, tables
 from fedstrata.report.figures import Control, Figure
 from fedstrata.report.lines import Line
 from fedstrata.report.words import text
+from fedstrata.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -171,20 +172,21 @@ def drawn_sections(lines: Sequence[Line]) -> list[Section]:
 
 
 _OF_ONE_RUN = {
-    "gradients": "Step by step",
-    "similarity": "Client by client",
-    "forgetting": "Class by class",
-    "embedding": "The map",
+    "gradients": ("Step by step", "gradnorm"),
+    "similarity": ("Client by client", "cka"),
+    "forgetting": ("Class by class", "calibration"),
+    "embedding": ("The map", "embedding"),
 }
-"""Sections with a picture that is of one run, since a mean over seeds has no meaning there."""
+"""Sections with a picture that is of one run, since a mean over seeds has no meaning there, and its probe."""
 
 
 def _whose(name: str, lines: Sequence[Line]) -> str:
     """Which seed such a picture is of, where there are several."""
     if name not in _OF_ONE_RUN or all(len(line.runs) == 1 for line in lines):
         return ""
-    seeds = dict.fromkeys(str(line.first.config.get("seed", 0)) for line in lines)
-    return f" {_OF_ONE_RUN[name]} is of seed {', '.join(seeds)} alone."
+    picture, probe = _OF_ONE_RUN[name]
+    seeds = dict.fromkeys(str(line.seen(probe).config.get("seed", 0)) for line in lines)
+    return f" {picture} is of seed {', '.join(seeds)} alone."
 
 
 def sections(lines: Sequence[Line]) -> list[Section]:
@@ -209,15 +211,23 @@ def _costs(lines: Sequence[Line]) -> str:
 
 def _diagnosis(lines: Sequence[Line]) -> str:
     """Of every line, that of the run whose pictures are shown; folded where there are several."""
-    told = [(line, diagnose(line.first)) for line in lines if line.first.records]
-    told = [(line, diagnosis) for line, diagnosis in told if diagnosis.looked or diagnosis.findings]
+    told = [(line, found) for line in lines if line.first.records and (found := _diagnosed(line.first))]
     if len(lines) == 1:
-        return "".join(f"<p>{text(diagnosis.verdict)}</p>{_findings(diagnosis)}" for _, diagnosis in told)
+        return "".join(f"<p>{text(verdict)}</p>{findings}" for _, (verdict, findings) in told)
     return "".join(
         f'<details class="diagnosis"><summary>{tables.swatch(line.index)}<strong>{text(line.name)}</strong> '
-        f"{text(diagnosis.verdict)}</summary>{_findings(diagnosis)}</details>"
-        for line, diagnosis in told
+        f"{text(verdict)}</summary>{findings}</details>"
+        for line, (verdict, findings) in told
     )
+
+
+def _diagnosed(run: Saved) -> tuple[str, str] | None:
+    """The verdict and the findings, as HTML; None where nothing was looked at."""
+    try:
+        found = diagnose(run)
+        return (found.verdict, _findings(found)) if found.looked or found.findings else None
+    except Exception as error:  # everything else in the report is as good as before
+        return f"The diagnosis failed: {type(error).__name__}: {error}", ""
 
 
 def _findings(diagnosis: Diagnosis) -> str:

@@ -75,6 +75,17 @@ def diverged(run: Saved) -> bool:
     return run.summary.get("diverged") is not None
 
 
+def sound(line: Line) -> list[Saved]:
+    """The runs whose accuracies count: not those that diverged."""
+    return [run for run in line.runs if not diverged(run)]
+
+
+def _seeds(line: Line) -> str:
+    """'3 seeds', and '2 of 3 seeds' where one diverged."""
+    every, held = plural(len(line.runs), "seed"), len(sound(line))
+    return every if held == len(line.runs) else f"{held} of {every}"
+
+
 def final(run: Saved) -> float | None:
     """The accuracy of the last evaluation."""
     return next((found for r in reversed(run.records) for found in known([r.accuracy])), None)
@@ -109,13 +120,13 @@ def results(lines: Sequence[Line]) -> Table:
 
 
 def _result(line: Line) -> tuple[str, ...]:
-    sound = [run for run in line.runs if not diverged(run)]
-    tops = [top for run in sound if (top := best(run))]
-    reached = known(run.summary.get("rounds_to_target") for run in sound)
+    ended = sound(line)
+    tops = [top for run in ended if (top := best(run))]
+    reached = known(run.summary.get("rounds_to_target") for run in ended)
     return (
         line.name,
         listed(list(dict.fromkeys(map(buffers, line.runs)))),
-        spread(known(map(final, sound))),
+        spread(known(map(final, ended))) + (f", {_seeds(line)}" if tops and len(ended) < len(line.runs) else ""),
         spread([accuracy for accuracy, _ in tops]),
         listed([-at for _, at in tops]) if tops else NONE,
         listed([f"{at:g}" for at in reached]) if reached else NONE,
@@ -183,18 +194,22 @@ def _probe_mean(line: Line, name: str) -> str:
     return NONE if found is None else f"{found:.3g}"
 
 
+_PRIVATE = frozenset({"seed", "data_dir"})
+"""Settings that a table of all leaves out: seeds stand elsewhere, and a path on one machine is nobody else's."""
+
+
 def configuration(lines: Sequence[Line]) -> Table:
     """All settings: those that are the same once, those that differ by line."""
-    firsts = [line.runs[0] for line in lines]
+    firsts, every = [line.runs[0] for line in lines], [run for line in lines for run in line.runs]
     unlike = set(differing(firsts))
-    fields = dict.fromkeys(field for run in firsts for field in run.config if field != "seed")
+    fields = dict.fromkeys(field for run in every for field in run.config if field not in _PRIVATE)
     if not unlike:
-        same = tuple((field, _shown(firsts, field)) for field in fields)
+        same = tuple((field, _shown(every, field)) for field in fields)
         return Table("Configuration", ("setting", "value"), same, words=frozenset({0, 1}))
     rows: list[tuple[str, ...]] = [
         (field, *(str(run.config.get(field, NONE)) for run in firsts))
         if field in unlike
-        else (field, _shown(firsts, field), *[""] * (len(firsts) - 1))
+        else (field, _shown(every, field), *[""] * (len(firsts) - 1))
         for field in fields
     ]
     rows.sort(key=lambda row: row[0] not in unlike)
@@ -229,15 +244,17 @@ def tiles(lines: Sequence[Line]) -> list[tuple[str, str, str]]:
     every = [line for line in lines if line.rounds]
     if not every:
         return [("rounds", "none yet", "")]
-    means = [(m, line) for line in every if (m := mean(map(final, line.runs))) is not None]
+    means = [(m, line) for line in every if (m := mean(map(final, sound(line)))) is not None]
     top, winner = max(means, key=lambda pair: pair[0], default=(None, every[0]))
     cost = [Costs.of(run.records) for run in winner.runs if run.records]
-    first = ("best final accuracy", percent(top), winner.label) if len(lines) > 1 else ("accuracy", percent(top), "")
-    if winner.rounds and len(lines) == 1 and (tops := known(b[0] for run in winner.runs if (b := best(run)))):
+    first = ("best final accuracy", percent(top), winner.label if means else "")
+    if len(lines) == 1:
+        first = ("accuracy", percent(top), "")
+    if len(lines) == 1 and (tops := known(b[0] for run in sound(winner) if (b := best(run)))):
         first = (*first[:2], f"at best {percent(max(tops))}")
     return [
         first,
-        ("rounds", f"{winner.rounds:,}", plural(len(winner.runs), "seed")),
+        ("rounds", f"{winner.rounds:,}", _seeds(winner)),
         ("sent", sized(mean(c.bytes_up + c.bytes_down for c in cost)), "up and down"),
         ("computed", flops(mean(c.flops for c in cost)), "by all clients"),
         ("time", seconds(mean(c.seconds for c in cost)), "of a run"),

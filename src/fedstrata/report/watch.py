@@ -15,6 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 
 from fedstrata.errors import UsageError
 from fedstrata.report.page import news, page
@@ -23,6 +24,8 @@ from fedstrata.saved import Saved
 HOST = "127.0.0.1"
 FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json")
 """Of a run; a change in none of them is no news."""
+PATIENCE = 5
+"""News are made again only after so many times as long as the last took: watching takes a sixth of a core at most."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -48,12 +51,13 @@ def runs_in(path: Path) -> list[Path]:
 
 
 class Source:
-    """What the runs of a directory look like now; made again only where their files have changed."""
+    """What the runs of a directory look like now; made again where their files have changed, but not all the time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = Lock()
         self._revision, self._news = "", ""
+        self._due = 0.0
         self.read()
 
     def read(self) -> list[Saved]:
@@ -69,12 +73,15 @@ class Source:
         return seen.hexdigest()[:20]
 
     def news(self) -> tuple[str, str]:
-        """The revision, and the page's data in it."""
+        """The revision, and the page's data in it: an old one until it is time for another."""
         with self._lock:
             revision = self.revision()
-            if revision != self._revision:
+            if revision != self._revision and (not self._revision or monotonic() >= self._due):
+                began = monotonic()
                 self._news = news(self.read())
                 self._revision = revision  # taken before the files were read: what came since is news once more
+                ended = monotonic()
+                self._due = ended + PATIENCE * (ended - began)
             return self._revision, self._news
 
 

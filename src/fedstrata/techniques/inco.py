@@ -82,9 +82,10 @@ def references(
     """
     found = partners(params, strata)
     if reference == "conv2":
-        stages = alike(params, strata)
-        opening = {next(n for s in strata if s.stage == stage for n in s.params) for stage in set(stages.values())}
-        for first in opening & set(found.values()):
+        stages, opening = alike(params, strata), dict[str, str]()
+        for name in (n for stratum in strata for n in stratum.params if params[n].dim() > 1):
+            opening.setdefault(stages[name.partition(".")[0]], name)
+        for first in set(opening.values()) & set(found.values()):
             second, *others = (name for name, other in found.items() if other == first)
             del found[second]
             found |= dict.fromkeys(others, second)

@@ -65,6 +65,8 @@
     const patches = figure.frames[figure.by.map(place).join(",")] ?? [];
     return patches.map((patch, at) => ({ ...figure.data[at], ...patch }));
   };
+  const logs = (figure) => // axes that can be logarithmic: what is shown now may be negative
+    (figure.by.some((name) => figure.linear.includes(data.controls[name].values[place(name)])) ? [] : figure.log);
   const log10 = (value) => (value > 0 ? Math.log10(value) : null);
   const warm = (trace) => ({ // a heat-map whose colours go with the logarithm
     ...trace, z: trace.z.map((row) => row.map(log10)), customdata: trace.z,
@@ -78,7 +80,7 @@
     return { tickvals: shown.map(log10), ticktext: shown.map(String) };
   };
   const composedTraces = (figure) => traces(figure).map((trace) => {
-    const shown = onGround(logarithmic && figure.log.includes("z") && trace.type === "heatmap" ? warm(trace) : trace);
+    const shown = onGround(logarithmic && logs(figure).includes("z") && trace.type === "heatmap" ? warm(trace) : trace);
     return hidden.has(trace.meta?.line) ? { ...shown, visible: "legendonly" } : shown;
   });
   const HEIGHT = 330; // of a figure that does not say
@@ -112,7 +114,7 @@
     const span = ({ x, y }) => (x ? Math.max(...x) - Math.min(...x) : (y?.length ?? 1) - 1);
     if (shown.xaxis.tickformat === "d" && traces(figure).every((trace) => span(trace) < 8)) shown.xaxis.dtick = 1; // no halves
     if (logarithmic) {
-      for (const name of figure.log.filter((name) => name !== "z")) {
+      for (const name of logs(figure).filter((name) => name !== "z")) {
         const { title, ticksuffix } = shown[name];
         const unit = ticksuffix ? { ticksuffix: "", title: { text: `${title.text} (${ticksuffix})` } } : {};
         shown[name] = { ...shown[name], ...unit, type: "log", rangemode: "normal", uirevision: "log" };
