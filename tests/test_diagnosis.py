@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import fedstrata as fs
 from fedstrata.config import RunConfig, checked
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
-from fedstrata.diagnosis.reading import rank_correlation, recent
+from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
 from fedstrata.diagnosis.rules import RULES, ranked
 from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
 from fedstrata.history import Record
@@ -29,8 +30,8 @@ STRATA = ["stem.conv", *(f"layer{i}.0.conv{j}" for i in (1, 2, 3, 4) for j in (1
 EVEN = [[1000] * 10] * 5
 
 
-def record(number: int, accuracy: float | None) -> Record:
-    return Record(number, accuracy, 1.0, 1, 1, 1, 1.0, [0], STRATA, [], 1.0, 1, 1, 0.1, 1)
+def record(number: int, accuracy: float | None, loss: Any = 1.0, train_loss: Any = 1.0) -> Record:
+    return Record(number, accuracy, loss, 1, 1, 1, 1.0, [0], STRATA, [], train_loss, 1, 1, 0.1, 1)
 
 
 def run(
@@ -80,6 +81,16 @@ def broken(value: float) -> Saved:
     return run(summary={"diverged": "training diverged in round 3: the test loss is not finite" if value else None})
 
 
+def exploded(value: float) -> Saved:
+    return replace(run(facts=facts()), records=losing([2.0, value * math.log(10)]))
+
+
+def losing(test: Sequence[Any], train: Sequence[Any] | None = None) -> list[Record]:
+    """Rounds with these losses; as many in training, where nothing is said of them."""
+    pairs = zip(test, test if train is None else train, strict=True)
+    return [record(number, None, *pair) for number, pair in enumerate(pairs, start=1)]
+
+
 def opposed(value: float) -> Saved:
     return run([{"cosine": dict.fromkeys(STRATA, value)}])
 
@@ -124,6 +135,7 @@ PLANTED: dict[str, Callable[[float], Saved]] = {
     "receptive-field": deep,
     "no-learning": stuck,
     "diverged": broken,
+    "exploded-loss": exploded,
     "opposed-updates": opposed,
     "layer-mismatch": mismatched,
     "unlike-features": unlike,
@@ -141,7 +153,8 @@ def found(saved: Saved) -> dict[str, Finding]:
 def test_every_rule_has_a_threshold_and_a_run_here() -> None:
     assert [rule.name for rule in RULES] == [*dict.fromkeys(rule.name for rule in RULES)]
     assert {rule.name for rule in RULES} == THRESHOLDS.keys() == PLANTED.keys()
-    assert all(cause.explains <= THRESHOLDS.keys() - {c.name for c in CAUSES} for cause in CAUSES)
+    standing = {cause.name for cause in CAUSES} - {"running-statistics"}
+    assert all(cause.explains <= THRESHOLDS.keys() - standing - {cause.name} for cause in CAUSES)
     assert all(cause.backed_by <= cause.explains for cause in CAUSES)
 
 
@@ -275,6 +288,34 @@ def test_rank_correlation_is_numpys_of_the_ranks() -> None:
     assert rank_correlation([1, 2], [3, 3]) == 0
 
 
+def test_a_mismatch_is_said_to_be_against_the_larger_one() -> None:
+    told = found(mismatched(20))["layer-mismatch"].sentence
+    assert "20 times what it is, or was in the first measured round, for a client that goes on alone" in told
+
+
+def test_stages_are_told_in_the_order_of_the_rows() -> None:
+    """Also where the first row lacks one; the head puts out no features, and no stage is told twice."""
+
+    def said(*means: dict[str, float]) -> str:
+        return found(run([{"cka": {"mean": mean}} for mean in means]))["unlike-features"].sentence.partition(
+            "examples "
+        )[2]
+
+    late = {"stem": 0.99, "layer1": 0.9, "layer2": 0.3}
+    assert said({"layer1": 0.9, "layer2": 0.3}, late) == (
+        "their features after layer2 have a CKA of 0.30, and their features after stem one of 0.99."
+    )
+    assert said({"layer1": 0.3, "head": 0.5}) == "their features after layer1 have a CKA of 0.30."
+    assert said({"stem": 0.9, "head": 0.5}) == (
+        "their outputs have a CKA of 0.50, and their features after stem one of 0.90."
+    )
+    assert list(by_name([{"a": 1, "d": 1}, {"a": 1, "b": 1, "d": 1}, {"b": 1, "c": 1, "d": 1}])) == list("abcd")
+
+
+def test_opposition_is_told_in_the_median_over_the_strata() -> None:
+    assert "is -0.10 in the median over the strata" in found(opposed(-0.1))["opposed-updates"].sentence
+
+
 def test_gradients_that_have_all_but_vanished_do_not_spike() -> None:
     """Converged: ten times larger after averaging, but nothing against the beginning."""
     rows = [
@@ -307,6 +348,127 @@ def test_rows_without_numbers_are_no_evidence() -> None:
     assert not diagnose(run()).healthy
 
 
+# What cannot be read ------------------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (None, "x", True, -1.0, float("nan"), float("inf"), 1e300, 10**400, [], {}, [None], {"a": None})
+
+UNKNOWN = "of_a_later_version"
+"""A method to which no remedy is added, which takes most of the time."""
+
+
+def whole() -> dict[str, Any]:
+    """A row with everything."""
+    rows = (poisoned(0.3), opposed(-0.2), mismatched(20), unlike(0.9), forgetful(0.6), drifting(0.7), accumulated(1.0))
+    parts = {name: value for saved in rows for name, value in saved.probes[0].items()}
+    return {**parts, "clients": [0, 1], "seconds": {"cka": 0.1}, "missed": {"proxy": "why"}}
+
+
+def places(held: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of all that is in something, the thing itself left out; of ten strata the first two will do."""
+    inner = held.items() if isinstance(held, dict) else enumerate(held) if isinstance(held, list) else ()
+    return [
+        at for key, value in list(inner)[: 99 if not path else 2] for at in ((*path, key), *places(value, (*path, key)))
+    ]
+
+
+def mangled(held: Any, path: tuple[Any, ...], *odd: Any) -> Any:
+    """A copy with another value at a place, or without it."""
+    copy = json.loads(json.dumps(held))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    if odd:
+        inner[path[-1]] = odd[0]
+    else:
+        del inner[path[-1]]
+    return copy
+
+
+def test_no_row_whatever_is_in_it_ends_a_diagnosis() -> None:
+    """One value at a time is missing or odd, in rows around a sound one, or alone."""
+    sound, known = {**whole(), "round": 1}, {**facts(skew=0.8), **deep(30).facts}
+    for path in places(sound):
+        for bad in (mangled(sound, path), *(mangled(sound, path, odd) for odd in ODD)):
+            for rows in ([bad], [bad, sound, bad]):
+                saved = replace(run(facts=known, method=UNKNOWN), probes=rows)
+                json.dumps(diagnose(saved).as_dict(), allow_nan=False)
+    for odd in ODD:
+        assert diagnose(replace(run(), probes=[odd])).looked == {}
+
+
+def test_no_facts_or_losses_whatever_is_in_them_end_a_diagnosis() -> None:
+    row, known = whole(), {**facts(skew=0.8), **deep(30).facts}
+    for path in places(known):
+        for bad in (mangled(known, path), *(mangled(known, path, odd) for odd in ODD)):
+            json.dumps(diagnose(run([row], bad, [0.1], method=UNKNOWN)).as_dict(), allow_nan=False)
+    for odd in ODD:
+        records = [*losing([odd, 1.0, odd]), record(4, odd)]
+        json.dumps(diagnose(replace(run(facts=known), records=records)).as_dict(), allow_nan=False)
+
+
+def test_a_null_row_of_statistics_leaves_the_others() -> None:
+    null = {"statistics": {"running": None, "batch": 0.5}}
+    rows = [null, *poisoned(0.3).probes, null]
+    assert diagnose(run(rows, facts())).looked["running-statistics"] == pytest.approx(0.3)
+
+
+def test_rounds_that_were_tried_after_the_end_count_on() -> None:
+    far = {**dict.fromkeys(STRATA, 1.0), "stem.conv": 30.0}
+    rows = [{"round": number, "tried": True, "divergence": far} for number in (3, 4, 5)]
+    saved = replace(run(facts=facts(), accuracies=[0.5, 0.6]), probes=rows)
+    assert "since round 3" in found(saved)["diverging-strata"].sentence
+
+
+# Explosions ---------------------------------------------------------------------------------------------------
+
+
+def test_an_exploded_loss_comes_first_and_explains_the_rest() -> None:
+    saved = run([whole()], {**facts(skew=0.8), **deep(30).facts}, lr=1000.0)
+    first, *rest = diagnose(replace(saved, records=losing([2.0, 30.0]))).findings
+    assert first.name == "exploded-loss"
+    assert first.severity < min(rest[0].severity, 0.8)
+    assert first.sentence == "The loss has exploded: the test loss is 30, 13 times that of guessing; at first it was 2."
+    assert [one.options for one in first.remedies] == ["--lr 0.1", "--clip 1.0"]
+    unexplained = {one.name for one in rest if "exploded-loss" not in one.explained_by}
+    assert unexplained == {"label-skew", "receptive-field"}
+
+
+def test_the_loss_may_have_exploded_in_the_first_round_already() -> None:
+    lost = replace(run(facts=facts()), records=losing([1e10, 1e19, 7030.0]))
+    assert found(lost)["exploded-loss"].severity == 1
+    assert "more than 1000 times that of guessing" in found(lost)["exploded-loss"].sentence
+    endless = losing([None, None], [2.0, float("inf")])
+    assert "training loss is no longer finite" in found(replace(run(), records=endless))["exploded-loss"].sentence
+
+
+def test_a_loss_that_is_large_in_the_test_alone_or_from_the_start_has_not_exploded() -> None:
+    for losses in (losing([2.0, 1e3], [2.0, 0.1]), losing([20.0, 22.0]), losing([1.0, 5.0]), losing([None], [None])):
+        assert "exploded-loss" not in found(replace(run(facts=facts()), records=losses))
+
+
+def test_figures_of_what_has_exploded_are_not_told_to_the_last_digit() -> None:
+    wild = run([{"drift": {"held": {"stem": 2e10}, "missing": {"stem": -2e10}}, **mismatched(1e12).probes[0]}])
+    told = [one.sentence for one in found(wild).values()]
+    assert any("lose more than 1000 % of" in one and "change by more than 1000 %." in one for one in told)
+    assert any("norm is more than 1000 times what" in one for one in told)
+
+
+def test_a_clip_that_is_there_is_made_smaller() -> None:
+    for clip, offered in ((None, 1.0), (50.0, 1.0), (1.0, 0.1), (0.5, 0.05)):
+        saved = replace(exploded(40), config={"method": "fedavg", "lr": 0.5, "clip": clip})
+        assert [one.settings for one in remedies(saved)["exploded-loss"]] == [{"lr": 0.05}, {"clip": offered}]
+
+
+def test_a_run_that_diverged_without_probes_is_told_so_and_nothing_else() -> None:
+    """Skew that is in the facts comes behind it."""
+    diagnosis = diagnose(replace(broken(1.0), facts=skewed(0.9).facts))
+    assert [one.name for one in diagnosis.findings] == ["diverged", "label-skew"]
+    assert diagnosis.verdict == "First of all: diverged."
+    assert [one.options for one in diagnosis.findings[0].remedies] == ["--lr 0.01", "--clip 1.0"]
+    assert not diagnosis.unmeasured
+    assert "easured" not in str(diagnosis)
+
+
 # The order of findings ----------------------------------------------------------------------------------------
 
 
@@ -324,6 +486,14 @@ def test_symptoms_rank_below_the_causes_that_explain_them() -> None:
     ]
     names = [one.name for one in ranked(mixed)]
     assert names == ["layer-mismatch", "label-skew", "forgetting", "running-statistics", "opposed-updates"]
+
+
+def test_the_verdict_names_what_comes_first() -> None:
+    """A slight cause above the serious symptom that it explains."""
+    rows = [*forgetful(0.5).probes]
+    diagnosis = diagnose(run(rows, skewed(0.3).facts))
+    assert [one.severity >= HIGH for one in diagnosis.findings] == [False, True]
+    assert diagnosis.verdict == "First of all: label skew."
 
 
 def test_findings_say_what_explains_them() -> None:
@@ -460,7 +630,8 @@ def sick() -> Diagnosis:
         rows |= plant(value).probes[0]
     rows |= {**drifting(0.7).probes[0], **accumulated(1.0).probes[0]}
     told = {**deep(30).facts, "skew": 0.8}
-    return diagnose(run([rows], told, [0.1, 0.1, 0.1], {"diverged": "yes."}, **MODELS[0]))
+    lost = run([rows], told, [0.1, 0.1, 0.1], {"diverged": "yes."}, **MODELS[0])
+    return diagnose(replace(lost, records=[replace(one, loss=1e9, train_loss=1e9) for one in lost.records]))
 
 
 def test_a_terminal_shows_it_in_a_hundred_columns() -> None:
@@ -498,11 +669,26 @@ def test_what_was_not_measured_is_said_with_the_way_to_measure_it() -> None:
     assert "opposed updates 0.5" in str(diagnosis)
 
 
+def test_what_could_not_be_measured_is_said_with_the_reason() -> None:
+    """Of probes that were used, nobody is told to use them."""
+    names = ("divergence", "proxy", "cosine", "cka", "gradnorm", "drift", "calibration", "statistics")
+    row = {"clients": [0], "seconds": dict.fromkeys(names, 0.1), "missed": {"cka": "there is 1 model", "drift": "no"}}
+    diagnosis = diagnose(run([row], facts()))
+    assert not diagnosis.unmeasured
+    assert "Could not be measured: unlike features (there is 1 model)." in diagnosis.notes
+    assert "Could not be measured: neuron drift (no)." in diagnosis.notes
+    assert any("opposed updates" in note and note.endswith("(it takes two clients).") for note in diagnosis.notes)
+    assert "--probe all" not in str(diagnosis)
+    del row["seconds"]["gradnorm"]
+    assert diagnose(run([row], facts())).unmeasured == {"layer-mismatch": ("gradnorm",)}
+
+
 def test_a_healthy_run_is_said_to_be() -> None:
     rows = [{**opposed(0.5).probes[0], **unlike(0.05).probes[0], **mismatched(0.9).probes[0]}]
     diagnosis = diagnose(run(rows, facts(skew=0.02), [0.5, 0.8, 0.9]))
     assert diagnosis.healthy
-    assert diagnosis.verdict == "Nothing is wrong by the 5 figures that were looked at."
+    assert diagnosis.verdict == "Nothing is wrong by the 6 figures that were looked at."
+    assert diagnose(opposed(0.5)).verdict == "Nothing is wrong by the one figure that was looked at."
     slight = diagnose(opposed(0.0))
     assert slight.healthy
     assert slight.verdict == "Nothing serious: 1 slight finding."

@@ -72,7 +72,7 @@ def test_a_stage_that_comes_later_stands_at_its_place(told: bool) -> None:
     rows = []
     for at, held in enumerate((["stem", "head"], ["stage1"] if told else stages), 1):
         by_stage = dict.fromkeys(held, 0.5)
-        found = {"mean": by_stage, "matrix": dict.fromkeys(held, [[1.0]])}
+        found = {"mean": by_stage, "matrix": {stage: [[1.0]] for stage in held}}
         rows.append({"round": at, "clients": [0], "cka": found, "drift": {"held": by_stage, "missing": by_stage}})
     lines = lines_of([saved([0.1], rows, facts=facts)])
     depth, pairs = features.cka(lines)
@@ -80,6 +80,15 @@ def test_a_stage_that_comes_later_stands_at_its_place(told: bool) -> None:
     assert depth.traces(0)[0]["x"] == stages
     assert pairs.titles == tuple(stages)
     assert drift.traces(0)[0]["x"] == stages
+
+
+def test_stages_without_parameters_stand_at_their_place() -> None:
+    facts = {"model": {"strata": [{"name": f"{stage}.conv", "stage": stage} for stage in ("stem", "stage1", "head")]}}
+    stages = ["stem", "pool", "stage1", "flatten", "head"]
+    (depth,) = features.cka(
+        lines_of([saved([0.1], [{"round": 1, "cka": {"mean": dict.fromkeys(stages, 0.5)}}], facts=facts)])
+    )
+    assert depth.traces(0)[0]["x"] == stages
 
 
 def test_a_stage_that_only_another_seed_has_stands_at_its_place() -> None:
@@ -93,12 +102,15 @@ def test_a_stage_that_only_another_seed_has_stands_at_its_place() -> None:
 
 def test_what_may_be_negative_has_no_logarithm() -> None:
     row = {"round": 1, "divergence": {"a": 1.0}, "cosine": {"a": -0.5}, "drift": {"held": {"a": -0.1}}}
+    row["cka"] = {"mean": {"a": -0.01}}
     lines = lines_of([saved([0.1], [row])])
     for figure in layers.divergence(lines):
         assert figure.as_dict()["linear"] == ["cosine of updates"]
         assert figure.by[0].values == ("gradient divergence", "cosine of updates")
     (drift,) = features.drift(lines)
+    (cka,) = features.cka(lines)  # it is the unbiased one
     assert not drift.log
+    assert not cka.log
 
 
 def test_lines_of_one_method_are_told_apart_by_what_differs() -> None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.remedies import Bench, reach
@@ -213,11 +214,10 @@ def against_depth(bench: Bench) -> list[Remedy | None]:
     ]
 
 
-DRIFT = frozenset(
-    {"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning", "diverged"}
-)
+DRIFT = frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning"})
 
 CAUSES = (
+    *EXPLOSIONS,
     Rule(
         "receptive-field",
         receptive_field,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from fedstrata.diagnosis.reading import Evidence, number
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.remedies import Bench
+from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.saved import Saved
+
+USUAL_RATE = 0.1
+"""A tenth of a learning rate that is far too large may still be; nothing above the default is advised."""
 
 GUESSES = 10
 """How many times the loss of guessing the first round's loss may count: it may have exploded already."""
@@ -24,20 +34,57 @@ def exploded_loss(saved: Saved) -> Evidence | None:
     Of test and training loss the one that has grown less: running statistics that do not fit, or overconfidence on
     classes that a client lacks, spoil the test loss alone.
     """
+    classes = saved.facts.get("classes")
+    guess = math.log(classes) if classes is not None and classes > 1 else None
     losses = {
-        "test": [record.loss for record in saved.records if record.loss is not None],
-        "training": [record.train_loss for record in saved.records if record.train_loss is not None],
+        "test": _rated([record.loss for record in saved.records]),
+        "training": _rated([record.train_loss for record in saved.records]),
     }
-    grown = {kind: _growth(found, saved.facts.get("classes")) for kind, found in losses.items() if found}
+    grown = {kind: _growth(found, guess) for kind, found in losses.items() if found}
     known = {kind: value for kind, value in grown.items() if value is not None}
     if not known:
         return None
     kind = min(known, key=known.__getitem__)
     first, last = number(losses[kind][0]), number(losses[kind][-1])
-    guess = _guess(saved.facts.get("classes"))
-    began = "" if first is None else f"; it was {first:.3g} in the first round that was evaluated"
     told = "is no longer finite" if last is None else f"is {last:.3g}"
-    than = "" if guess is None else f", where guessing gives {guess:.3g}"
-    sentence = f"The loss has exploded: the {kind} loss {told}{than}{began}."
+    than = "" if last is None or guess is None else f", {times(last / guess)} that of guessing"
+    began = "" if first is None else f"; at first it was {first:.3g}"
     figure = {"times": known[kind], **({} if last is None else {"loss": last})}
+    sentence = f"The loss has exploded: the {kind} loss {told}{than}{began}."
     return Evidence(known[kind], sentence, figure, lambda: against_explosion(Bench(saved)))
+
+
+def _rated(losses: Sequence[Any]) -> list[float]:
+    return [loss for loss in losses if isinstance(loss, int | float)]
+
+
+def _growth(losses: Sequence[float], guess: float | None) -> float | None:
+    """How many times the loss of guessing, or of the first round if that was larger, the last one is."""
+    first, last = number(losses[0]), number(losses[-1])
+    if last is None:
+        return LARGEST
+    if guess is None:
+        return None
+    return last / max(guess, min(GUESSES * guess, LARGEST if first is None else first))
+
+
+def against_explosion(bench: Bench) -> list[Remedy | None]:
+    """Shorter steps."""
+    clip = number(bench.config.get("clip"))
+    return [
+        bench.set("a smaller learning rate", papers.MCMAHAN, lr=min(bench.rate(0.1), USUAL_RATE)),
+        bench.set(
+            "bounds the norm of every local gradient, so that no step can be that long",
+            papers.MCMAHAN,
+            clip=1.0 if clip is None or clip > 1 else float(f"{clip / 10:.2g}"),
+        ),
+    ]
+
+
+ALL = THRESHOLDS.keys() - {"diverged", "exploded-loss", "label-skew", "receptive-field"}
+
+EXPLOSIONS = (
+    Rule("diverged", diverged, explains=frozenset(ALL)),
+    Rule("exploded-loss", exploded_loss, explains=frozenset(ALL)),
+)
+"""They explain all that is measured; labels and shapes are what they are without them."""

@@ -152,7 +152,9 @@ def times(ratio: float) -> str:
 
 def _beyond(value: float, unit: str) -> str:
     """What is told instead of digits that say nothing; empty for an ordinary value."""
-    return f"more than {'-' if value < 0 else ''}{MOST} {unit}" if abs(value) > MOST else ""
+    if abs(value) <= MOST:
+        return ""
+    return f"more than {MOST} {unit}" if value > 0 else f"less than -{MOST} {unit}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -18,8 +18,8 @@ Kind = Callable[[Any], Any]
 
 def readable(saved: Saved) -> Saved:
     """The run without what cannot be read."""
-    rows = [row for row in saved.probes if isinstance(row, Mapping) and isinstance(row.get("round"), int)]
-    return replace(saved, probes=[_kept(row, ROW) for row in rows], facts=_kept(saved.facts, FACTS))
+    rows = [_kept(row, ROW) for row in saved.probes if isinstance(row, Mapping)]
+    return replace(saved, probes=[row for row in rows if "round" in row], facts=_kept(saved.facts, FACTS))
 
 
 def _kept(found: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _steps(value: Any) -> list[float | None] | None:
 _numbers = _named(number)
 
 ROW: dict[str, Kind] = {
-    "round": lambda value: value,
+    "round": lambda value: value if isinstance(value, int) and _positive(value) else None,
     "clients": lambda value: list(value) if isinstance(value, list | tuple) else None,
     "seconds": _numbers,
     "missed": _named(_text),

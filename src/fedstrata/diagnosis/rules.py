@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
+from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
-from fedstrata.diagnosis.reading import WARM, Evidence, Rule
+from fedstrata.diagnosis.reading import LARGEST, WARM, Evidence, Rule
+from fedstrata.diagnosis.rows import readable
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.saved import Saved
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 
+FIRST = frozenset(rule.name for rule in EXPLOSIONS)
+"""They come before everything else: figures of what has exploded mean little."""
+
+MISSED = "missed"
+"""Where a row has the reasons for what it has not."""
+
 
 def diagnose(saved: Saved) -> Diagnosis:
     """Say what is wrong with a run, layer by layer, and what to try.
 
-    Causes (label skew, running statistics, a network too deep for its input) rank above the symptoms that they explain;
-    otherwise the more severe finding comes first. Nothing is run: all figures are those that the run has left.
+    Explosions come first. Other causes (label skew, running statistics, a network too deep for its input) rank above
+    the symptoms that they explain; otherwise the more severe finding comes first. Nothing is run: all figures are those
+    that the run has left.
 
     Args:
         saved: the run, finished or going on; with `--probe all` there is most to read.
     """
+    saved = readable(saved)
     read = {rule.name: rule.read(saved) for rule in RULES}
     seen = {name: evidence for name, evidence in read.items() if evidence is not None}
     severity = {name: THRESHOLDS[name].severity(evidence.value) for name, evidence in seen.items()}
@@ -35,7 +45,7 @@ def diagnose(saved: Saved) -> Diagnosis:
         tuple(ranked(findings)),
         {name: _rounded(evidence.value) for name, evidence in seen.items()},
         tuple(_notes(saved, seen, reported)),
-        {rule.name: rule.probes for rule in RULES if rule.name not in seen and _applies(rule, saved)},
+        {rule.name: rule.probes for rule in _unseen(saved, seen) if not _used(rule, saved)},
     )
 
 
@@ -57,30 +67,52 @@ def _finding(rule: Rule, evidence: Evidence, severity: Mapping[str, float], repo
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
-    """By severity, but a symptom never above the causes that explain it."""
+    """Explosions first, then by severity, but a symptom never above the causes that explain it."""
     own = {finding.name: finding.severity for finding in findings}
 
-    def place(finding: Finding) -> tuple[float, bool, float]:
+    def place(finding: Finding) -> tuple[bool, float, bool, float]:
         least = min((own[cause] for cause in finding.explained_by), default=1.0)
-        return -min(finding.severity, least), bool(finding.explained_by), -finding.severity
+        return finding.name not in FIRST, -min(finding.severity, least), bool(finding.explained_by), -finding.severity
 
     return sorted(findings, key=place)
 
 
-def _applies(rule: Rule, saved: Saved) -> bool:
-    """Whether a probe could have told: running statistics need some, forgetting needs clients that lack classes."""
-    if not rule.probes or any(saved.series(probe) for probe in rule.probes):
-        return False
-    return rule.name != "running-statistics" or bool(saved.facts.get("buffers", True))
+def _unseen(saved: Saved, seen: Mapping[str, Evidence]) -> list[Rule]:
+    """Rules that lack their probes, but for running statistics where there are none; all is told of what diverged."""
+    if "diverged" in seen:
+        return []
+    lacking = [rule for rule in RULES if rule.probes and not any(map(saved.series, rule.probes))]
+    return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
+
+
+def _used(rule: Rule, saved: Saved) -> bool:
+    """Whether a probe that would tell was used, though it found nothing."""
+    return any(
+        name in row.get(kind, {}) for name in rule.probes for row in saved.probes for kind in ("seconds", MISSED)
+    )
+
+
+def _why(rule: Rule, saved: Saved) -> str:
+    """Why the probes of a rule, which were used, found nothing: as they said last."""
+    said = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
+    alone = all(len(row.get("clients", ())) < 2 for row in saved.probes)
+    return said[-1] if said else "it takes two clients" if alone else "there was nothing to measure"
 
 
 def _notes(saved: Saved, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
-    """Where clients part most, whether or not it is much; and what it is too early to tell."""
+    """Where clients part most, whether or not it is much; what it is too early to tell, and what cannot be told."""
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence
     if "running-statistics" not in seen and saved.series("statistics"):
         yield f"Running statistics were not judged: they were measured before a client had taken {WARM} steps."
+    reasons: dict[str, list[str]] = {}
+    for rule in _unseen(saved, seen):
+        if _used(rule, saved):
+            reasons.setdefault(_why(rule, saved), []).append(rule.name.replace("-", " "))
+    for why, names in reasons.items():
+        yield f"Could not be measured: {', '.join(names)} ({why})."
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    """To four digits; JSON has no infinity."""
+    return float(f"{min(max(value, -LARGEST), LARGEST):.4g}")

@@ -14,6 +14,7 @@ from fedstrata.diagnosis.reading import (
     Evidence,
     Rule,
     by_name,
+    change,
     depths,
     listed,
     middle,
@@ -148,8 +149,7 @@ def layer_mismatch(saved: Saved) -> Evidence | None:
     rounds = [found for found in recent(saved, "gradnorm") if found.get("alone") and found.get("averaged")]
     if not rounds:
         return None
-    start = saved.series("gradnorm")
-    first = next(iter(start.values()))
+    first = next(found for found in saved.series("gradnorm").values() if found.get("alone"))
     value = middle([_jump(found, first, None) for found in rounds])
     strata = [name for name in rounds[-1]["averaged"] if all(name in found["alone"] for found in (*rounds, first))]
     jumps = {name: middle([_jump(found, first, name) for found in rounds]) for name in strata}
@@ -157,21 +157,21 @@ def layer_mismatch(saved: Saved) -> Evidence | None:
     figure = {"spike": value, **({worst: jumps[worst]} if worst else {})}
     most = f", most in {worst} ({times(jumps[worst])})" if worst else ""
     sentence = (
-        f"Layers do not match after averaging: the gradient's norm is {times(value)} what it is for a client that "
-        f"goes on alone{most}."
+        f"Layers do not match after averaging: the gradient's norm is {times(value)} what it is, or was in the first "
+        f"measured round, for a client that goes on alone{most}."
     )
     return Evidence(value, sentence, figure, lambda: against_mismatch(Bench(saved)))
 
 
 def _jump(found: Mapping[str, Any], first: Mapping[str, Any], name: str | None) -> float:
-    alone = max(_norm(found["alone"], name), _norm(first.get("alone", {}), name))
+    alone = max(_norm(found["alone"], name), _norm(first["alone"], name))
     return _norm(found["averaged"], name) / max(alone, 1e-9)
 
 
 def _norm(norms: Mapping[str, Sequence[float]], name: str | None) -> float:
     """At the first step, of one stratum or of all together."""
     steps = [norms[name]] if name is not None and name in norms else norms.values() if name is None else []
-    return math.sqrt(sum(numbers(step[:1])[0] ** 2 for step in steps if numbers(step[:1])))
+    return math.hypot(*(norm for step in steps for norm in numbers(step[:1])))
 
 
 def against_mismatch(bench: Bench) -> list[Remedy | None]:
@@ -203,8 +203,8 @@ def opposed_updates(saved: Saved) -> Evidence | None:
     parts = [f"{name} ({found[name]:.2f})" for name in against]
     where = f": in {len(against)} of {len(found)} strata they go against each other, most in {listed(parts)}"
     sentence = (
-        f"Clients' updates have little in common: the cosine between two of them is {value:.2f} in the middle "
-        f"stratum{where if against else ''}."
+        f"Clients' updates have little in common: the cosine between two of them is {value:.2f} in the median over "
+        f"the strata{where if against else ''}."
     )
     figure = {"cosine": value, "strata_against": float(len(against)), "strata": float(len(found))}
     return Evidence(value, sentence, figure, lambda: against_opposition(Bench(saved)))
@@ -238,11 +238,17 @@ def unlike_features(saved: Saved) -> Evidence | None:
     least = min(means, key=means.__getitem__)
     first = next(iter(means))
     value = 1 - means[least]
+    begun = "" if first == least else f", and {_seen(first)} one of {means[first]:.2f}"
     sentence = (
-        f"Clients' models see different things: on the same examples their features have a CKA of {means[least]:.2f} "
-        f"after {least}, and of {means[first]:.2f} after {first}."
+        f"Clients' models see different things: on the same examples {_seen(least)} have a CKA of "
+        f"{means[least]:.2f}{begun}."
     )
     return Evidence(value, sentence, {"unlike": value, **means}, lambda: against_unlikeness(Bench(saved)))
+
+
+def _seen(stage: str) -> str:
+    """What a stage puts out: the head's are the model's own outputs."""
+    return "their outputs" if stage == "head" else f"their features after {stage}"
 
 
 def against_unlikeness(bench: Bench) -> list[Remedy | None]:
@@ -312,7 +318,7 @@ def neuron_drift(saved: Saved) -> Evidence | None:
         return None
     worst = min(missing, key=missing.__getitem__)
     value = -missing[worst]
-    own = f", those of its own classes change by {100 * held[worst]:+.0f} %" if worst in held else ""
+    own = f", those of its own classes change by {change(held[worst])}" if worst in held else ""
     sentence = (
         f"Neurons drift: in {worst}, those bound to classes that a client lacks lose {percent(value)} of their "
         f"activation in local training{own}."
@@ -338,7 +344,7 @@ def against_drift(bench: Bench) -> list[Remedy | None]:
 
 def no_learning(saved: Saved) -> Evidence | None:
     """How far accuracy is above guessing the most frequent class, as a share of the way to 1."""
-    rated = [record for record in saved.records if record.accuracy is not None]
+    rated = [record for record in saved.records if numbers([record.accuracy])]
     classes, counts = saved.facts.get("classes"), saved.facts.get("counts", [])
     if not rated or not classes or rated[-1].round * steps_of(saved) < WARM:
         return None
@@ -354,22 +360,7 @@ def no_learning(saved: Saved) -> Evidence | None:
     return Evidence(value, sentence, figure, lambda: [Bench(saved).slower(0.3, "a smaller learning rate")])
 
 
-def diverged(saved: Saved) -> Evidence | None:
-    """Whether training left the finite numbers."""
-    why = str(saved.summary.get("diverged") or "").rstrip(".")
-    if not why:
-        return None
-    bench = Bench(saved)
-    return Evidence(
-        1.0,
-        f"{why[:1].upper()}{why[1:]}.",
-        {"diverged": 1.0},
-        lambda: [bench.slower(0.1, "a smaller learning rate"), bench.set("shorter steps", papers.MCMAHAN, clip=1.0)],
-    )
-
-
 SYMPTOMS = (
-    Rule("diverged", diverged),
     Rule("no-learning", no_learning),
     Rule("layer-mismatch", layer_mismatch, probes=("gradnorm",)),
     Rule("opposed-updates", opposed_updates, probes=("cosine",)),

@@ -62,6 +62,13 @@ THRESHOLDS: dict[str, Threshold] = {
         "how far accuracy is above guessing, as a share of the way to 1, once a client has taken 30 steps",
     ),
     "diverged": Threshold(0.0, 1.0, "1 where training left the finite numbers"),
+    "exploded-loss": Threshold(
+        4.0,
+        40.0,
+        "the last loss, of test and training the better one, against that of guessing, or against the first evaluated "
+        "round's if that was larger: at most 1 in runs that learn anything",
+        ratio=True,
+    ),
     "opposed-updates": Threshold(
         0.05,
         -0.1,

@@ -292,9 +292,8 @@ def _part(name: str) -> Callable[[Any], Any]:
 def _statistics_spread(lines: Sequence[Line], by_line: Sequence[Tables], names: Sequence[str]) -> Figure:
     slider = Control.rounds("statistics-round", rounds_in(by_line))
     about = "How far clients' running means are from the average, in running standard deviations, over the strata."
-    return over_depth(
-        "statistics-spread", "How far clients' statistics are apart", about, lines, by_line, names, slider, "deviations"
-    )
+    name, title = "statistics-spread", "How far clients' statistics are apart"
+    return over_depth(name, title, about, lines, by_line, names, slider, "deviations", ("yaxis",))
 
 
 def over_depth(
@@ -306,6 +305,7 @@ def over_depth(
     names: Sequence[str],
     slider: Control,
     unit: str,
+    log: tuple[str, ...] = (),
 ) -> Figure:
     """One number a stratum or stage in the slider's round, a line for each method."""
     base = []
@@ -318,7 +318,7 @@ def over_depth(
         rows = [table.get(int(at), {}) for table in by_line]
         frames[key(r)] = [{"y": [rounded(row.get(part)) for part in names]} for row in rows]
     shape = layout(axis("", type="category"), axis(unit, tickformat=".2~g"), hovermode="x unified")
-    return Figure(name, title, about, base, shape, (slider,), frames, log=("yaxis",))
+    return Figure(name, title, about, base, shape, (slider,), frames, log=log)
 
 
 def crossing(lines: Sequence[Line]) -> list[Figure]:

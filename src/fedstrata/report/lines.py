@@ -221,10 +221,14 @@ def merged(orders: Iterable[Iterable[str]]) -> list[str]:
 
 
 def order(line_tables: Sequence[Mapping[int, Mapping[str, Any]]], told: Sequence[str]) -> list[str]:
-    """Strata or stages in the model's order, as far as that is told, the others as the rounds have them."""
+    """Strata or stages in the model's order.
+
+    The longest list that there is knows most of it: what is told, or a round's, which has stages without parameters.
+    """
     rows = dict.fromkeys(tuple(row) for table in line_tables for row in table.values())
     seen = {name for row in rows for name in row}
-    return [name for name in merged([told, *rows]) if name in seen]
+    longest_first = sorted([tuple(told), *rows], key=len, reverse=True)
+    return [name for name in merged(longest_first) if name in seen]
 
 
 def strata_of(lines: Sequence[Line]) -> list[str]:
