@@ -307,7 +307,8 @@ class Federation:
             self._engine.close()
             self.save()
             if isinstance(error, Diverged) and self._directory is not None:
-                self._directory.finish(self.model, {**self.summary(), "diverged": str(error)})
+                told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
+                self._directory.finish(self.model, {**self.summary(), "diverged": told})
             raise
         self._finish()
 
