@@ -87,6 +87,7 @@ def test_a_run(whole: Path, capsys: Capture) -> None:
         "memory",
         "metrics.jsonl",
         "model.safetensors",
+        "report.html",
         "run.toml",
         "summary.json",
         "versions.json",

@@ -397,9 +397,11 @@ def test_resume_of_a_finished_run_changes_nothing(
 ) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     before = contents(run)
-    assert fedstrata("resume", run, "--quiet") == 0
+    assert fedstrata("resume", run, "--quiet", "--no-report") == 0
     assert contents(run) == before
     assert "after 4 rounds" in capsys.readouterr().out
+    assert fedstrata("resume", run, "--quiet") == 0
+    assert contents(run).keys() - before.keys() == {"report.html"}
 
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path, whole: Path) -> None:
