@@ -49,10 +49,10 @@ def diagnose(
 
 def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
     """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
+    saved = Saved.read(run)
     others = [name.replace("_", "-") for name in given if name != "data_dir"]
     if others or sets:
         raise UsageError(f"{run} is a run, which says itself how it was made: leave --{(others or ['set'])[0]} out")
-    saved = Saved.read(run)
     if not saved.probes:
         print(f"fedstrata: {run} has no probes: {rounds} rounds more are tried and measured", file=sys.stderr)
         saved = tried_on(run, rounds, given.get("data_dir")).put_into(saved)
