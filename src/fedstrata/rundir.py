@@ -98,7 +98,8 @@ class RunDirectory:
         try:
             write_atomic(self.config, config)  # first: from here on the run can be resumed
             self._complete(about or {})
-            write_atomic(self.path / "facts.json", json.dumps(facts or {}) + "\n")
+            if facts:
+                write_atomic(self.path / "facts.json", json.dumps(facts) + "\n")
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):
