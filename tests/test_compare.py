@@ -548,7 +548,8 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
     assert lines[0].startswith("[1/8] fedavg, epochs=1 seed 0: ")
     assert lines[0].endswith(" s")
     assert "after 3 rounds" in lines[7]
-    assert len(list(Path("runs/compare").iterdir())) == 8
+    assert len(list(Path("runs/compare").glob("*/run.toml"))) == 8
+    assert Path("runs/compare/report.html").exists()
     assert not strays(tmp_path)
     for text in ("Uniform", "epochs", "±", "buffers average", "seconds"):
         assert text in printed.out

@@ -172,7 +172,7 @@ def vectorised_equals_serial(*techniques: Technique) -> None:
     ours, theirs = weights(cohort), weights(serial)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=3e-5)  # feddf's Adam enlarges rounding
     for a, b in zip(cohort.records, serial.records, strict=True):
         assert (a.clients, a.active, a.steps, a.examples, a.bytes_down, a.flops) == (
             b.clients,
