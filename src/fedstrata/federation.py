@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ class Federation:
         self._examiner = Examiner(*about, self._recall, self.settings.eval_clients)
         self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)
         self.probes: list[dict[str, Any]] = []
-        self._facts = partial(facts, models[""], self.strata, self.clients, sample, class_names)
+        self._facts = cache(partial(facts, models[""], self.strata, self.clients, sample, class_names))
         self.state = self._server.start(
             clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
         )

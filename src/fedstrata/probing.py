@@ -193,9 +193,11 @@ def _statistics(sight: Sight) -> dict[str, Any]:
 
 
 def _crossing(sight: Sight) -> dict[str, Any]:
-    """InCo's θ and β, layer by layer."""
-    if not (state := sight.after.techniques.get("inco")):
-        raise UsageError("the method does not cross layers: inco does")
+    """The θ and β of a technique that crosses layers, layer by layer (InCo Aggregation, Fig. 9)."""
+    slots = sight.after.techniques.values()
+    state = {n: t for slot in slots for n, t in slot.items() if n.partition("/")[0] in ("theta", "beta")}
+    if not state:
+        raise UsageError("the method does not cross layers, as inco does")
     found = crossing([state])
     return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
 
