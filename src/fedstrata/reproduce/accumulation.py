@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -26,13 +25,12 @@ from fedstrata.config import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Examples
 from fedstrata.data.partition import partition
-from fedstrata.files import write_atomic
 from fedstrata.history import Record, rounds_to
 from fedstrata.machine import computing, device_of
 from fedstrata.probes import client_gradients, divergence, input_noise, within_class
 from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
 from fedstrata.reproduce.parts import Bench, Findings, Table, figures, kept
-from fedstrata.reproduce.plots import FULL, PART
+from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import models_of, open_run
 from fedstrata.strata import strata
@@ -351,7 +349,7 @@ def plot_accumulation(found: Found, networks: Sequence[str], path: Path) -> None
         axes.set_title(told, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_rounds(rounds: Sequence[Mapping[str, float]], seed: int, path: Path) -> None:
@@ -368,10 +366,4 @@ def plot_rounds(rounds: Sequence[Mapping[str, float]], seed: int, path: Path) ->
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"round (seed {seed})")
     figure.colorbar(shown, label="divergence, log10")
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=140, metadata={"Software": None})
-    write_atomic(path, drawn.getvalue())
+    save(figure, path)

@@ -52,7 +52,7 @@ def plot_norms(found: Mapping[str, Any], seed: int, path: Path) -> None:
     panels[-1].legend(frameon=False, ncols=2, loc="upper right", fontsize=8)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlabel(f"local step; dots and lines: the first step after the server has averaged (seed {seed})")
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_divergence(curves: Mapping[str, Sequence[float]], path: Path) -> None:
@@ -66,7 +66,7 @@ def plot_divergence(curves: Mapping[str, Sequence[float]], path: Path) -> None:
     axes.set(xlabel="round", ylabel="weight divergence", ylim=(0, None))
     _tidy(axes)
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_layers(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -85,7 +85,7 @@ def plot_layers(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path)
         axes.set(xlabel="round", ylim=(0, None))
         _tidy(axes)
         axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_stages(curves: Mapping[str, Mapping[str, float]], path: Path) -> None:
@@ -100,7 +100,7 @@ def plot_stages(curves: Mapping[str, Mapping[str, float]], path: Path) -> None:
     axes.set(xlabel="stage", ylabel="CKA between clients")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], seed: int, path: Path) -> None:
@@ -118,7 +118,7 @@ def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]
         row[0].text(-0.5, -0.7, label, fontsize=8, va="bottom")
     figure.colorbar(shown, ax=panels, shrink=0.5, label="CKA")
     figure.supxlabel(f"clients; models of different depth from the shallowest on (seed {seed})", fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
@@ -138,7 +138,7 @@ def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], 
         axes.set_xlabel("round")
         _tidy(axes)
     panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_maps(maps: Mapping[str, Mapping[str, Sequence[Any]]], seed: int, path: Path) -> None:
@@ -160,7 +160,7 @@ def plot_maps(maps: Mapping[str, Mapping[str, Sequence[Any]]], seed: int, path: 
     for axes, kind in zip(panels[:, 0], ("by class", "by client"), strict=True):
         axes.set_ylabel(kind)
     figure.supxlabel(f"t-SNE of the local models' last features (seed {seed})", fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _tidy(axes: Any) -> None:
@@ -170,7 +170,8 @@ def _tidy(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
