@@ -33,7 +33,7 @@ LAYERS = [
     ["diagnosis"],
     ["report"],
     ["federation"],
-    ["run", "events"],
+    ["run", "events", "flower"],
     ["compare"],
     [""],
     ["console"],
