@@ -21,10 +21,10 @@ from fedstrata.core import Assignment, Slots, Update, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.tensors import Tensors
 
-HEAD_LIMIT = 8 * 2**20
-"""Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 70,000 names.
+HEAD_LIMIT = 4 * 2**20
+"""Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 30,000 names.
 
-What JSON says in a byte takes up to thirty in memory."""
+What JSON says in a byte takes up to fifty in memory."""
 
 _DTYPES = {
     torch.float64: "F64",

@@ -21,6 +21,8 @@ from fedstrata.flower.post import Post, Reply
 from fedstrata.server import ServerState
 from fedstrata.timing import Clock
 
+BARREN = 3
+"""Rounds on end without any update after which a run stops, rather than count rounds in which nothing is learnt."""
 KEPT: Slots = {"(kept)": {}}
 """What stands here for a memory, which stays at its client's site."""
 
@@ -76,6 +78,7 @@ class Flower:
         memories: which memories clients may drop.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost their memories.
+        barren: rounds on end in which nobody sent an update.
     """
 
     post: Post
@@ -87,6 +90,8 @@ class Flower:
     memories: Memories
     state: ServerState | None = None
     lost: set[int] = field(default_factory=set)
+    barren: int = 0
+    _heard: bool = False
     spent: Clock = field(default_factory=Clock)
     workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False
@@ -104,6 +109,9 @@ class Flower:
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
+        if self.barren >= BARREN:
+            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds on end")
+        self._heard = False
         self.directory.find([a.client for a in assignments])
         ready: dict[int, Visit] = {}
         letters: dict[str, Assignment] = {}
@@ -121,9 +129,9 @@ class Flower:
             while at < len(order) and order[at] in ready:
                 yield ready.pop(order[at])
                 at += 1
-        late = f"it did not answer within {self.post.patience:g} seconds"
         for client in order[at:]:
-            yield ready.pop(client, (Absence(client, late), {}))
+            yield ready.pop(client, (Absence(client, "it did not answer in time"), {}))
+        self.barren = 0 if self._heard else self.barren + 1
 
     def _ask(self, assignment: Assignment, letters: dict[str, Assignment], ready: dict[int, Visit]) -> None:
         """Send an assignment, or note why it cannot be sent."""
@@ -165,6 +173,7 @@ class Flower:
                 raise UsageError(f"it answers for client {one_line(str(update.client), 20)}")
         except FedstrataError as error:
             return Absence(client, str(error)), {}
+        self._heard = True
         return update, KEPT if answer.kept else {}
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:

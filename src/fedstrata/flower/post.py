@@ -75,9 +75,15 @@ class Post:
 
 
 def _reply(message: Message) -> Reply:
+    from flwr.common.constant import ErrorCode
+
     if message.has_content():
         return Reply(message.content)
     error: Any = message.error
+    if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+        return Reply(None, "it did not answer in time")
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
+        return Reply(None, "its SuperNode is not there")
     reason = str(error.reason or "").strip()
     last = one_line(reason.splitlines()[-1] if reason else f"error {error.code}", 300)
-    return Reply(None, f"its node says: {last}")
+    return Reply(None, f"its SuperNode says: {last}")
