@@ -16,9 +16,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+import fedstrata as fs
 from tests.runs import fedstrata, one_sentence
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
 def test_a_new_app_is_complete_and_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +41,7 @@ def test_a_new_app_is_complete_and_loads(
 
     assert isinstance(client_app.app, ClientApp)
     assert isinstance(server_app.app, ServerApp)
-    assert sum(len(task.data(n, {})) for n in range(4)) == 1438
+    assert sum(len(task.data(n, {})) for n in range(4)) == len(fs.load_dataset("digits").train)
     for name in [name for name in sys.modules if name.startswith("my_first_app")]:
         del sys.modules[name]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from fedstrata import techniques, wire
 from fedstrata.branches import branched
 from fedstrata.client import train_client
+from fedstrata.core import Assignment, Update
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Setting, allowance, check_flower, opened, sealed
+from fedstrata.flower.mods import Mod, check_mods, modified
 from fedstrata.flower.shelf import Cupboard, InDirectory, InState, Shelf
 from fedstrata.machine import computing, device_of
 from fedstrata.methods import Method
@@ -56,6 +58,7 @@ def client_app(
     method: Method | None = None,
     keep: str | Path | None = None,
     device: str = "cpu",
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """A Flower ClientApp that trains whatever method the server runs.
 
@@ -67,12 +70,15 @@ def client_app(
         method: the method, where it has techniques that are not fedstrata's; else the server says which.
         keep: directory for what clients remember; without one it is in Flower's context, and lost with the SuperNode.
         device: where training runs.
+        mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
+            nothing else: no slots of techniques, no running statistics.
     """
     check_flower()
+    check_mods(mods)
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device)
+    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods)
     app = ClientApp()
 
     @app.query()
@@ -106,6 +112,7 @@ class Site:
     method: Method | None = None
     keep: Path | None = None
     device: str = "cpu"
+    mods: Sequence[Mod] = ()
     shops: dict[str, Workshop] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -146,12 +153,23 @@ class Site:
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
             cupboard: Cupboard = InState(context.state) if self.keep is None else InDirectory(self.keep)
-            return self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client))
+            leave = partial(modified, self.mods, message=message, context=context)
+            return self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client), leave)
         except FedstrataError as error:
             return Answer(refusal=str(error)), b""
 
-    def visit(self, ask: Ask, message: bytes, data: Examples, shelf: Shelf) -> tuple[Answer, bytes]:
-        """Train as asked: the answer and the encoded update; or what the server must know before that can be done."""
+    def visit(
+        self,
+        ask: Ask,
+        message: bytes,
+        data: Examples,
+        shelf: Shelf,
+        leave: Callable[[Assignment, Update], Update] = lambda assignment, update: update,
+    ) -> tuple[Answer, bytes]:
+        """Train as asked: the answer and the encoded update; or what the server must know before that can be done.
+
+        `leave` has the last word on what is sent.
+        """
         shelf.settle(ask.held, ask.memory, ask.until)
         memory = shelf.memory(ask.memory)
         if memory is None:
@@ -167,6 +185,7 @@ class Site:
             raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
         with own_rng(), computing(ask.setting.threads):
             update, kept = train_client(shop, assignment, data, memory)
+        update = leave(assignment, update)
         if ask.holds:
             shelf.hold(assignment)
         if kept:
