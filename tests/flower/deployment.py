@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -127,18 +128,19 @@ class Counter:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                far = socket.create_connection(("127.0.0.1", self._to))
-                threading.Thread(target=self._pass, args=(near, far, True), daemon=True).start()
-                threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.up, self.down = (self.up + len(data), self.down) if up else (self.up, self.down + len(data))
-                sink.sendall(data)
-        for one in (source, sink):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+    def _connect(self, near: socket.socket) -> None:
+        """Pass on what either side says until one of them ends it."""
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as far:
+            while ready := select.select([near, far], [], [])[0]:
+                for source in ready:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    self.up += len(data) if source is near else 0
+                    self.down += len(data) if source is far else 0
+                    (far if source is near else near).sendall(data)
 
     def close(self) -> None:
         self._server.close()
@@ -184,6 +186,7 @@ class Deployment:
         for group in self.groups:
             kill(group)
         self.counter.close()
+        time.sleep(0.5)  # connections end with their other sides
 
     def _listens(self, port: int) -> bool:
         with socket.socket() as one:

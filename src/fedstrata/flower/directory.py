@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.letters import HEAD_LIMIT, Greeting, Head, Party, opened, sealed
-from fedstrata.flower.post import Post
+from fedstrata.flower.post import Post, Reply
 
 PAUSE = 0.5
 """Seconds between two looks for sites, at least."""
-HELLO = 120.0
-"""Seconds that a site has to say who it is."""
+HELLO = 600.0
+"""Seconds that a site has to say who it is; a slow one keeps nobody waiting."""
 
 
 class Hello(Head):
@@ -36,6 +36,7 @@ class Directory:
     parties: dict[int, Party] = field(default_factory=dict)
     _where: dict[int, int] = field(default_factory=dict)
     _met: set[int] = field(default_factory=set)
+    _asked: dict[str, int] = field(default_factory=dict)
     _online: set[int] = field(default_factory=set)
 
     def node(self, client: int) -> int | None:
@@ -94,26 +95,29 @@ class Directory:
         return f"clients {absent[:20]} of {expected} did not come within {self.wait:g} seconds"
 
     def _look(self) -> None:
-        """Ask nodes that are new who they are."""
+        """Ask nodes that are new who they are, and hear who has answered; nobody is waited for."""
         self._online = self.post.online()
         self._met &= self._online
-        strangers = self._online - self._met
-        if not strangers:
-            return
-        post = replace(self.post, patience=min(HELLO, self.post.patience))
-        letters = {post.send(node, "query", sealed(Hello()), "hello"): node for node in sorted(strangers)}
-        for letter, reply in post.replies([letter for letter in letters if letter is not None]):
-            node = letters[letter]
-            try:
-                if reply.content is None:
-                    raise UsageError(reply.why)
-                greeting, _ = opened(reply.content, Greeting, HEAD_LIMIT)
-                if greeting.refusal:
-                    raise UsageError(greeting.refusal)
-                self._welcome(node, greeting)
-            except FedstrataError as error:
-                self.note(f"SuperNode {node} takes no part: {error}")
-            self._met.add(node)
+        post = replace(self.post, patience=HELLO)
+        for node in sorted(self._online - self._met - set(self._asked.values())):
+            letter = post.send(node, "query", sealed(Hello()), "hello")
+            if letter is not None:
+                self._asked[letter] = node
+        for letter, reply in post.arrived(list(self._asked)):
+            self._hear(self._asked.pop(letter), reply)
+
+    def _hear(self, node: int, reply: Reply) -> None:
+        """Note what a node answered."""
+        try:
+            if reply.content is None:
+                raise UsageError(reply.why)
+            greeting, _ = opened(reply.content, Greeting, HEAD_LIMIT)
+            if greeting.refusal:
+                raise UsageError(greeting.refusal)
+            self._welcome(node, greeting)
+        except FedstrataError as error:
+            self.note(f"SuperNode {node} takes no part: {error}")
+        self._met.add(node)
 
     def _welcome(self, node: int, greeting: Greeting) -> None:
         for party in greeting.parties:

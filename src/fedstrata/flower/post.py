@@ -56,7 +56,7 @@ class Post:
         deadline, pause = time.monotonic() + self.patience, SHORTEST
         seen: set[str] = set()
         while (waiting := [letter for letter in letters if letter not in seen]) and time.monotonic() < deadline:
-            found = self._pulled(waiting)
+            found = self.arrived(waiting)
             for letter, reply in found:
                 seen.add(letter)
                 yield letter, reply
@@ -64,14 +64,16 @@ class Post:
             if not found:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
 
-    def _pulled(self, letters: list[str]) -> list[tuple[str, Reply]]:
-        """What has come. Where one reply cannot be read, the others still can."""
+    def arrived(self, letters: list[str]) -> list[tuple[str, Reply]]:
+        """What has come by now. Where one reply cannot be read, the others still can."""
+        if not letters:
+            return []
         try:
             return [(m.metadata.reply_to_message_id, _reply(m)) for m in self.grid.pull_messages(letters)]
         except (ValueError, TypeError, KeyError) as error:
             if len(letters) == 1:
                 return [(letters[0], Reply(None, f"its reply cannot be read: {one_line(str(error), 200)}"))]
-        return [pair for letter in letters for pair in self._pulled([letter])]
+        return [pair for letter in letters for pair in self.arrived([letter])]
 
 
 def _reply(message: Message) -> Reply:
