@@ -72,7 +72,7 @@ class Flower:
         post: sends letters.
         directory: where each client is.
         setting: how clients train.
-        run: identifies the run.
+        run_id: identifies the run.
         limit: longest update that is looked at, in bytes.
         holds: True if clients should hold on to parameters.
         memories: which memories clients may drop.

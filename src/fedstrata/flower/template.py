@@ -19,6 +19,7 @@ build-backend = "hatchling.build"
 name = "{project}"
 version = "0.1.0"
 description = "A federation, layer by layer"
+license = "Apache-2.0"
 requires-python = ">=3.11"
 # What Flower installs at every site before a run. It needs a network for that; where all is installed already, start
 # the SuperLink with --disable-runtime-dependency-installation.
@@ -31,7 +32,8 @@ publisher = "{project}"
 serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
-# Settings of fedstrata's Federation, for `flwr run . --run-config 'method="fedavg" rounds=20'`.
+# Settings of fedstrata's Federation, for `flwr run . --run-config 'method="fedavg" rounds=20'`. Only what stands here
+# can be changed that way; add others by their names.
 [tool.flwr.app.config]
 method = "{method}"
 rounds = 3
@@ -39,10 +41,14 @@ participation = 1.0
 epochs = 1
 batch-size = 32
 lr = 0.1
+optimizer = "sgd"
+schedule = "constant"
 seed = 0
+eval-every = 1
 out = ""
 resume = false
 timeout = 600.0
+wait = 600.0
 """
 
 TASK = '''\
