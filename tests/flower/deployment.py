@@ -65,7 +65,8 @@ from flwr.clientapp import ClientApp
 from fedstrata.flower import client_app
 from {package}.task import data, model
 
-inner, app = client_app(model, data), ClientApp()
+inner = client_app(model, data)
+app = ClientApp()
 app.query()(lambda message, context: inner(message, context))
 
 
@@ -241,7 +242,8 @@ class Deployment:
     def run(self, app: Path, **config: Any) -> None:
         """Start a run, and do not wait for it."""
         words = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        self.flwr("run", str(app), "loop", "--run-config", words, "--format", "json")
+        said = self.flwr("run", str(app), "loop", "--run-config", words, "--format", "json")
+        assert json.loads(said)["success"], said
 
     def finished(self, out: Path, limit: float = 150) -> None:
         """Wait for a run's last file."""
