@@ -1,4 +1,4 @@
-"""A real deployment: SuperLink and SuperNodes as processes with TLS and keys; two minutes on two idle cores."""
+"""A real deployment: SuperLink and SuperNodes as processes with TLS and keys; it takes minutes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_pat
     make_app(tmp_path / "failing", clients=3, failing=timeout)
     out = tmp_path / "run"
     before = len(deployed.log("node1"))
-    deployed.run(tmp_path / "failing", method="scaffold", rounds=12, out=str(out), timeout=timeout)
+    deployed.run(tmp_path / "failing", method="scaffold", rounds=10, out=str(out), timeout=timeout)
     waited(lambda: "ROUND 2]" in deployed.log("node1")[before:], 120, "round 2")
     kill(deployed.groups[2])
     waited(lambda: len(metrics(out)) >= 2, 60, "the end of round 2")
