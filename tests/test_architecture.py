@@ -32,7 +32,7 @@ LAYERS = [
     ["diagnosis"],
     ["report"],
     ["federation"],
-    ["run", "events"],
+    ["run", "events", "flower"],
     ["compare"],
     [""],
     ["console"],

@@ -676,13 +676,23 @@ def test_any_json_in_any_field(head: dict[str, Any], data: st.DataObject):
 
 
 def test_a_head_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPatch):
-    sound = encode(an_update())
+    sound = encode(an_update(delta={}, buffers={}, slots={}))
     length = int.from_bytes(sound[:8], "little")
     monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length)
     assert read(sound)
     monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length - 1)
     with pytest.raises(WireError, match="head is too long"):
         decode_update(sound)
+
+
+def test_an_index_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPatch):
+    sound = pack({}, {"a name that is longer than the head": torch.ones(1)})
+    length = int.from_bytes(sound[10:18], "little")
+    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length)
+    assert unpack(sound)
+    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length - 1)
+    with pytest.raises(WireError, match="index is too long"):
+        unpack(sound)
 
 
 def test_an_update_is_no_assignment():

@@ -17,6 +17,7 @@ from fedstrata.commands import comparing, diagnosing, listing, training
 from fedstrata.commands.data import app as data_app
 from fedstrata.commands.model import app as model_app
 from fedstrata.errors import FedstrataError, Stopped, one_line
+from fedstrata.flower.command import app as flower_app
 from fedstrata.probing import ALL, PROBES
 from fedstrata.report import command as looking
 
@@ -49,6 +50,7 @@ app.command(name="list")(listing.list_)
 app.add_typer(data_app, name="data")
 app.add_typer(model_app, name="model")
 app.add_typer(attack_app, name="attack")
+app.add_typer(flower_app, name="flower")
 
 
 def _version(show: bool) -> None:

@@ -165,6 +165,18 @@ class Update:
     finite: bool = False
 
 
+@dataclass(frozen=True)
+class Absence:
+    """What an engine has instead of an update: why nothing that can be used came from a client."""
+
+    client: int
+    why: str
+
+
+Visit = tuple[Update | Absence, Slots]
+"""What comes of an assignment, and what its client will remember if it is accepted."""
+
+
 @dataclass(eq=False)
 class Batch:
     """One local step as a hook sees it.

@@ -17,7 +17,7 @@ from torch import nn
 from fedstrata import techniques
 from fedstrata.branches import branched, copy_of
 from fedstrata.config import Settings, checked, same_config, to_toml
-from fedstrata.core import Buffers, Setting, Slots, Update, Work
+from fedstrata.core import Buffers, Setting, Slots, Update, Visit, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
@@ -421,11 +421,9 @@ class Federation:
         self._engine.close()
         return found
 
-    def _counted(
-        self, visits: Iterator[tuple[Update, Slots]], total: int, watch: Watch | None
-    ) -> Iterator[tuple[Update, Slots]]:
+    def _counted(self, visits: Iterator[Visit], total: int, watch: Watch | None) -> Iterator[Visit]:
         for done, visit in enumerate(visits, 1):
-            if watch is not None:
+            if watch is not None and isinstance(visit[0], Update):
                 watch.see(visit[0])
             yield visit
             if self.on_visit is not None:

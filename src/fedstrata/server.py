@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.core import Assignment, RoundView, Setting, Slots, Technique, Update, Work, altered
+from fedstrata.core import Absence, Assignment, RoundView, Setting, Slots, Technique, Update, Visit, Work, altered
 from fedstrata.data.examples import Examples
 from fedstrata.methods import Method
 from fedstrata.reducers import Mean
@@ -228,7 +228,7 @@ class Server:
         self,
         state: ServerState,
         assignments: Sequence[Assignment],
-        visits: Iterable[tuple[Update, Slots]],
+        visits: Iterable[Visit],
         keep: Callable[[int, Slots], None],
     ) -> tuple[ServerState, Outcome]:
         """Fold the updates in client order: (next state, what happened).
@@ -250,6 +250,10 @@ class Server:
         slots_up: Counter[str] = Counter()
         flops = 0.0
         for update, memory in visits:
+            answered.add(update.client)
+            if isinstance(update, Absence):
+                refused.append((update.client, update.why))
+                continue
             with timed("check updates"):
                 why = self.fault(asked.get(update.client), update, state.buffers)
             if update.client in accepted:
@@ -259,7 +263,6 @@ class Server:
                     bytes_up += wire.size(update)
                     slots_up.update({n: size for n, size in wire.slot_sizes(update).items() if n in self._names})
                 flops += _cost(update)
-            answered.add(update.client)
             if why is not None:
                 refused.append((update.client, why))
                 finite_failures += why == NOT_FINITE

@@ -19,6 +19,22 @@ from fedstrata.tensors import clone
 from fedstrata.wire import pack, unpack
 
 
+def packed(memory: Slots) -> bytes:
+    """A client's memory as bytes."""
+    tensors = {f"{technique}/{name}": t for technique, slot in memory.items() for name, t in slot.items()}
+    return pack({"techniques": list(memory)}, tensors)
+
+
+def unpacked(data: bytes) -> Slots:
+    """What `packed` packed."""
+    head, tensors = unpack(data)
+    memory: Slots = {technique: {} for technique in head["techniques"]}
+    for name, tensor in tensors.items():
+        technique, _, rest = name.partition("/")
+        memory[technique][rest] = tensor
+    return memory
+
+
 class Store(Protocol):
     """Where client memory is kept."""
 
@@ -69,23 +85,18 @@ class DirectoryStore:
         if version < 0:
             return {}
         try:
-            head, tensors = unpack(read_sealed(self._path(client, version)))
+            data = read_sealed(self._path(client, version))
         except Damaged as error:
             raise Damaged(
                 f"{error}, and with it what client {client} remembers: the run cannot go on from its checkpoint; "
                 f"without {self._directory.parent / 'checkpoints'} a resume starts from the beginning"
             ) from error
-        memory: Slots = {technique: {} for technique in head["techniques"]}
-        for name, tensor in tensors.items():
-            technique, _, rest = name.partition("/")
-            memory[technique][rest] = tensor
-        return memory
+        return unpacked(data)
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
         with disk_errors(self._directory):
             self._directory.mkdir(exist_ok=True)
-        tensors = {f"{technique}/{name}": t for technique, slot in memory.items() for name, t in slot.items()}
-        write_sealed(self._path(client, version), pack({"techniques": list(memory)}, tensors))
+        write_sealed(self._path(client, version), packed(memory))
         if before >= 0:
             self._replaced.append((version, self._path(client, before)))
 

@@ -21,8 +21,10 @@ from fedstrata.core import Assignment, Slots, Update, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.tensors import Tensors
 
-HEAD_LIMIT = 64 * 2**20
-"""Largest JSON head that is read, in bytes."""
+HEAD_LIMIT = 4 * 2**20
+"""Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 30,000 names.
+
+What JSON says in a byte takes up to fifty in memory."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -46,6 +48,10 @@ def carries(tensor: Tensor) -> bool:
 
 class WireError(FedstrataError):
     """Bytes that are not a message of ours."""
+
+
+class NotHeld(WireError):
+    """An assignment that counts on parameters which the client does not hold."""
 
 
 @lru_cache(maxsize=4096)
@@ -86,21 +92,28 @@ def _text(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+def _announced(message: memoryview, what: str) -> int:
+    """Where the JSON ends whose length the first eight bytes tell."""
+    length = int.from_bytes(message[:8], "little")
+    if len(message) < 8 or length > min(HEAD_LIMIT, len(message) - 8):
+        raise WireError(f"the message is truncated or its {what} is too long")
+    return 8 + length
+
+
 def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
-    """The head and the tensors of packed bytes.
+    """The head and the tensors of packed bytes; lengths are checked before anything is read.
 
     Raises:
         WireError: if the bytes are truncated, oversized or not of this form.
     """
-    length = int.from_bytes(message[:8], "little")
-    if len(message) < 8 or length > min(HEAD_LIMIT, len(message) - 8):
-        raise WireError("the message is truncated or its head is too long")
+    end = _announced(memoryview(message), "head")
+    body = memoryview(message)[end:]
+    index = _announced(body, "index")
     try:
-        head = json.loads(message[8 : 8 + length])
-        body = memoryview(message)[8 + length :]
+        head = json.loads(message[8:end])
         rows = dict(safetensors.deserialize(bytes(body)))  # type: ignore[no-untyped-call]
         # The library returns tensors in no particular order; ours is the order in which they were packed.
-        order = [n for n in json.loads(bytes(body[8 : 8 + int.from_bytes(body[:8], "little")])) if n in rows]
+        order = [n for n in json.loads(bytes(body[8:index])) if n in rows]
     except (ValueError, RecursionError, safetensors.SafetensorError):
         raise WireError("the message is not a JSON head followed by safetensors") from None
     if not isinstance(head, dict):
@@ -307,7 +320,7 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         raise WireError("the assignment asks for an unknown way to train")
     fresh, statistics = _section(tensors, "param"), _section(tensors, "buffer")
     if head.held and held is None:
-        raise WireError("the assignment counts on parameters that this client does not hold")
+        raise NotHeld("the assignment counts on parameters that this client does not hold")
     params, buffers = fresh, statistics
     if head.held and held is not None:
         params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}

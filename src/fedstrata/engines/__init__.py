@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import nn
 
 from fedstrata.cohort import check_vectorises
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.core import Assignment, Visit
 from fedstrata.data.examples import Examples
 from fedstrata.engines.processes import Processes
 from fedstrata.engines.serial import Recall, Serial, Wire
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """Seconds by phase that workers spent, where a clock is in use."""
         ...
 
-    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]: ...
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]: ...
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]: ...
 

@@ -1,0 +1,230 @@
+"""A site of a Flower federation: it says which clients' data it has, and trains them when it is asked."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata import techniques, wire
+from fedstrata.branches import branched
+from fedstrata.client import train_client
+from fedstrata.core import Assignment, Update
+from fedstrata.data.augment import build_augment
+from fedstrata.data.examples import Examples, as_examples
+from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Setting, allowance, check_flower, opened, sealed
+from fedstrata.flower.mods import Mod, check_mods, modified
+from fedstrata.flower.shelf import Cupboard, InDirectory, InState, Shelf
+from fedstrata.machine import computing, device_of
+from fedstrata.methods import Method
+from fedstrata.workshop import Workshop, own_rng, running
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+Model = nn.Module | Callable[[], nn.Module]
+"""A model, or what makes one."""
+NodeConfig = Mapping[str, Any]
+"""What a SuperNode was started with, `--node-config`."""
+
+
+def built(model: Model) -> nn.Module:
+    """A model, made if need be; random numbers are given back as they were."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).cpu()
+    with own_rng():
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"the model must be a torch.nn.Module, or a function that makes one, not {type(made).__name__}"
+        )
+    return made.cpu()
+
+
+def client_app(
+    model: Model,
+    data: Callable[..., Any],
+    *,
+    archs: Mapping[str, Model] | None = None,
+    method: Method | None = None,
+    keep: str | Path | None = None,
+    device: str = "cpu",
+    mods: Sequence[Mod] = (),
+) -> ClientApp:
+    """A Flower ClientApp that trains whatever method the server runs.
+
+    Args:
+        model: the server's model, or a function that makes it; its weights do not matter here.
+        data: partition number → that client's data, a pair of tensors (inputs, labels) or a map-style Dataset. A
+            function of two arguments is also given the SuperNode's own configuration.
+        archs: sub-models by name, where clients have different ones; the same as the server's.
+        method: the method, where it has techniques that are not fedstrata's; else the server says which.
+        keep: directory for what clients remember; without one it is in Flower's context, and lost with the SuperNode.
+        device: where training runs.
+        mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
+            nothing else: no slots of techniques, no running statistics.
+    """
+    check_flower()
+    check_mods(mods)
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods)
+    app = ClientApp()
+
+    @app.query()
+    def greet(message: Message, context: Context) -> Message:
+        return Message(sealed(site.greeting(context.node_config)), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        answer, update = site.answered(message, context)
+        return Message(sealed(answer, update), reply_to=message)
+
+    return app
+
+
+def partitions(config: NodeConfig) -> list[int]:
+    """The clients whose data a SuperNode has: `partition-id=3`, or several, `partition-id="3,5"`."""
+    said = config.get("partition-id")
+    words = str(said).replace(",", " ").split()
+    if said is None or not words or not all(word.isdecimal() for word in words):
+        raise UsageError("start the SuperNode with --node-config 'partition-id=…', the number of its client from 0 on")
+    return [int(word) for word in words]
+
+
+@dataclass(eq=False)
+class Site:
+    """What a ClientApp does, whatever carries its messages."""
+
+    model: Model
+    data: Callable[..., Any]
+    archs: Mapping[str, Model] = field(default_factory=dict)
+    method: Method | None = None
+    keep: Path | None = None
+    device: str = "cpu"
+    mods: Sequence[Mod] = ()
+    shops: dict[str, Workshop] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by architecture."""
+        return {name: built(model) for name, model in {"": self.model, **self.archs}.items()}
+
+    def examples(self, client: int, config: NodeConfig) -> Examples:
+        """A client's data."""
+        arguments = (client, config)[: min(len(inspect.signature(self.data).parameters), 2)]
+        with own_rng():
+            return as_examples(self.data(*arguments))
+
+    def greeting(self, config: NodeConfig) -> Greeting:
+        """Whose data is here."""
+        try:
+            return Greeting(parties=[self._party(client, config) for client in partitions(config)])
+        except FedstrataError as error:
+            return Greeting(parties=[], refusal=str(error))
+
+    def _party(self, client: int, config: NodeConfig) -> Party:
+        data = self.examples(client, config)
+        like = _like(data)
+        said = config.get("num-partitions")
+        population = said if isinstance(said, int) else None
+        if not wire.carries(like):
+            raise UsageError(f"client {client} has inputs of type {like.dtype}, which messages do not carry")
+        shape, dtype = list(like.shape[1:]), str(like.dtype).removeprefix("torch.")
+        return Party.model_validate(
+            {"client": client, "examples": len(data), "shape": shape, "dtype": dtype, "population": population}
+        )
+
+    def answered(self, message: Message, context: Context) -> tuple[Answer, bytes]:
+        """The answer to a message, and the update that goes with it, if any."""
+        try:
+            ask, body = opened(message.content, Ask, allowance(weights_of(self.models.values())))
+            if ask.client not in partitions(context.node_config):
+                raise UsageError(f"the data of client {ask.client} is not here")
+            data = self.examples(ask.client, context.node_config)
+            cupboard: Cupboard = InState(context.state) if self.keep is None else InDirectory(self.keep)
+            leave = partial(modified, self.mods, message=message, context=context)
+            return self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client), leave)
+        except FedstrataError as error:
+            return Answer(refusal=str(error)), b""
+
+    def visit(
+        self,
+        ask: Ask,
+        message: bytes,
+        data: Examples,
+        shelf: Shelf,
+        leave: Callable[[Assignment, Update], Update] = lambda assignment, update: update,
+    ) -> tuple[Answer, bytes]:
+        """Train as asked: the answer and the encoded update; or what the server must know before that can be done.
+
+        `leave` has the last word on what is sent.
+        """
+        shelf.settle(ask.held, ask.memory, ask.until)
+        memory = shelf.memory(ask.memory)
+        if memory is None:
+            return Answer(lost="memory"), b""
+        try:
+            assignment = wire.decode_assignment(message, shelf.held(ask.held))
+        except wire.NotHeld:
+            return Answer(lost="parameters"), b""
+        shop = self.shop(ask.setting, _like(data))
+        if assignment.client != ask.client or assignment.arch not in shop.archs:
+            raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
+        if assignment.method != shop.method.digest:
+            raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
+        with own_rng(), computing(ask.setting.threads):
+            update, kept = train_client(shop, assignment, data, memory)
+        update = leave(assignment, update)
+        if ask.holds:
+            shelf.hold(assignment)
+        if kept:
+            shelf.remember(assignment.round, kept)
+        return Answer(kept=bool(kept)), wire.encode(update)
+
+    def shop(self, setting: Setting, like: Tensor) -> Workshop:
+        """Where clients are trained; the last one is kept, for as long as this process lives."""
+        key = f"{setting.model_dump_json()} {like.shape} {like.dtype}"
+        if key not in self.shops:
+            self.shops = {key: self._shop(setting, like)}
+        return self.shops[key]
+
+    def _shop(self, setting: Setting, like: Tensor) -> Workshop:
+        chosen = techniques.method(setting.method) if self.method is None else self.method.with_buffers(setting.buffers)
+        models = self.models
+        if chosen.branches and setting.branches:
+            models, _ = branched(models, setting.branches.__getitem__, len(setting.branches))
+        return Workshop(
+            build=lambda arch: copy.deepcopy(models[arch]),
+            method=chosen,
+            augment=build_augment(setting.augment, tuple(like.shape[1:])),
+            device=device_of(self.device),
+            sample=like,
+            channels_last=setting.channels_last,
+            compile=setting.compile,
+            archs=tuple(models),
+        )
+
+
+def _like(data: Examples) -> Tensor:
+    """Two inputs of the data's shape and type, all zeros: what a model must know of it."""
+    if not len(data):
+        return torch.zeros(2)
+    with own_rng():
+        first, _ = data.batch(torch.arange(1))
+    return torch.zeros(2, *first.shape[1:], dtype=first.dtype)
+
+
+def weights_of(models: Iterable[nn.Module]) -> int:
+    """Bytes of all parameters and running statistics."""
+    return sum(t.nbytes for m in models for t in (*m.parameters(), *running(m).values()))

@@ -1,0 +1,48 @@
+"""`fedstrata flower`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.errors import UsageError
+from fedstrata.flower.certs import write_certs
+from fedstrata.flower.template import write_app
+from fedstrata.techniques import method as parse
+
+app = typer.Typer(help="Federations across sites, with Flower.", no_args_is_help=True)
+
+
+@app.callback()
+def _flower() -> None:
+    """Federations across sites, with Flower."""
+
+
+@app.command()
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="where to write it", show_default=False)],
+    method: Annotated[str, typer.Option(help="what it runs unless told otherwise")] = "feddyn(alpha=0.1) + fednlr",
+    clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 3,
+) -> None:
+    """Write a Flower app, with a model and data to be replaced, that `flwr run` takes as it is."""
+    write_app(directory, str(parse(method)), clients)
+    print(f"{directory}: your model and data go into task.py; README.md says how to run it")
+
+
+@app.command()
+def certs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="where to write them", show_default=False)],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="a name or address of the server besides loopback; may be given again", show_default=False),
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="number of SuperNodes that get a key pair")] = 3,
+    days: Annotated[int, typer.Option(help="how long certificates are good for")] = 365,
+) -> None:
+    """Make a certificate authority, the server's certificate, and a key pair for every SuperNode."""
+    if not 0 <= nodes <= 100_000 or not 1 <= days <= 36_500:
+        raise UsageError("nodes are 0 to 100,000 and days 1 to 36,500")
+    files = write_certs(directory, host or [], nodes, days)
+    print(f"{directory}: {len(files)} files; *.key stay secret, each node-N.key goes to its site together with ca.crt")

@@ -1,0 +1,184 @@
+"""The engine of a Flower federation: assignments go to SuperNodes as letters, and updates come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata import wire
+from fedstrata.core import Absence, Assignment, Slots, Visit
+from fedstrata.data.examples import Augment
+from fedstrata.engines.serial import Recall
+from fedstrata.errors import FedstrataError, UsageError, one_line
+from fedstrata.evaluate import Exam
+from fedstrata.flower.directory import Directory
+from fedstrata.flower.letters import Answer, Ask, Setting, opened, sealed
+from fedstrata.flower.post import Post, Reply
+from fedstrata.server import ServerState
+from fedstrata.timing import Clock
+
+BARREN = 3
+"""Rounds on end without any update after which a run stops, rather than count rounds in which nothing is learnt."""
+KEPT: Slots = {"(kept)": {}}
+"""What stands here for a memory, which stays at its client's site."""
+
+
+@dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """The data of a client, of which the server knows how much there is and what an input looks like."""
+
+    examples: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Zeros in the form of its inputs."""
+        return torch.zeros(len(index), *self.shape, dtype=self.dtype), torch.zeros(len(index), dtype=torch.int64)
+
+    def labels(self) -> Tensor:
+        raise FedstrataError("a client's labels are not on the server")
+
+
+@dataclass(eq=False)
+class Memories:
+    """The store of a federation whose clients keep their memories themselves."""
+
+    until: int = 0
+
+    def get(self, client: int, version: int) -> Slots:
+        """Nothing: it is at the client's site."""
+        return {}
+
+    def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        """Nothing to do: the client has kept it, and will be told that it counts."""
+
+    def forget(self, until: int) -> None:
+        """Let clients drop what was replaced before a round."""
+        self.until = until
+
+
+@dataclass(eq=False)
+class Flower:
+    """Trains clients at their sites.
+
+    Args:
+        post: sends letters.
+        directory: where each client is.
+        setting: how clients train.
+        run_id: identifies the run.
+        limit: longest update that is looked at, in bytes.
+        holds: True if clients should hold on to parameters.
+        memories: which memories clients may drop.
+        state: what the server knows before the round; to be set before every `run`.
+        lost: clients that said they have lost their memories.
+        barren: rounds on end in which nobody sent an update.
+    """
+
+    post: Post
+    directory: Directory
+    setting: Setting
+    run_id: str
+    limit: int
+    holds: bool
+    memories: Memories
+    state: ServerState | None = None
+    lost: set[int] = field(default_factory=set)
+    barren: int = 0
+    _heard: bool = False
+    spent: Clock = field(default_factory=Clock)
+    workers: ClassVar[int] = 1
+    overlaps: ClassVar[bool] = False
+
+    def begin(self, state: ServerState) -> ServerState:
+        """Take up a state, in which clients that have lost their memories begin anew."""
+        if self.lost:
+            gone = torch.tensor(sorted(self.lost))
+            held, remembers = state.held.clone(), state.remembers.clone()
+            held[gone], remembers[gone] = -1, -1
+            state = replace(state, held=held, remembers=remembers)
+            self.lost.clear()
+        self.state = state
+        return state
+
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
+        """What came of the assignments, in client order."""
+        if self.barren >= BARREN:
+            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds on end")
+        self._heard = False
+        self.directory.find([a.client for a in assignments])
+        ready: dict[int, Visit] = {}
+        letters: dict[str, Assignment] = {}
+        for assignment in assignments:
+            self._ask(assignment, letters, ready)
+        order = [a.client for a in assignments]
+        at = 0
+        for letter, reply in self.post.replies(letters):
+            assignment = letters[letter]
+            visit = self._read(assignment, reply)
+            if visit is None:  # it wants everything
+                self._ask(replace(assignment, fresh=None), letters, ready)
+            else:
+                ready[assignment.client] = visit
+            while at < len(order) and order[at] in ready:
+                yield ready.pop(order[at])
+                at += 1
+        for client in order[at:]:
+            yield ready.pop(client, (Absence(client, "it did not answer in time"), {}))
+        self.barren = 0 if self._heard else self.barren + 1
+
+    def _ask(self, assignment: Assignment, letters: dict[str, Assignment], ready: dict[int, Visit]) -> None:
+        """Send an assignment, or note why it cannot be sent."""
+        assert self.state is not None
+        client, fresh = assignment.client, assignment.fresh
+        ask = Ask(
+            run=self.run_id,
+            setting=self.setting,
+            client=client,
+            held=-1 if fresh is None else int(self.state.held[client]),
+            memory=int(self.state.remembers[client]),
+            until=self.memories.until,
+            holds=self.holds,
+        )
+        node = self.directory.node(client)
+        content = sealed(ask, wire.encode(assignment))
+        letter = None if node is None else self.post.send(node, "train", content, str(assignment.round + 1))
+        if letter is None:
+            ready[client] = (Absence(client, "its SuperNode is not there"), {})
+        else:
+            letters[letter] = assignment
+
+    def _read(self, assignment: Assignment, reply: Reply) -> Visit | None:
+        """What a reply says; None if the client has lost the parameters, which it can be sent again."""
+        client = assignment.client
+        try:
+            if reply.content is None:
+                raise UsageError(reply.why)
+            answer, message = opened(reply.content, Answer, self.limit)
+            if answer.lost == "parameters" and assignment.fresh is not None:
+                return None
+            if answer.lost:
+                self.lost.add(client)
+                raise UsageError("it has lost what it remembered, and will begin anew")
+            if answer.refusal:
+                raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
+            update = wire.decode_update(message)
+            if update.client != client:
+                raise UsageError(f"it answers for client {one_line(str(update.client), 20)}")
+        except FedstrataError as error:
+            return Absence(client, str(error)), {}
+        self._heard = True
+        return update, KEPT if answer.kept else {}
+
+    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
+        """Nothing is judged at the sites."""
+        raise FedstrataError("the server judges its own model")
+
+    def close(self) -> None:
+        """Nothing to release."""

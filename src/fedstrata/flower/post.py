@@ -1,0 +1,91 @@
+"""Letters to and from SuperNodes, over Flower's grid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.errors import one_line
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+SHORTEST, LONGEST = 0.05, 1.0
+"""Seconds between two looks into the letter box, at first and after a while without letters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What came back: records, or why there are none."""
+
+    content: RecordDict | None
+    why: str = ""
+
+
+@dataclass(eq=False)
+class Post:
+    """Sends letters and waits for their replies.
+
+    Args:
+        grid: Flower's.
+        patience: seconds that a letter is worth waiting for.
+    """
+
+    grid: Grid
+    patience: float
+
+    def online(self) -> set[int]:
+        """The nodes that are there now."""
+        return set(self.grid.get_node_ids())
+
+    def send(self, node: int, kind: str, content: RecordDict, group: str) -> str | None:
+        """Send a letter; its number, or None if it cannot be delivered."""
+        from flwr.app import Message
+
+        letter = Message(content, node, kind, ttl=self.patience, group_id=group)
+        return next(iter(self.grid.push_messages([letter])), None) or None
+
+    def replies(self, letters: Collection[str]) -> Iterator[tuple[str, Reply]]:
+        """(number of the letter, reply) as they come; it ends when all have come, or nothing more is to be expected.
+
+        More letters may be put into a set that was given, while it is being waited for.
+        """
+        deadline, pause = time.monotonic() + self.patience, SHORTEST
+        seen: set[str] = set()
+        while (waiting := [letter for letter in letters if letter not in seen]) and time.monotonic() < deadline:
+            found = self.arrived(waiting)
+            for letter, reply in found:
+                seen.add(letter)
+                yield letter, reply
+            pause = SHORTEST if found else min(pause * 1.5, LONGEST)
+            if not found:
+                time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
+
+    def arrived(self, letters: list[str]) -> list[tuple[str, Reply]]:
+        """What has come by now. Where one reply cannot be read, the others still can."""
+        if not letters:
+            return []
+        try:
+            return [(m.metadata.reply_to_message_id, _reply(m)) for m in self.grid.pull_messages(letters)]
+        except (ValueError, TypeError, KeyError) as error:
+            if len(letters) == 1:
+                return [(letters[0], Reply(None, f"its reply cannot be read: {one_line(str(error), 200)}"))]
+        return [pair for letter in letters for pair in self.arrived([letter])]
+
+
+def _reply(message: Message) -> Reply:
+    from flwr.common.constant import ErrorCode
+
+    if message.has_content():
+        return Reply(message.content)
+    error: Any = message.error
+    if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+        return Reply(None, "it did not answer in time")
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
+        return Reply(None, "its SuperNode is not there")
+    reason = str(error.reason or "").strip()
+    last = one_line(reason.splitlines()[-1] if reason else f"error {error.code}", 300)
+    return Reply(None, f"its SuperNode says: {last}")

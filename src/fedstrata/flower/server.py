@@ -1,0 +1,233 @@
+"""The server of a Flower federation: a Federation whose clients are at SuperNodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedstrata import techniques
+from fedstrata.config import Settings
+from fedstrata.errors import UsageError, did_you_mean, positive
+from fedstrata.federation import Federation
+from fedstrata.files import write_atomic
+from fedstrata.flower.client import Model, built, weights_of
+from fedstrata.flower.directory import Directory
+from fedstrata.flower.engine import Elsewhere, Flower, Memories
+from fedstrata.flower.letters import Party, Setting, allowance, check_flower
+from fedstrata.flower.post import Post
+from fedstrata.history import Record
+from fedstrata.methods import Method
+from fedstrata.probing import Watch
+from fedstrata.server import ServerState
+from fedstrata.tensors import derive
+from fedstrata.trained import Trained
+from fedstrata.workshop import own_rng
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+AT_HOME = frozenset({"engine", "workers", "eval_clients", "probe", "probe_every", "probe_clients", "probe_examples"})
+"""Settings that need the clients' data, or say how to train them, on the server."""
+RUN_ID = "flower.json"
+"""The file of a run's directory that says which run its clients know it as."""
+
+
+def server_app(
+    model: Model,
+    *,
+    test: Any = None,
+    clients: int | None = None,
+    archs: Mapping[str, Model] | None = None,
+    arch_of: Callable[[int], str] | None = None,
+    public: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    timeout: float = 3600.0,
+    wait: float = 600.0,
+    method: str | Method = "fedavg",
+    **settings: Any,
+) -> ServerApp:
+    """A Flower ServerApp that runs a method with the clients that are at the SuperNodes.
+
+    What stands in the run's configuration under one of these names goes before what is given here:
+    `flwr run . --run-config 'method="feddyn + fedpart" rounds=30'`.
+
+    Args:
+        model: any `nn.Module` that maps a batch of inputs to logits, or a function that makes it.
+        test: the global test set, or a function that loads it; None for no evaluation.
+        clients: how many there are; None if the SuperNodes say so (`num-partitions`).
+        archs: sub-models by name, for clients of different architecture.
+        arch_of: client → the name of its sub-model.
+        public: unlabelled inputs of the server, or a function that loads them.
+        out: directory for configuration, metrics, checkpoints and the final model.
+        resume: continue the run that is in `out`, if there is one.
+        timeout: seconds that clients have to answer in a round; those that do not are refused, and asked again later.
+        wait: seconds to wait for sites that are not there, before the first round and when a round finds nobody.
+        method: what to run.
+        settings: `Federation`'s, such as rounds, participation, epochs, lr, seed.
+    """
+    check_flower()
+    from flwr.serverapp import ServerApp
+
+    plan = Plan(
+        model,
+        test,
+        archs or {},
+        arch_of,
+        public,
+        {"out": out, "resume": resume, "timeout": timeout, "wait": wait, "clients": clients},
+        {"method": method, **settings},
+    )
+    plan.with_config({})
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        plan.with_config(context.run_config).run(grid)
+
+    return app
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a ServerApp was given: `given` are its own arguments, `settings` a Federation's."""
+
+    model: Model
+    test: Any
+    archs: Mapping[str, Model]
+    arch_of: Callable[[int], str] | None
+    public: Any
+    given: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_config(self, config: Mapping[str, Any]) -> Plan:
+        """The same, with what Flower's run configuration says; its other entries are the user's own."""
+        said = {name.replace("-", "_"): value for name, value in config.items()}
+        given = {name: said.get(name, value) for name, value in self.given.items()}
+        settings = {**self.settings, **{name: said[name] for name in Settings.model_fields if name in said}}
+        for name in settings:
+            if name in AT_HOME:
+                raise UsageError(f"'{name}' has no meaning here: clients and their data are at other sites")
+            if name not in Settings.model_fields:
+                raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")
+        positive("server_app", timeout=given["timeout"], wait=given["wait"])
+        chosen = techniques.method(settings["method"])
+        if chosen.personal or chosen.pools:
+            raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
+        return Plan(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
+
+    def run(self, grid: Grid) -> Federation:
+        """Wait for the clients, and run all rounds that are left."""
+        post = Post(grid, float(self.given["timeout"]))
+        directory = Directory(post, float(self.given["wait"]), logging.getLogger("flwr").warning)
+        parties = directory.gather(self.given["clients"])
+        federation = Silos(self, post, directory, parties)
+        federation.fit(lambda record: logging.getLogger("flwr").info(told(record, federation.settings.rounds)))
+        return federation
+
+    @property
+    def out(self) -> Path | None:
+        """The run's directory."""
+        return Path(self.given["out"]) if self.given["out"] else None
+
+    @property
+    def resumes(self) -> bool:
+        """True if there is a run to go on with."""
+        return bool(self.given["resume"]) and self.out is not None and (self.out / "run.toml").exists()
+
+    def models(self) -> dict[str, nn.Module]:
+        """The models by architecture, with weights that the run's seed decides where they are made here."""
+        seed = derive(int(self.settings.get("seed", 0)), "model")
+        made = {}
+        with own_rng():
+            for name, model in {"": self.model, **self.archs}.items():
+                torch.default_generator.manual_seed(seed)
+                made[name] = built(model)
+        return made
+
+
+class Silos(Federation):
+    """A federation whose clients are at other sites."""
+
+    def __init__(self, plan: Plan, post: Post, directory: Directory, parties: Sequence[Party]) -> None:
+        models = plan.models()
+        super().__init__(
+            models[""],
+            [Elsewhere(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
+            plan.test() if callable(plan.test) else plan.test,
+            **plan.settings,
+            engine="serial",  # judges the global model, and trains nobody
+            archs={name: model for name, model in models.items() if name},
+            arch_of=plan.arch_of,
+            public=plan.public() if callable(plan.public) else plan.public,
+            out=plan.out,
+            resume=plan.resumes,
+        )
+        s = self.settings
+        arch_of = plan.arch_of or (lambda client: "")
+        used = sorted({arch_of(party.client) for party in parties})
+        setting = Setting(
+            method=str(self.method),
+            buffers=self.method.buffers,
+            augment=s.augment,
+            channels_last=s.channels_last,
+            compile=s.compile,
+            threads=s.threads,
+            branches=used if self.method.branches else [],
+        )
+        memories = Memories()
+        self._store = memories
+        self._sites = self._engine = Flower(
+            post=post,
+            directory=directory,
+            setting=setting,
+            run_id=run_id(plan.out),
+            limit=allowance(weights_of(models.values())),
+            holds=self._holds(len(models)),
+            memories=memories,
+        )
+        self.engine = "flower"
+
+    def _holds(self, architectures: int) -> bool:
+        """True if some parameters may stay as they are in a round: clients then hold on to them."""
+        frozen = any(not p.requires_grad for p in self._shop.build("").parameters())
+        return frozen or architectures > 1 or any(True for _ in self.method.at("plan"))
+
+    def _close(self, state: ServerState, watch: Watch | None) -> Trained:
+        return super()._close(self._sites.begin(state), watch)
+
+
+def run_id(out: Path | None) -> str:
+    """What clients know a run as: the same after it was resumed, and no other's."""
+    new = secrets.token_hex(8)
+    if out is None:
+        return new
+    path = out / RUN_ID
+    try:
+        known = json.loads(path.read_text())["run"]
+        if re.fullmatch("[0-9a-f]{16}", known):
+            return str(known)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    write_atomic(path, json.dumps({"run": new}) + "\n")
+    return new
+
+
+def told(record: Record, rounds: int) -> str:
+    """A round in one line of a log."""
+    parts = [f"round {record.round}/{rounds}"]
+    if record.accuracy is not None:
+        parts.append(f"accuracy {record.accuracy:.4f}")
+    parts.append(f"{len(record.clients) - len(record.refused)} of {len(record.clients)} clients")
+    parts += [f"client {refused['client']} refused: {refused['why']}" for refused in record.refused]
+    return ", ".join(parts)

@@ -1,0 +1,260 @@
+"""A Flower deployment on loopback: a SuperLink and SuperNodes as processes, with TLS and keys, and a counting wire."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fedstrata as fs
+from fedstrata.flower.certs import write_certs
+from fedstrata.flower.template import write_app
+
+PATIENCE = float(os.environ.get("FEDSTRATA_TEST_PATIENCE", "1"))
+"""Factor of all limits of time, for machines that are busy."""
+SITES = ("0,3,6", "1,4,7", "2,5")
+"""The clients of each SuperNode: eight on three."""
+
+TASK = """
+import torch
+from torch import nn
+
+WIDTH, CLIENTS = {width}, {clients}
+
+
+def points(size, seed):
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 2, (size,), generator=rng) + seed % 3
+    return torch.randn(size, WIDTH, generator=rng) + y[:, None], y
+
+
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        layers = {{"first": nn.Linear(WIDTH, WIDTH), "norm": nn.BatchNorm1d(WIDTH), "relu": nn.ReLU()}}
+        layers |= {{"second": nn.Linear(WIDTH, WIDTH), "third": nn.Linear(WIDTH, WIDTH), "head": nn.Linear(WIDTH, 4)}}
+        net = nn.Sequential()
+        for name, layer in layers.items():
+            net.add_module(name, layer)
+    return net
+
+
+def data(partition, node_config):
+    return points(10 + 3 * partition, partition)
+
+
+def test():
+    return points(40, 99)
+"""
+
+FAILING = """
+import time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from fedstrata.flower import client_app
+from {package}.task import data, model
+
+inner = client_app(model, data)
+app = ClientApp()
+app.query()(lambda message, context: inner(message, context))
+
+
+@app.train()
+def train(message, context):
+    reply = inner(message, context)
+    if str(context.node_config["partition-id"]).startswith("2"):
+        if message.metadata.group_id == "3":
+            time.sleep({timeout} + 3)
+        if message.metadata.group_id == "4":
+            return Message(RecordDict({{"fedstrata": ConfigRecord({{"head": "garbage"}})}}), reply_to=message)
+    return reply
+"""
+
+
+def make_app(directory: Path, width: int = 8, clients: int = 8, failing: float | None = None) -> dict[str, Any]:
+    """Write an app with the command's template, and a model and data of its own; returns what is in its task.py."""
+    write_app(directory, "fedavg", clients)
+    package = directory.name
+    task = TASK.format(width=width, clients=clients)
+    (directory / package / "task.py").write_text(task)
+    if failing is not None:
+        (directory / package / "client_app.py").write_text(FAILING.format(package=package, timeout=failing))
+    names: dict[str, Any] = {}
+    exec(task, names)
+    return names
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def waited(for_what: Callable[[], Any], limit: float, what: str) -> Any:
+    """What a function returns as soon as that is true."""
+    end = time.monotonic() + limit * PATIENCE
+    while time.monotonic() < end:
+        if found := for_what():
+            return found
+        time.sleep(0.2)
+    raise TimeoutError(f"{what}: not within {limit * PATIENCE:g} seconds")
+
+
+class Counter:
+    """Passes bytes on between SuperNodes and the SuperLink, and counts them."""
+
+    def __init__(self, port: int, to: int) -> None:
+        self.up = self.down = 0
+        self._to = to
+        self._server = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        """Pass on what either side says until one of them ends it."""
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as far:
+            while ready := select.select([near, far], [], [])[0]:
+                for source in ready:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    self.up += len(data) if source is near else 0
+                    self.down += len(data) if source is far else 0
+                    (far if source is near else near).sendall(data)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes; `with` ends all their processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.keys = directory, directory / "keys"
+        self.link, self.wire, *self.ports = free_ports(7)
+        self.groups: list[subprocess.Popen[bytes]] = []
+        write_certs(self.keys, [], 4, 1)
+        home = directory / "home"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink.loop]\naddress = "127.0.0.1:{self.link}"\nroot-certificates = "{self.keys}/ca.crt"\n'
+        )
+        path = os.pathsep.join([str(Path(fs.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": path,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __enter__(self) -> Deployment:
+        self.counter = Counter(self.wire, self.link)
+        tls = {f"--ssl-{name}file": f"{self.keys}/{file}" for name, file in TLS.items()}
+        options = [word for pair in tls.items() for word in pair]
+        self.start(
+            "superlink",
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.link), *options),
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        )
+        waited(lambda: self._listens(self.link), 60, "the SuperLink")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self.groups:
+            kill(group)
+        self.counter.close()
+        time.sleep(0.5)  # connections end with their other sides
+
+    def _listens(self, port: int) -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """A process, in a group of its own with all that it starts; its output goes into a file."""
+        program = shutil.which(command[0], path=self.environment["PATH"])
+        assert program is not None
+        with open(self.directory / f"{name}.log", "ab") as log:
+            started = subprocess.Popen(
+                [program, *command[1:]],
+                cwd=self.directory,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.groups.append(started)
+        return started
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def node(self, number: int, *options: str, name: str = "node", clients: str = "") -> subprocess.Popen[bytes]:
+        """Start a SuperNode; with other options than the right ones, if any are given."""
+        right = ("--root-certificates", f"{self.keys}/ca.crt")
+        right += ("--auth-supernode-private-key", f"{self.keys}/node-{number}.key")
+        return self.start(
+            f"{name}{number}",
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.wire}", "--port", str(self.ports[number])),
+            *("--node-config", f'partition-id="{clients or number}"', *(options or right)),
+        )
+
+    def flwr(self, *arguments: str, limit: float = 120) -> str:
+        """Flower's command; what it prints."""
+        done = subprocess.run(
+            [str(shutil.which("flwr", path=self.environment["PATH"])), *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=limit * PATIENCE,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def register(self, *numbers: int) -> None:
+        for number in numbers:
+            self.flwr("supernode", "register", f"{self.keys}/node-{number}.pub", "loop", "--format", "json")
+
+    def run(self, app: Path, **config: Any) -> None:
+        """Start a run, and do not wait for it."""
+        words = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
+        said = self.flwr("run", str(app), "loop", "--run-config", words, "--format", "json")
+        assert json.loads(said)["success"], said
+
+    def finished(self, out: Path, limit: float = 150) -> None:
+        """Wait for a run's last file."""
+        waited(lambda: (out / "summary.json").exists(), limit, f"the run in {out.name}")
+
+
+TLS = {"ca-cert": "ca.crt", "cert": "server.crt", "key": "server.key"}
+
+
+def kill(group: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, at once."""
+    with suppress(ProcessLookupError):
+        os.killpg(group.pid, signal.SIGKILL)
+    group.wait()

@@ -1,0 +1,315 @@
+"""Flower's engine on a grid in this process: the same bits, little on the wire, and clients that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flower.worlds import EIGHT, Loopback, data, grid, made, plan, silos  # isort: skip  # skips without flwr
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+import fedstrata as fs
+from fedstrata.flower import client_app, server_app
+from fedstrata.flower.client import Site
+from fedstrata.flower.directory import Directory
+from fedstrata.flower.post import Post
+from fedstrata.flower.server import Silos
+from fedstrata.techniques.scaffold import Scaffold
+from tests.contract.standins import Keep
+from tests.engines.worlds import check_same, points, staged
+
+
+def serial(clients: int = 5, **settings: Any) -> fs.Federation:
+    """The same federation in this process."""
+    defaults = {"rounds": 4, "participation": 3, "batch_size": 5, "lr": 0.05}
+    mine = [data(client) for client in range(clients)]
+    fed = fs.Federation(staged(), mine, points(40, 99), engine="serial", **{**defaults, **settings})
+    fed.fit()
+    return fed
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
+@pytest.mark.parametrize("method", ["fedavg", EIGHT])
+def test_the_same_bits_as_serial(method: str, buffers: Any) -> None:
+    settings: dict[str, Any] = {"method": method, "buffers": buffers, "rounds": 8}
+    found = silos(grid(), **settings)
+    check_same(found, serial(**settings))
+    assert not any(record.refused for record in found.records)
+
+
+def test_clients_of_different_architecture() -> None:
+    parts = {"shallow": made("first", "norm", "relu", "head")}
+    names = {0: "", 1: "shallow", 2: "", 3: "shallow", 4: ""}
+    for method in ("heteroavg + scaffold", "groupavg"):
+        settings: dict[str, Any] = {"method": method, "arch_of": names.__getitem__, "participation": 4}
+        found = silos(grid(archs=parts), archs=parts, **settings)
+        check_same(found, serial(archs={"shallow": parts["shallow"]()}, **settings))
+        assert not any(record.refused for record in found.records)
+
+
+def test_several_clients_at_one_site() -> None:
+    box = grid(0)
+    box.__init__(box.app, [{"partition-id": "0,3"}, {"partition-id": "4 1"}, {"partition-id": 2}])  # type: ignore[misc]
+    check_same(silos(box, method=EIGHT, clients=5), serial(method=EIGHT))
+
+
+def test_a_method_of_ones_own() -> None:
+    mine = fs.chain(Keep(limit=0.05), Scaffold())
+    check_same(silos(grid(method=mine), method=mine), serial(method=mine))
+    refused = silos(grid(method=fs.method("fedavg")), method=mine, rounds=1).records[0].refused
+    assert {row["why"] for row in refused} == {
+        "it says: this site runs the method 'fedavg', and the server another one"
+    }
+
+
+def test_nothing_but_numbers_and_settings_leaves_a_site() -> None:
+    """What a site says of itself is in its greeting: how many examples, and what an input looks like."""
+    box = grid(2)
+    context = next(iter(box.contexts.values()))
+    assert Site(staged, data).greeting(context.node_config).model_dump() == {
+        "parties": [{"client": 0, "examples": 10, "shape": [6], "dtype": "float32", "population": 2}],
+        "refusal": "",
+    }
+
+
+def test_only_what_changed_is_sent_and_what_is_accounted_for() -> None:
+    """FedPart after its full round: the messages are those whose bytes are counted, and much shorter."""
+    box = grid(3)
+    found = silos(box, method="fedpart(full_rounds=1)", participation=3, rounds=6)
+    letters: dict[str, list[int]] = {}
+    for sent in box.sent:
+        if sent.metadata.message_type == "train":
+            size = len(sent.content.array_records["fedstrata.message"][""].data)
+            letters.setdefault(sent.metadata.group_id, []).append(size)
+    assert [sum(sizes) for sizes in letters.values()] == [record.bytes_down for record in found.records]
+    assert found.records[-1].bytes_up < found.records[0].bytes_up / 2
+
+
+# Clients that fail ---------------------------------------------------------------------------------------------------
+
+
+def why(fed: Any) -> list[str]:
+    return [row["why"] for record in fed.records for row in record.refused]
+
+
+def garbage(message: Message, answer: Any) -> Message:
+    return Message(RecordDict({"fedstrata": ConfigRecord({"head": "{}"})}), reply_to=message)
+
+
+def foreign(message: Message, answer: Any) -> Message:
+    return Message(RecordDict({"x": ConfigRecord({"y": b"\x80"})}), reply_to=message)
+
+
+def tampered(message: Message, answer: Any) -> Message:
+    reply = answer()
+    array = reply.content.array_records["fedstrata.message"][""]
+    array.data = array.data[:40] + b"\x00" * (len(array.data) - 40)
+    return reply
+
+
+def broken(message: Message, answer: Any) -> Message:
+    raised = Error(2, "Traceback …\nRuntimeError: the disk is gone")
+    return Message(raised, reply_to=message)
+
+
+def silent(message: Message, answer: Any) -> None:
+    return None
+
+
+def late(message: Message, answer: Any) -> None:
+    """The client trains, but its answer comes when nobody waits for it any more."""
+    answer()
+
+
+FAULTS = {
+    garbage: "the message is not a JSON head followed by safetensors|truncated",
+    foreign: "the records hold no message of ours",
+    tampered: "the message is not|truncated",
+    broken: "its SuperNode says: RuntimeError: the disk is gone",
+    silent: "it did not answer in time",
+    late: "it did not answer in time",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_failing_client_is_refused_and_comes_back(fault: Any, tmp_path: Path) -> None:
+    """It fails in round 2 of 4; rounds go on without it, and from round 3 on its answers are used again."""
+    box = grid(3)
+
+    def in_round_two(message: Message, answer: Any) -> Message | None:
+        reply = fault if message.metadata.group_id == "2" else lambda message, answer: answer()
+        return reply(message, answer)  # type: ignore[no-any-return]
+
+    box.faults[101] = in_round_two
+    out = tmp_path / "run"
+    settings: dict[str, Any] = {"method": "scaffold + fedpart(full_rounds=1)", "participation": 3}
+    found = silos(box, timeout=0.3 if fault in (silent, late) else 5.0, out=out, **settings)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [[r["client"] for r in row["refused"]] for row in rows] == [[], [1], [], []]
+    assert re.search(FAULTS[fault], rows[1]["refused"][0]["why"])
+    assert found.state.remembers.tolist() == [3, 3, 3]
+
+
+def test_a_memory_that_was_not_accepted_is_forgotten() -> None:
+    """`late` trained in round 2 and wrote a memory, `silent` did not: what follows is the same."""
+    ends = []
+    for fault in (silent, late):
+        box = grid(3)
+        box.faults[101] = lambda message, answer, fault=fault: (  # type: ignore[misc]
+            fault(message, answer) if message.metadata.group_id == "2" else answer()
+        )
+        ends.append(silos(box, method="scaffold + feddyn", participation=3, timeout=0.3))
+    check_same(*ends)
+
+
+def test_a_node_that_is_away_is_refused_and_found_again_under_another_number() -> None:
+    box = grid(3)
+    gone = box.contexts[101]
+
+    def leave(message: Message, answer: Any) -> Message:
+        if message.metadata.group_id == "2":
+            box.online.discard(101)
+        if message.metadata.group_id == "3":
+            box.contexts[999], gone.node_id = gone, 999
+            box.online.add(999)
+        reply: Message = answer()
+        return reply
+
+    box.faults[100] = box.faults[102] = leave
+    found = silos(box, method="scaffold", participation=3, rounds=5)
+    assert why(found) == ["its SuperNode is not there"]
+    assert [[r["client"] for r in record.refused] for record in found.records] == [[], [], [1], [], []]
+
+
+def test_a_node_that_has_lost_its_memory_begins_anew() -> None:
+    """Its state is gone, as after a restart of the SuperNode; parameters are sent again without a word."""
+    box = grid(3)
+
+    def restarted(message: Message, answer: Any) -> Message:
+        if message.metadata.group_id == "3":
+            box.contexts[101].state.clear()
+        reply: Message = answer()
+        return reply
+
+    box.faults[101] = restarted
+    found = silos(box, method="scaffold + fedpart(full_rounds=1)", participation=3, rounds=5)
+    assert why(found) == ["it has lost what it remembered, and will begin anew"]
+    assert found.state.remembers.tolist() == [4, 4, 4]
+    box = grid(3)
+    box.faults[101] = restarted
+    check_same(silos(box, method="fedpart(full_rounds=1)", participation=3), serial(3, method="fedpart(full_rounds=1)"))
+
+
+def test_a_run_in_which_nobody_answers_stops() -> None:
+    box = grid(3)
+    box.faults = dict.fromkeys(box.contexts, garbage)
+    with pytest.raises(fs.UsageError, match="came from any client in 3 rounds on end"):
+        silos(box, participation=3, rounds=20)
+
+
+def test_nobody_answers_in_anothers_name() -> None:
+    box = grid(3)
+    stolen: list[Any] = []
+
+    def watched(message: Message, answer: Any) -> Message:
+        reply: Message = answer()
+        stolen.append(reply.content)
+        return reply
+
+    box.faults[100] = watched
+    box.faults[101] = lambda message, answer: Message(stolen[-1], reply_to=message)
+    assert set(why(silos(box, participation=3))) == {"it answers for client 0"}
+
+
+def test_an_update_beyond_the_limit_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.flower.server.allowance", lambda weights: weights)
+    assert all("and 792 are the limit" in reason for reason in why(silos(grid(3), participation=3, rounds=1)))
+
+
+# Beginning, and going on ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """A new server, and sites that lose their Flower state: what clients remember is in files of their own."""
+    settings: dict[str, Any] = {"method": EIGHT, "rounds": 6, "out": tmp_path / "run"}
+    keep = tmp_path / "site"
+    box = grid(keep=keep)
+    first = plan(**settings).with_config({})
+    post = Post(box, 5.0)  # type: ignore[arg-type]
+    directory = Directory(post, 5.0, print)
+    stopped = Silos(first, post, directory, directory.gather(None))
+    rounds = stopped.rounds()
+    for _ in range(3):
+        next(rounds)
+    del rounds, stopped
+    found = silos(grid(keep=keep), **settings, resume=True)
+    check_same(found, serial(method=EIGHT, rounds=6))
+    assert (
+        len(list(keep.iterdir())) <= 5 * 5
+    )  # memories of two checkpoints and of what is pending, parameters of two rounds
+
+
+def test_clients_that_do_not_come() -> None:
+    box = grid(3)
+    box.online.discard(102)
+    with pytest.raises(fs.UsageError, match=r"clients \[2\] of 3 did not come within 0.2 seconds"):
+        silos(box, wait=0.2)
+    box = Loopback(box.app, [{"partition-id": 0}])
+    with pytest.raises(fs.UsageError, match="nobody says how many there are"):
+        silos(box, wait=0.2)
+    box = Loopback(box.app, [{"partition-id": 0, "num-partitions": 2}, {"partition-id": 0, "num-partitions": 2}, {}])
+    with pytest.raises(fs.UsageError, match=r"clients \[1\] of 2"):
+        silos(box, wait=0.2)
+
+
+def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
+    box = grid(3)
+
+    def leave(message: Message, answer: Any) -> Message:
+        box.online.clear()
+        reply: Message = answer()
+        return reply
+
+    box.faults = dict.fromkeys(box.contexts, leave)
+    with pytest.raises(fs.UsageError, match=r"none of this round's clients \[0, 1, 2\] was there for 0.2 seconds"):
+        silos(box, participation=3, wait=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "fedavgg"}, "did you mean"),
+        ({"method": "local"}, "'local' is a reference"),
+        ({"method": "centralised"}, "'centralised' is a reference"),
+        ({"probe": "cka"}, "'probe' has no meaning here"),
+        ({"workers": 2}, "'workers' has no meaning here"),
+        ({"eval_clients": True}, "'eval_clients' has no meaning here"),
+        ({"round": 3}, r"there is no setting 'round' \(did you mean 'rounds'\?\)"),
+        ({"timeout": 0}, "timeout must be above 0"),
+    ],
+)
+def test_refusals(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(fs.UsageError, match=message):
+        server_app(staged, **given)
+
+
+def test_the_run_configuration_goes_first() -> None:
+    config = {"method": "fedprox(mu=0.5)", "rounds": 2, "batch-size": 3, "out": "", "my-own": 1}
+    changed = plan(method="fedavg", rounds=9).with_config(config)
+    assert changed.settings | {"method": "fedprox(mu=0.5)", "rounds": 2, "batch_size": 3} == changed.settings
+    assert changed.out is None
+    with pytest.raises(fs.UsageError, match="'workers' has no meaning here"):
+        plan().with_config({"workers": 3})
+
+
+def test_without_flower_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    for call in (lambda: client_app(staged, data), lambda: server_app(staged)):
+        with pytest.raises(fs.UsageError, match=r"pip install 'fedstrata\[flower\]'"):
+            call()

@@ -1,0 +1,73 @@
+"""Flower's own mods around what a client sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.flower.worlds import data, grid, silos  # isort: skip  # skips without flwr
+
+from flwr.app import ArrayRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+
+import fedstrata as fs
+from fedstrata.flower import client_app
+from tests.engines.worlds import mlp, staged
+
+
+def let_pass(message: Any, context: Any, call: Any) -> Any:
+    return call(message, context)
+
+
+def one_round(*mods: Any, model: Any = mlp, **settings: Any) -> fs.Federation:
+    return silos(grid(3, model=model, mods=mods), model=model, participation=3, rounds=1, **settings)  # type: ignore[no-any-return]
+
+
+def moved(fed: fs.Federation, model: nn.Module) -> torch.Tensor:
+    return torch.cat([(fed.state.params[n] - p).flatten() for n, p in model.named_parameters()]).detach()
+
+
+def test_what_passes_unchanged_differs_by_rounding_only() -> None:
+    """(w + Δ) − w is Δ up to the last bits of w."""
+    found, plain = moved(one_round(let_pass), mlp()), moved(one_round(), mlp())
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-6)
+    assert plain.norm() > 0.01
+
+
+def test_local_differential_privacy_clips() -> None:
+    """Without noise (sensitivity 0) each client's change has at most norm 0.01, and so has their mean."""
+    fed = one_round(LocalDpMod(0.01, 0.0, 1.0, 0.5))
+    assert not fed.records[0].refused
+    assert 0.001 < moved(fed, mlp()).norm() <= 0.01 + 1e-5
+
+
+def test_its_noise_is_not_the_run_seeds() -> None:
+    """A server that knows the seed of every visit must not be able to take the noise away again."""
+    noisy = [moved(one_round(LocalDpMod(0.01, 0.1, 1.0, 0.1), seed=3), mlp()) for _ in range(2)]
+    assert not torch.equal(*noisy)
+
+
+def test_more_than_parameters_is_refused() -> None:
+    slots = one_round(let_pass, method="scaffold").records[0].refused
+    assert len(slots) == 3
+    assert slots[0]["why"].startswith("it says: Flower's mods change parameters only, and what 'scaffold' sends would")
+    statistics = one_round(let_pass, model=staged).records[0].refused
+    assert "running statistics would leave this site as is" in statistics[0]["why"]
+    assert not one_round(let_pass, method="fedprox + fedlc").records[0].refused
+
+
+def test_a_mod_that_breaks_the_form_is_refused() -> None:
+    def cut(message: Any, context: Any, call: Any) -> Any:
+        reply = call(message, context)
+        reply.content = RecordDict({"arrays": ArrayRecord()})
+        return reply
+
+    assert "with the names that it found" in one_round(cut).records[0].refused[0]["why"]
+
+
+def test_a_mod_that_needs_another_server_is_refused() -> None:
+    with pytest.raises(fs.UsageError, match="fixedclipping_mod needs one of Flower's own strategies"):
+        client_app(mlp, data, mods=[fixedclipping_mod])
