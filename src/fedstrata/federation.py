@@ -22,6 +22,7 @@ from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
+from fedstrata.engines.cluster import Cluster
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
@@ -65,9 +66,12 @@ class Federation:
         augment: change of training images, such as `"rrc + flip"` (extra `augment`).
         buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
         seed: of every random stream; the same seed gives the same bits.
-        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"wire"`, or `"auto"` for the fastest.
+        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest: `"auto"`.
         workers: clients trained at the same time, each in a process of its own, or `"auto"` for one a core.
         threads: threads of one worker.
+        ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
+        ray_cpus: CPUs that each of its actors takes.
+        ray_gpus: GPUs that each of its actors takes.
         channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
         compile: compile the training step: slow at first, fast in long runs; changes the last bits.
         device: where training runs.
@@ -116,6 +120,9 @@ class Federation:
         engine: str = "auto",
         workers: int | str = 1,
         threads: int = 1,
+        ray_address: str = "local",
+        ray_cpus: float = 1.0,
+        ray_gpus: float = 0.0,
         channels_last: bool = True,
         compile: bool = False,
         device: str = "cpu",
@@ -204,16 +211,12 @@ class Federation:
             members=self.roster.everybody,
             public=inputs,
         )
+        s = self.settings
+        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.roster.sampled
         self.engine, self._engine = build_engine(
-            self.settings.engine,
-            self.settings.workers,
-            self.settings.threads,
-            shop,
-            self.clients,
-            self.test,
-            visits=self.settings.rounds * self.roster.sampled,
+            s.engine, s.workers, s.threads, shop, self.clients, self.test, visits, cluster
         )
-        seed, judged = self.settings.seed, self.settings.eval_clients
+        seed, judged = s.seed, s.eval_clients
         self._examiner = Examiner(
             self.method, seed, shop, self._engine, self.roster, architectures, self.clients, self._recall, judged
         )
@@ -379,6 +382,7 @@ class Federation:
             if trained.exam is not None:
                 with timed("evaluate"):
                     quality = trained.exam()
+        self.notes += self._engine.told()
         if quality.loss is not None and not math.isfinite(quality.loss):
             raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
         record = trained.record(quality, trained.seconds + self._lap(), peak_memory())
