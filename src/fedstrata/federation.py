@@ -51,7 +51,8 @@ class Federation:
 
     Args:
         model: any `nn.Module` that maps a batch of inputs to logits; it is copied, never changed.
-        clients: one entry a client: a pair of tensors (inputs, labels) or a map-style `torch.utils.data.Dataset`.
+        clients: one entry a client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
+            function without arguments that returns one of them, called where the client is trained.
         test: the global test set, in the same form; None for no evaluation.
         method: a string such as `"fedavg(weight='uniform')"`, or a Method.
         rounds: number of rounds.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,9 +97,12 @@ def test_nothing_is_sent_twice(on_ray: dict[str, Any], monkeypatch: pytest.Monke
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     clients: list[Any] = flat(*range(5, 17))
     clients[3] = Shy(*clients[3])
+    clients[4] = partial(points, 9, 4)
     settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 4, "test": points(13, 99)}
     fed = federation(**settings, **on_ray, workers=1, ray_gpus=0)
+    assert fed.clients[4]._made is None  # type: ignore[attr-defined]
     fed.fit()
+    assert fed.clients[4]._made is None  # type: ignore[attr-defined]
     assert sorted(sent) == [*range(5, 14), 13, *range(14, 17)]  # twelve clients, and the test set
     assert len(puts) == 1 + 5  # the workshop; the first parameters, and those of each round, evaluated and sent out
     check_same(fed, run(**settings, engine="serial"))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import Assignment, Slots, Update
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.examples import Examples, Loaded, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.pool import LIVES, Pool, Task, Worker
 from fedstrata.engines.serial import Recall
@@ -202,6 +202,9 @@ class RayActors(Pool[_Actor]):
             self._join()
             workers = workers or cluster.room(self._ray.cluster_resources())
         super().__init__(shop, clients, test, workers, threads, trainer)
+        for data in () if isinstance(clients, Split) else clients:
+            if isinstance(data, Loaded):
+                data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
         self._queues: list[list[tuple[int, int, Task]]] = [[] for _ in range(workers)]
 
