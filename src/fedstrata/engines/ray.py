@@ -414,5 +414,7 @@ def _reason(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     """Why an actor died, in a few words."""
+    if type(error).__name__ == "ActorUnavailableError":
+        return "it cannot be reached"
     said = re.search(r"(?:dead|died) because (?:the |its )?([^.\n]*)", str(error))
     return one_line(said[1].replace("`", "") if said else type(error).__name__, 120)
