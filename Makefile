@@ -29,6 +29,7 @@ bench: $(TEST)
 	benchmarks/peers/setup.sh
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/peers/run.py
 
 $(BIN)/python:

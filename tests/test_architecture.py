@@ -28,7 +28,7 @@ LAYERS = [
     ["exams", "probing", "facts"],
     ["rundir", "config"],
     ["saved"],
-    ["trained"],
+    ["trained", "journal"],
     ["diagnosis"],
     ["report"],
     ["federation"],

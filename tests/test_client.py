@@ -24,8 +24,8 @@ from fedstrata.crew import stages_to
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.methods import Method, chain
-from fedstrata.tensors import Tensors, clone
-from fedstrata.workshop import BUFFERS, Workshop, batches, own_rng, running
+from fedstrata.tensors import Tensors, clone, own_rng
+from fedstrata.workshop import BUFFERS, Workshop, batches, running
 
 # Helpers ----------------------------------------------------------------------------------------------------
 

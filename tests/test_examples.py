@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
-from fedstrata.data.examples import Dataset, Examples, MapExamples, TensorExamples, as_examples
+from fedstrata.data.examples import Dataset, Examples, Loaded, MapExamples, TensorExamples, as_examples
 from fedstrata.errors import UsageError
 
 
@@ -192,3 +193,37 @@ def test_augmentation_of_floats_keeps_their_range():
     assert TensorExamples(x, y).batch(torch.arange(1), lambda batch: batch)[0].tolist() == [[-2.0, 3.0]]
     images = TensorExamples(torch.tensor([[0, 255]], dtype=torch.uint8), y)
     assert images.batch(torch.arange(1), lambda batch: batch * 3 - 1)[0].tolist() == [[0.0, 1.0]]
+
+
+def test_a_function_is_called_when_its_examples_are_read_and_only_it_travels() -> None:
+    """And what it does to the global random generators changes nobody else's numbers."""
+    calls.clear()
+    examples = as_examples(made)
+    assert isinstance(examples, Loaded)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert len(examples) == 3
+    assert torch.equal(torch.get_rng_state(), before)
+    assert examples.batch(torch.tensor([1]))[1].tolist() == [1]
+    assert examples.labels().tolist() == [0, 1, 2]
+    assert len(calls) == 1
+    there = copy.copy(examples)  # by way of its state, as to another process
+    assert len(there) == 3
+    assert len(calls) == 1
+    assert there.labels().tolist() == [0, 1, 2]
+    assert len(calls) == 2
+    examples.forget()
+    assert len(examples) == 3
+    assert len(calls) == 2
+    with pytest.raises(UsageError, match="a client's data is"):
+        as_examples(object)
+
+
+calls: list[int] = []
+
+
+def made() -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's data, with a seed of its own as many scripts have it."""
+    calls.append(1)
+    torch.manual_seed(0)
+    return torch.randn(3, 2), torch.arange(3)

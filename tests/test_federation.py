@@ -420,7 +420,7 @@ def test_eval_clients_uses_their_own_statistics_under_local():
     expected = []
     for client, (inputs, labels) in enumerate(data):
         model = history.model
-        own = federation._recall(federation.state, client)[BUFFERS]
+        own = federation._journal.recall(federation.state, client)[BUFFERS]
         model.load_state_dict({**model.state_dict(), **own})
         with torch.no_grad():
             expected.append((model(inputs).argmax(1) == labels).double().mean().item())
@@ -1122,9 +1122,9 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
     everywhere, _, _, one, two = used  # the whole model, the part, then each client's
-    own = federation._recall(federation.state, 2)[BUFFERS]
+    own = federation._journal.recall(federation.state, 2)[BUFFERS]
     assert torch.equal(
-        one["b_norm.running_mean"], federation._recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
+        one["b_norm.running_mean"], federation._journal.recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
     )
     assert torch.equal(two["a_norm.running_mean"], own["a_norm.running_mean"])
     assert not torch.equal(one["b_norm.running_mean"], everywhere["b_norm.running_mean"])

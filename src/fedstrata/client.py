@@ -23,9 +23,9 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.prefix import Cut, cut_at
-from fedstrata.tensors import Tensors, apart, derive, generator, laid_out, load, scale, subtract, whole_norm
+from fedstrata.tensors import Tensors, apart, derive, generator, laid_out, load, own_rng, scale, subtract, whole_norm
 from fedstrata.timing import timed
-from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, own_rng, seed_global, sheets
+from fedstrata.workshop import BUFFERS, PERSONAL, Bench, Workshop, batches, judging, seed_global, sheets
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from fedstrata.core import Buffers
 from fedstrata.data.datasets import DATASETS
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.engines import ENGINES
+from fedstrata.engines.cluster import check_address
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.models import MODELS
 from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
@@ -47,6 +48,9 @@ class Settings(BaseModel):
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one a core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
+    ray_address: str = Field("local", description="where Ray is, for the engine ray: local, auto or HOST:PORT")
+    ray_cpus: float = Field(1.0, ge=0, description="CPUs that each of Ray's actors takes")
+    ray_gpus: float = Field(0.0, ge=0, description="GPUs that each of Ray's actors takes")
     channels_last: bool = Field(True, description="faster layout for convolutions; changes the last bits")
     compile: bool = Field(False, description="compile the training step; takes a while at first, changes the last bits")
     device: str = Field("cpu", description="where training runs: cpu, cuda, cuda:1, mps")
@@ -80,6 +84,11 @@ class Settings(BaseModel):
         if not whole and value != "auto":
             raise ValueError("give a number of processes, 1 or more, or auto")
         return value
+
+    @field_validator("ray_address")
+    @classmethod
+    def _ray_address(cls, value: str) -> str:
+        return check_address(value)
 
     @model_validator(mode="after")
     def _names(self) -> Settings:
@@ -283,7 +292,7 @@ def _toml(value: Any) -> str:
     return repr(value)
 
 
-FREE = frozenset({"engine", "workers", "checkpoint_seconds", "data_dir"})
+FREE = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "checkpoint_seconds", "data_dir"})
 """Fields that do not change a result: runs that differ in nothing else are the same run."""
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples, TensorExamples
-from fedstrata.tensors import Tensors, derive, load
-from fedstrata.workshop import Bench, judging, own_rng, seed_global, sheets, task_loss
+from fedstrata.tensors import Tensors, derive, load, own_rng
+from fedstrata.workshop import Bench, judging, seed_global, sheets, task_loss
 
 
 @dataclass(frozen=True, eq=False)

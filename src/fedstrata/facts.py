@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedstrata.anatomy import describe_model
 from fedstrata.data.examples import Examples, Split, TensorExamples, sizes
 from fedstrata.strata import Stratum
-from fedstrata.workshop import own_rng
+from fedstrata.tensors import own_rng
 
 SHOWN = 200
 """Clients whose class counts are written."""

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ from torch import nn
 
 from fedstrata import techniques
 from fedstrata.branches import branched, copy_of
-from fedstrata.config import Settings, checked, same_config, to_toml
+from fedstrata.config import Settings, checked
 from fedstrata.core import Buffers, Setting, Slots, Update, Visit, Work
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Split, as_examples, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
+from fedstrata.engines.cluster import Cluster
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
-from fedstrata.fitting import check_fit, fingerprint, first_unlike
+from fedstrata.fitting import check_fit, fingerprint
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
+from fedstrata.journal import Journal, remembered
 from fedstrata.machine import computing, device_of, keep_memory, peak_memory
 from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
@@ -35,15 +37,15 @@ from fedstrata.probing import PROBES, Prober, Watch
 from fedstrata.probing import chosen as named
 from fedstrata.report import write
 from fedstrata.roster import Roster
-from fedstrata.rundir import RunDirectory, versions
-from fedstrata.saved import Saved, lines
+from fedstrata.rundir import versions
+from fedstrata.saved import Saved
 from fedstrata.server import Architecture, Server, ServerState
-from fedstrata.store import DictStore, Store
+from fedstrata.store import Store
 from fedstrata.strata import Stratum
-from fedstrata.tensors import clone
+from fedstrata.tensors import clone, own_rng
 from fedstrata.timing import Clock, timed, using
 from fedstrata.trained import Trained, Trial, tried
-from fedstrata.workshop import Workshop, normalises_batches, own_rng, running
+from fedstrata.workshop import Workshop, normalises_batches, running
 
 
 class Federation:
@@ -51,7 +53,8 @@ class Federation:
 
     Args:
         model: any `nn.Module` that maps a batch of inputs to logits; it is copied, never changed.
-        clients: one entry a client: a pair of tensors (inputs, labels) or a map-style `torch.utils.data.Dataset`.
+        clients: one entry a client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
+            function without arguments that returns one of them, called where the client is trained.
         test: the global test set, in the same form; None for no evaluation.
         method: a string such as `"fedavg(weight='uniform')"`, or a Method.
         rounds: number of rounds.
@@ -66,9 +69,12 @@ class Federation:
         augment: change of training images, such as `"rrc + flip"` (extra `augment`).
         buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
         seed: of every random stream; the same seed gives the same bits.
-        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"wire"`, or `"auto"` for the fastest.
+        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest: `"auto"`.
         workers: clients trained at the same time, each in a process of its own, or `"auto"` for one a core.
         threads: threads of one worker.
+        ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
+        ray_cpus: CPUs that each of its actors takes.
+        ray_gpus: GPUs that each of its actors takes.
         channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
         compile: compile the training step: slow at first, fast in long runs; changes the last bits.
         device: where training runs.
@@ -117,6 +123,9 @@ class Federation:
         engine: str = "auto",
         workers: int | str = 1,
         threads: int = 1,
+        ray_address: str = "local",
+        ray_cpus: float = 1.0,
+        ray_gpus: float = 0.0,
         channels_last: bool = True,
         compile: bool = False,
         device: str = "cpu",
@@ -205,17 +214,14 @@ class Federation:
             members=self.roster.everybody,
             public=inputs,
         )
+        s = self.settings
+        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.roster.sampled
         self.engine, self._engine = build_engine(
-            self.settings.engine,
-            self.settings.workers,
-            self.settings.threads,
-            shop,
-            self.clients,
-            self.test,
-            visits=self.settings.rounds * self.roster.sampled,
+            s.engine, s.workers, s.threads, shop, self.clients, self.test, visits, cluster
         )
-        about = self.method, self.settings.seed, shop, self._engine, self.roster, architectures, self.clients
-        self._examiner = Examiner(*about, self._recall, self.settings.eval_clients)
+        about = self.method, s.seed, shop, self._engine, self.roster, architectures, self.clients
+        self._journal = Journal(out, s.checkpoint_seconds)
+        self._examiner = Examiner(*about, self._journal.recall, s.eval_clients)
         self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)
         self.probes: list[dict[str, Any]] = []
         self._facts = cache(partial(facts, models[""], self.strata, self.clients, sample, class_names))
@@ -225,14 +231,13 @@ class Federation:
         self.records: list[Record] = []
         said = {**self.settings.model_dump(), **(recipe or {})}
         self._config = {name: value for name, value in said.items() if value is not None}
-        self._store: Store = DictStore()
-        self._directory = None if out is None else RunDirectory(Path(out))
-        self._saved_at, self._saved_round, self._since = time.monotonic(), -1, time.perf_counter()
+        self._since = time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
-        if self._directory is not None:
-            self._open_directory(self._directory, resume, self._config)
-        elif resume:
-            raise UsageError("resume=True needs out=, the directory of the run to continue")
+        if resume:
+            self._resume()
+        else:
+            header = [f"buffers: {self.method.buffers}", *self.notes]
+            self._journal.begin(self._config, header, self._about, self._facts)
 
     @property
     def workers(self) -> int:
@@ -247,38 +252,19 @@ class Federation:
     @property
     def out(self) -> Path | None:
         """The run's directory."""
-        return None if self._directory is None else self._directory.path
+        return self._journal.path
 
-    def _open_directory(self, directory: RunDirectory, resume: bool, config: dict[str, Any]) -> None:
-        store = directory.store()
-        self._store = store
-        if not resume:
-            header = [f"buffers: {self.method.buffers}", *self.notes]
-            directory.create(to_toml(config, header), self._about(), self._facts())
-            return
-        same_config(directory.config, config)
-        states, rows, damaged = directory.recover()
-        self._same_world(directory, states)
-        instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
-        self.notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
-        if states:
-            self.state, self._saved_round = states[0], states[0].round
-            self.records = [Record.read(row) for row in rows]
-            self.probes = lines(directory.probes)
-        store.sweep([state.remembers for state in states])
+    def _resume(self) -> None:
+        """Go on where the run in the directory was left."""
+        begun = self._journal.resume(self._config, self._about(), self.state)
+        self.notes += begun.notes
+        self.records, self.probes = list(begun.records), list(begun.probes)
+        self.state = begun.state or self.state
 
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
         way = "trained many at once" if self.engine == "vmap" else "trained one by one"
         return {"data": fingerprint(self.clients, self._server.public), "clients": way}
-
-    def _same_world(self, directory: RunDirectory, states: Sequence[ServerState]) -> None:
-        """Refuse to go on with another model or other data; note another version of torch or another machine."""
-        for state in states[:1]:
-            name = first_unlike(*({**s.params, **s.buffers} for s in (self.state, state)))
-            if name is not None:
-                raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
-        self.notes += directory.differences({**versions(), **self._about()})
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -295,8 +281,7 @@ class Federation:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         self.probes = [row for row in self.probes if row["round"] <= self.state.round]
-        if self._directory is not None:
-            self._directory.trim(self.state.round)
+        self._journal.trim(self.state.round)
         keep_memory()
         self._since = time.perf_counter()
         try:
@@ -306,9 +291,9 @@ class Federation:
                 raise
             self._engine.close()
             self.save()
-            if isinstance(error, Diverged) and self._directory is not None:
+            if isinstance(error, Diverged) and self.out is not None:
                 told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
-                self._directory.finish(self.model, {**self.summary(), "diverged": told})
+                self._journal.finish(self.model, {**self.summary(), "diverged": told})
             raise
         self._finish()
 
@@ -349,7 +334,7 @@ class Federation:
 
     def _train(self, state: ServerState) -> Trained:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
-        memories = partial(self._recall, state), partial(self._keep, state)
+        memories = partial(self._journal.recall, state), partial(self._journal.keep, state)
         trained = self._close(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
         exam = self._examiner.begin(trained.after) if self.test is not None and due else None
@@ -385,22 +370,18 @@ class Federation:
             if trained.exam is not None:
                 with timed("evaluate"):
                     quality = trained.exam()
+        self.notes += self._engine.told()
         if quality.loss is not None and not math.isfinite(quality.loss):
             raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
         record = trained.record(quality, trained.seconds + self._lap(), peak_memory())
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
-            if self._directory is not None:
-                self._directory.append_probes(self.probes[-1])
+            self._journal.measured(self.probes[-1])
         with using(self.clock), timed("write to disk"):
-            if self._directory is not None:
-                self._directory.append(asdict(record))
+            self._journal.add(record)
             self.records.append(record)
             self.state = after
-            if self._directory is None:
-                self._store.forget(after.round)
-            elif time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
-                self.save()
+            self._journal.advance(after)
         return record
 
     def diagnose(self, rounds: int = 3) -> Diagnosis:
@@ -414,9 +395,9 @@ class Federation:
 
     def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> Trial:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
-        start, memories = state or self.state, store or self._store
+        start, memories = state or self.state, store or self._journal.store
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(_remembered, memories, start)
+        recall = partial(remembered, memories, start)
         found = tried(self._close, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
@@ -436,13 +417,7 @@ class Federation:
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
-        return self._recall(self.state, client)
-
-    def _recall(self, state: ServerState, client: int) -> Slots:
-        return _remembered(self._store, state, client)
-
-    def _keep(self, state: ServerState, client: int, memory: Slots) -> None:
-        self._store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
+        return self._journal.recall(self.state, client)
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""
@@ -450,18 +425,16 @@ class Federation:
 
     def save(self) -> None:
         """Write a checkpoint of the last complete round, if the run has a directory and it is not saved yet."""
-        if self._directory is not None and self.state.round > self._saved_round:
-            self._store.forget(self._directory.save(self.state))
-            self._saved_at, self._saved_round = time.monotonic(), self.state.round
+        self._journal.save(self.state)
 
     def close(self) -> None:
         """End the worker processes, if there are any; a federation that goes on starts new ones."""
         self._engine.close()
 
     def _finish(self) -> None:
-        if self._directory is not None:
-            self.save()
-            self._directory.finish(self.model, self.summary())
+        self.save()
+        if self.out is not None:
+            self._journal.finish(self.model, self.summary())
         self._engine.close()
 
     @property
@@ -490,7 +463,3 @@ class Federation:
     def history(self) -> History:
         """The records so far, the model and the totals."""
         return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
-
-
-def _remembered(store: Store, state: ServerState, client: int) -> Slots:
-    return store.get(client, int(state.remembers.numpy()[client]))

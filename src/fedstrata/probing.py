@@ -38,9 +38,9 @@ from fedstrata.probes import (
 from fedstrata.server import Architecture, Outcome, ServerState
 from fedstrata.spec import lookup
 from fedstrata.strata import Stratum, stages
-from fedstrata.tensors import Tensors, clone, derive, generator
+from fedstrata.tensors import Tensors, clone, derive, generator, own_rng
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import Workshop, own_rng, seed_global, without_statistics
+from fedstrata.workshop import Workshop, seed_global, without_statistics
 
 STEPS = 8
 """Of `gradnorm`, on either side."""

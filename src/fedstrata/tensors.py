@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +29,18 @@ def derive(*parts: int | str) -> int:
 def generator(*parts: int | str) -> torch.Generator:
     """A CPU generator seeded by `derive(*parts)`."""
     return torch.Generator().manual_seed(derive(*parts))
+
+
+@contextmanager
+def own_rng() -> Iterator[None]:
+    """Give the global generators of torch, Python and NumPy back as they were."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 LINE = 64

@@ -285,15 +285,3 @@ def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor
         low, high = int(labels.min()), int(labels.max())
         wrong = high if high >= logits.shape[1] else low
         raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
-
-
-@contextmanager
-def own_rng() -> Iterator[None]:
-    """Give the global generators of torch, Python and NumPy back as they were."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])

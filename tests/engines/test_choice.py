@@ -204,7 +204,7 @@ def test_the_command_with_auto(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_list_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedstrata("list", "engines", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["auto", "serial", "processes", "vmap", "wire"] == list(ENGINES)
+    assert [row["name"] for row in rows] == ["auto", "serial", "processes", "vmap", "ray", "wire"] == list(ENGINES)
     assert all(row["help"].endswith(".") or ":" in row["help"] for row in rows)
     assert fedstrata("list", "engines") == 0
     assert "worker processes" in " ".join(capsys.readouterr().out.split())

@@ -41,8 +41,8 @@ def test_the_shelf_knows_tensors_by_name_too() -> None:
     shelf = Shelf(memory, 0)
     one, two = torch.ones(2), torch.zeros(3)
     first, second = shelf.put({"a": one, "b": two}), shelf.put({"c": one, "d": two})
-    assert list(memory.read(0, first)) == ["a", "b"]
-    assert list(memory.read(0, second)) == ["c", "d"]
+    assert list(memory.read(*first)) == ["a", "b"]
+    assert list(memory.read(*second)) == ["c", "d"]
     memory.close()
 
 

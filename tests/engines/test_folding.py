@@ -10,7 +10,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.core import ClientView, Hooks, RoundView, Technique
-from fedstrata.engines import processes
+from fedstrata.engines import pool
 from fedstrata.tensors import Tensors
 from tests.engines.worlds import federation, flat
 
@@ -105,7 +105,7 @@ def test_a_slot_that_fold_returns_outlives_its_update(
     view: bool, engine: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixty clients in a narrow window, so that where the first update lay, others have lain when the round closes."""
-    monkeypatch.setattr(processes, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     data = flat(20, *[1 + client % 4 for client in range(60)])
     method = fs.chain(First(view=view))
     fed = federation(clients=data, method=method, engine=engine, workers=workers, participation=1.0, rounds=1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.engines import processes
+from fedstrata.engines import pool, processes
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.rows import ROWS, Row
 from tests.contract.standins import Keep
@@ -230,10 +230,10 @@ def impatient(marks: Path, others: int, count: int = 30) -> list[Patient]:
 
 def test_few_updates_wait_for_a_slow_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, thirty clients of very unequal size, the first one slow: the others come up to the window only."""
-    window = processes.AHEAD * 2
+    window = pool.AHEAD * 2
     settings = {"participation": 1.0, "rounds": 1, "test": ()}
     reference = run(clients=impatient(tmp_path / "none", 0), engine="serial", **settings)
-    monkeypatch.setattr(processes, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     marks = tmp_path / "marks"
     fed = federation(clients=impatient(marks, window - 2), engine="processes", workers=2, **settings)
     marks.mkdir()
@@ -242,7 +242,7 @@ def test_few_updates_wait_for_a_slow_client(tmp_path: Path, monkeypatch: pytest.
     before_the_first = int((marks / "0").read_text())
     assert before_the_first == window - 2  # one has to stay behind the first, in the same worker
     sections = fed._engine._next_section - processes.SHELF - 1  # type: ignore[attr-defined]
-    assert 0 < sections <= window + processes.QUEUE * 2
+    assert 0 < sections <= window + pool.QUEUE * 2
 
 
 def test_small_updates_may_all_wait(tmp_path: Path) -> None:
@@ -274,17 +274,17 @@ def test_many_clients_of_unequal_size_in_a_narrow_window(workers: int, monkeypat
     sizes = [60 if client % 9 == 8 else 1 + client % 4 for client in range(40)]
     settings: dict[str, Any] = {"clients": flat(*sizes), "participation": 1.0, "method": fs.chain(Keep(), Scaffold())}
     reference = run(**settings, engine="serial")
-    monkeypatch.setattr(processes, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     found = run(**settings, engine="processes", workers=workers)
     check_same(found, reference)
     sections = found._engine._next_section - processes.SHELF - 1  # type: ignore[attr-defined]
-    assert 0 < sections <= (processes.AHEAD + processes.QUEUE) * workers
+    assert 0 < sections <= (pool.AHEAD + pool.QUEUE) * workers
 
 
 def test_a_narrow_window_and_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"clients": flat(*range(3, 43)), "participation": 1.0, "engine": "vmap"}
     reference = run(**settings)
-    monkeypatch.setattr(processes, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     check_same(run(**settings, workers=2), reference)
 
 
@@ -357,7 +357,7 @@ def test_nothing_that_was_handed_out_changes_later() -> None:
         now = tensors(fed)
         seen.append((now, {n: v.clone() for n, v in now.items()}))
         for client in range(len(SIZES)):
-            memory = fed._store.get(client, int(fed.state.remembers[client]))
+            memory = fed._journal.store.get(client, int(fed.state.remembers[client]))
             memories.append((memory, {t: {n: v.clone() for n, v in slot.items()} for t, slot in memory.items()}))
     assert any(memory for memory, _ in memories)
     for now, copy in seen:

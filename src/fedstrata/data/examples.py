@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedstrata.errors import UsageError
+from fedstrata.tensors import own_rng
 
 Augment = Callable[[Tensor], Tensor]
 
@@ -157,6 +158,46 @@ class MapExamples:
         return torch.tensor([int(self.dataset[i][1]) for i in range(len(self.dataset))])
 
 
+class Loaded:
+    """Examples that a function makes where they are first read, and once in each process: only the function travels.
+
+    It must make the same examples every time. What it draws from global random generators changes nobody else's.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._made: Examples | None = None
+        self._size: int | None = None
+
+    def __getstate__(self) -> Any:
+        return self._load, self._size
+
+    def __setstate__(self, state: Any) -> None:
+        self._load, self._size = state
+        self._made = None
+
+    def open(self) -> Examples:
+        """The examples themselves."""
+        if self._made is None:
+            with own_rng():
+                self._made = as_examples(self._load())
+            self._size = len(self._made)
+        return self._made
+
+    def forget(self) -> None:
+        """Keep no more than their number."""
+        self._made = None
+
+    def __len__(self) -> int:
+        return len(self.open()) if self._size is None else self._size
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        return self.open().batch(index, augment)
+
+    def labels(self) -> Tensor:
+        return self.open().labels()
+
+
 @dataclass(frozen=True, eq=False)
 class Joined:
     """Several parties' examples as one's, one party after the other."""
@@ -226,7 +267,10 @@ def unlabelled(data: Any) -> Examples:
 
 
 def as_examples(data: Any) -> Examples:
-    """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, or a map-style Dataset."""
+    """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, a map-style Dataset.
+
+    Or a function without arguments that returns one of these.
+    """
     if isinstance(data, Examples):
         return data
     arrays = Tensor | np.ndarray
@@ -242,6 +286,8 @@ def as_examples(data: Any) -> Examples:
         return TensorExamples(x, y.long())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return MapExamples(data)
+    if callable(data) and not isinstance(data, type):
+        return Loaded(data)
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 

@@ -11,7 +11,9 @@ from torch import nn
 from fedstrata.cohort import check_vectorises
 from fedstrata.core import Assignment, Visit
 from fedstrata.data.examples import Examples
+from fedstrata.engines.cluster import Cluster
 from fedstrata.engines.processes import Processes
+from fedstrata.engines.ray import RayActors
 from fedstrata.engines.serial import Recall, Serial, Wire
 from fedstrata.engines.training import COHORTS, ONE_BY_ONE
 from fedstrata.errors import UsageError
@@ -38,11 +40,22 @@ def _vmap() -> None:
     """Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding."""
 
 
+def _ray() -> None:
+    """Clients at the same time in actors of a Ray cluster (extra `ray`); the same bits as `serial`."""
+
+
 def _wire() -> None:
     """One after the other, with every message encoded and decoded as across a network; slow, for tests."""
 
 
-ENGINES: Table = {"auto": _auto, "serial": _serial, "processes": _processes, "vmap": _vmap, "wire": _wire}
+ENGINES: Table = {
+    "auto": _auto,
+    "serial": _serial,
+    "processes": _processes,
+    "vmap": _vmap,
+    "ray": _ray,
+    "wire": _wire,
+}
 
 
 class Engine(Protocol):
@@ -67,6 +80,8 @@ class Engine(Protocol):
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]: ...
 
+    def told(self) -> tuple[str, ...]: ...
+
     def close(self) -> None: ...
 
 
@@ -78,9 +93,13 @@ def build_engine(
     clients: Sequence[Examples],
     test: Examples | None,
     visits: int,
+    cluster: Cluster | None = None,
 ) -> tuple[str, Engine]:
     """(the name of the engine, the engine); `workers` is how many clients train at once in a run of so many visits."""
     lookup("engine", ENGINES, name)
+    if name == "ray":
+        actors = workers if isinstance(workers, int) else None
+        return name, RayActors(shop, clients, test, actors, threads, ONE_BY_ONE, cluster or Cluster())
     count = workers if isinstance(workers, int) else _fitting(name, shop)
     if name == "auto":
         name = "vmap" if visits >= MANY and _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"

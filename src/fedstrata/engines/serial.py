@@ -51,6 +51,10 @@ class Serial:
         test = self.test
         return lambda: judge(self.shop.bench(exam.arch), exam, test)
 
+    def told(self) -> tuple[str, ...]:
+        """Nothing happens to workers where there are none."""
+        return ()
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -1,7 +1,8 @@
-"""Memory that processes share, without names, limits of /dev/shm or anything left behind when one of them dies.
+"""Where the tensors of tasks lie: in sections of memory, that of one process or one that processes share.
 
-One file in memory, mapped section by section as far as it is needed. Sections lie far apart and are empty until they
-are written, so each can grow on its own.
+Shared memory has no name, no limit such as that of /dev/shm, and leaves nothing behind when a process dies. It is one
+file in memory, mapped section by section as far as it is needed. Sections lie far apart and are empty until they are
+written, so each can grow on its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import groupby
 from multiprocessing import reduction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tu
 """Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
 round differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
 Layout = tuple[Block, ...]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Place = tuple[int, Layout]
+"""(section, where tensors lie in it)."""
 
 
 def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
@@ -41,7 +46,41 @@ def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
     return tuple(blocks), begin
 
 
-class SharedMemory:
+class Memory:
+    """Sections of memory that tensors lie in."""
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        """So many numbers of a section, in place."""
+        raise NotImplementedError
+
+    def read(self, section: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a section, in place."""
+        tensors: Tensors = {}
+        for dtype, offset, names, shapes, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            parts: Sequence[Tensor] = region.split_with_sizes(sizes)
+            for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
+                count = math.prod(shape)
+                tensors[name] = (part if count == size else part[:count]).view(shape)
+        return tensors
+
+    @torch.no_grad()
+    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
+        """Copy tensors into a section: (where they lie, where they end)."""
+        layout, end = plan(tensors, begin)
+        for dtype, offset, names, _, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            parts = []
+            for name, size in zip(names, sizes, strict=True):
+                flat = tensors[name].reshape(-1)
+                parts.append(flat)
+                if len(flat) < size:
+                    parts.append(flat.new_zeros(size - len(flat)))
+            torch.cat(parts, out=region)
+        return layout, end
+
+
+class SharedMemory(Memory):
     """Sections of memory that every process with this object sees."""
 
     def __init__(self) -> None:
@@ -81,36 +120,52 @@ class SharedMemory:
         memory = self._map(section, offset + count * dtype.itemsize)
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
-    def read(self, section: int, layout: Layout) -> Tensors:
-        """Tensors that lie in a section, in place."""
-        tensors: Tensors = {}
-        for dtype, offset, names, shapes, sizes in layout:
-            region = self._region(section, dtype, offset, sum(sizes))
-            parts: Sequence[Tensor] = region.split_with_sizes(sizes)
-            for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
-                count = math.prod(shape)
-                tensors[name] = (part if count == size else part[:count]).view(shape)
-        return tensors
-
-    @torch.no_grad()
-    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
-        """Copy tensors into a section: (where they lie, where they end)."""
-        layout, end = plan(tensors, begin)
-        for dtype, offset, names, _, sizes in layout:
-            region = self._region(section, dtype, offset, sum(sizes))
-            parts = []
-            for name, size in zip(names, sizes, strict=True):
-                flat = tensors[name].reshape(-1)
-                parts.append(flat)
-                if len(flat) < size:
-                    parts.append(flat.new_zeros(size - len(flat)))
-            torch.cat(parts, out=region)
-        return layout, end
-
     def close(self) -> None:
         """Let go of the file; the memory is freed when no view of it is left."""
         self._maps.clear()
         os.close(self._file)
+
+
+class OwnMemory(Memory):
+    """Sections of memory of this process alone, for bytes that go to another one or come from there."""
+
+    def __init__(self) -> None:
+        self._sections: dict[int, Tensor] = {}
+        self._ends: dict[int, int] = {}
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        end = offset + count * dtype.itemsize
+        memory = self._sections.get(section)
+        if memory is None or len(memory) < end:  # views of a shorter one are whole by now: they were filled in turn
+            grown = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
+            if memory is not None:
+                grown[: len(memory)] = memory
+            memory = self._sections[section] = grown
+        self._ends[section] = max(end, self._ends.get(section, 0))
+        return memory[offset:end].view(dtype)
+
+    def fill(self, section: int, data: Bytes) -> None:
+        """Make a section of a copy of these bytes, which may be in memory that must not be written to."""
+        memory = self._sections[section] = torch.empty(len(data), dtype=torch.uint8)
+        memory.numpy()[:] = data
+        self._ends[section] = len(data)
+
+    def bytes(self, section: int) -> Bytes:
+        """The bytes of a section as far as it was used, in place."""
+        found: Bytes = self._region(section, torch.uint8, 0, self._ends.get(section, 0)).numpy()
+        return found
+
+    def clear(self, section: int) -> None:
+        """Use a section from its beginning again."""
+        self._ends.pop(section, None)
+
+    def drop(self, section: int) -> None:
+        """Forget a section; its memory is freed when no view of it is left."""
+        self._sections.pop(section, None)
+        self.clear(section)
+
+
+Key = tuple[tuple[str, int], ...]
 
 
 class Shelf:
@@ -120,33 +175,39 @@ class Shelf:
     what the server sends has the same sizes in every round.
     """
 
-    def __init__(self, memory: SharedMemory, section: int) -> None:
+    def __init__(self, memory: Memory, section: int) -> None:
         self._memory, self._section = memory, section
-        self._placed: dict[tuple[tuple[str, int], ...], tuple[list[Tensor], Layout, int, int]] = {}
-        self._used: set[tuple[tuple[str, int], ...]] = set()
+        self._placed: dict[Key, tuple[list[Tensor], Place]] = {}
+        self._used: set[Key] = set()
         self._free: dict[int, list[int]] = {}
         self._end = 0
 
     def sweep(self) -> None:
         """Take off what nobody asked for since the last sweep."""
         for key in self._placed.keys() - self._used:
-            _, _, offset, size = self._placed.pop(key)
-            self._free.setdefault(size, []).append(offset)
+            self._take_off(self._placed.pop(key)[1])
         self._used.clear()
 
-    def put(self, tensors: Mapping[str, Tensor]) -> Layout:
+    def put(self, tensors: Mapping[str, Tensor]) -> Place:
         """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
         if not tensors:
-            return ()
+            return self._section, ()
         key = tuple((name, id(tensor)) for name, tensor in tensors.items())
         self._used.add(key)
         placed = self._placed.get(key)
-        if placed is not None:
-            return placed[1]
+        if placed is None:  # holding them keeps their ids theirs
+            placed = self._placed[key] = (list(tensors.values()), self._lay_down(tensors))
+        return placed[1]
+
+    def _lay_down(self, tensors: Mapping[str, Tensor]) -> Place:
         size = plan(tensors, 0)[1]
         free = self._free.get(size)
         offset = free.pop() if free else self._end
         self._end = max(self._end, offset + size)
-        layout, _ = self._memory.write(self._section, tensors, offset)
-        self._placed[key] = (list(tensors.values()), layout, offset, size)  # holding them keeps their ids theirs
-        return layout
+        return self._section, self._memory.write(self._section, tensors, offset)[0]
+
+    def _take_off(self, place: Place) -> None:
+        _, layout = place
+        dtype, last, _, _, sizes = layout[-1]
+        begin = layout[0][1]
+        self._free.setdefault(last + sum(sizes) * dtype.itemsize - begin, []).append(begin)

@@ -17,7 +17,7 @@ from typing import Any
 from fedstrata.cohort import Harvest
 from fedstrata.core import Assignment, Slots, altered
 from fedstrata.data.examples import Examples
-from fedstrata.engines.shared import Layout, SharedMemory, plan
+from fedstrata.engines.shared import Layout, Memory, Place, plan
 from fedstrata.engines.training import Trainer
 from fedstrata.evaluate import Exam, Mark, mark
 from fedstrata.machine import computing, keep_memory
@@ -28,21 +28,22 @@ from fedstrata.workshop import Workshop, sheets
 SHELF = 0
 """The section that holds the server's tensors; every other one belongs to a task at a time."""
 
-Layouts = dict[str, Layout]
+Places = dict[str, Place]
+"""Technique name → where its tensors lie."""
 
 
 @dataclass(frozen=True, eq=False)
 class Visit:
     """One client's visit: the assignment without its tensors, and where they lie.
 
-    `params`, `buffers` and `slots` are on the shelf; `memory` is at the beginning of the task's own section.
+    `params`, `buffers` and `slots` are on the shelf; `memory` is in a section of the task's own.
     """
 
     assignment: Assignment
-    params: Layout
-    buffers: Layout
-    slots: Layouts
-    memory: Layouts
+    params: Place
+    buffers: Place
+    slots: Places
+    memory: Places
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,29 +62,29 @@ class Judge:
 
     number: int
     exam: Exam
-    params: Layout
-    buffers: Layout
+    params: Place
+    buffers: Place
     parts: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of visits: a harvest without its tensors, and where they lie in the task's section."""
+    """What comes back of visits: a harvest without its tensors, and where they lie: in the task's section."""
 
     harvest: Harvest
-    delta: Layout
-    buffers: Layout
-    slots: Layouts
-    memory: Layouts
+    delta: Place
+    buffers: Place
+    slots: Places
+    memory: Places
 
-    def read(self, memory: SharedMemory, section: int) -> Harvest:
+    def read(self, memory: Memory) -> Harvest:
         """The harvest, its tensors in place."""
         return altered(
             self.harvest,
-            delta=memory.read(section, self.delta),
-            buffers=memory.read(section, self.buffers),
-            slots=read_slots(memory, section, self.slots),
-            memory=read_slots(memory, section, self.memory),
+            delta=memory.read(*self.delta),
+            buffers=memory.read(*self.buffers),
+            slots=read_slots(memory, self.slots),
+            memory=read_slots(memory, self.memory),
         )
 
 
@@ -95,49 +96,50 @@ class Failure:
     trace: str
 
 
-def write_slots(memory: SharedMemory, section: int, slots: Slots, begin: int) -> tuple[Layouts, int]:
+def write_slots(memory: Memory, section: int, slots: Slots, begin: int) -> tuple[Places, int]:
     """Copy slots into a section: (where they lie, where they end)."""
-    layouts: Layouts = {}
+    places: Places = {}
     for name, tensors in slots.items():
-        layouts[name], begin = memory.write(section, tensors, begin)
-    return layouts, begin
+        layout, begin = memory.write(section, tensors, begin)
+        places[name] = (section, layout)
+    return places, begin
 
 
-def read_slots(memory: SharedMemory, section: int, layouts: Mapping[str, Layout]) -> Slots:
-    """Slots that lie in a section, in place."""
-    return {name: memory.read(section, layout) for name, layout in layouts.items()}
+def read_slots(memory: Memory, places: Mapping[str, Place]) -> Slots:
+    """Slots, in place."""
+    return {name: memory.read(*place) for name, place in places.items()}
 
 
 @dataclass(eq=False)
 class Desk:
-    """What a worker has: its scratch models, everybody's data (read in place), the shared memory."""
+    """What a worker has: its scratch models, clients' data, and the memory that tensors lie in."""
 
     shop: Workshop
-    clients: Sequence[Examples]
+    clients: Sequence[Examples] | Mapping[int, Examples]
     test: Examples | None
-    memory: SharedMemory
+    memory: Memory
     trainer: Trainer
     profile: bool = False
 
     def train(self, task: Train) -> list[Report]:
         """Train the visits of a task and leave what comes of them in its section."""
-        read: dict[int, Tensors] = {}  # one message names the same layouts many times
+        read: dict[int, Tensors] = {}  # one message names the same places many times
 
-        def shelf(layout: Layout) -> Tensors:
-            if id(layout) not in read:
-                read[id(layout)] = self.memory.read(SHELF, layout)
-            return read[id(layout)]
+        def shelf(place: Place) -> Tensors:
+            if id(place) not in read:
+                read[id(place)] = self.memory.read(*place)
+            return read[id(place)]
 
         assignments = [
             altered(
                 visit.assignment,
                 params=shelf(visit.params),
                 buffers=shelf(visit.buffers),
-                slots={name: shelf(layout) for name, layout in visit.slots.items()},
+                slots={name: shelf(place) for name, place in visit.slots.items()},
             )
             for visit in task.visits
         ]
-        memories = [read_slots(self.memory, task.section, visit.memory) for visit in task.visits]
+        memories = [read_slots(self.memory, visit.memory) for visit in task.visits]
         data = [self.clients[a.client] for a in assignments]
         end = task.begin
         reports = []
@@ -149,7 +151,8 @@ class Desk:
             given[:] = [(layout, self.memory.read(task.section, layout))]
             return given[0][1]
 
-        self.shop.room = room  # deltas are computed where they are wanted
+        if self.shop.device.type == "cpu":
+            self.shop.room = room  # deltas are computed where they are wanted
         for harvest in self.trainer.train(self.shop, assignments, data, memories):
             with timed("check updates"):
                 finite = all_finite(harvest.tensors())
@@ -164,7 +167,7 @@ class Desk:
                 memory, end = write_slots(self.memory, task.section, harvest.memory, end)
             updates = tuple(altered(u, finite=finite) for u in harvest.updates)
             bare = altered(harvest, updates=updates, delta={}, buffers={}, slots={}, memory={})
-            reports.append(Report(bare, delta, buffers, slots, memory))
+            reports.append(Report(bare, (task.section, delta), (task.section, buffers), slots, memory))
         return reports
 
     def judge(self, task: Judge) -> list[Mark]:
@@ -172,11 +175,19 @@ class Desk:
         assert self.test is not None
         exam = replace(
             task.exam,
-            params=self.memory.read(SHELF, task.params),
-            buffers=self.memory.read(SHELF, task.buffers),
+            params=self.memory.read(*task.params),
+            buffers=self.memory.read(*task.buffers),
         )
         parts = sheets(self.test, exam.policy)
         return mark(self.shop.bench(exam.arch), exam, self.test, parts, task.parts)
+
+    def answer(self, task: Train | Judge) -> list[Report] | list[Mark] | Failure:
+        """Do a task; an exception is an answer too."""
+        try:
+            with timed("everything else" if isinstance(task, Train) else "evaluate"):
+                return self.train(task) if isinstance(task, Train) else self.judge(task)
+        except Exception as error:
+            return Failure(_sendable(error), traceback.format_exc())
 
 
 def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: int) -> None:
@@ -194,12 +205,7 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
                 task = pipe.recv()
             except (EOFError, OSError):
                 return
-            result: Any
-            try:
-                with timed("everything else" if isinstance(task, Train) else "evaluate"):
-                    result = desk.train(task) if isinstance(task, Train) else desk.judge(task)
-            except Exception as error:
-                result = Failure(_sendable(error), traceback.format_exc())
+            result = desk.answer(task)
             spent = {} if clock is None else clock.take()
             with suppress(ConnectionError):  # the main process is gone, which `recv` will tell
                 pipe.send((task.number, result, spent))

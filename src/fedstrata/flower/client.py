@@ -25,7 +25,8 @@ from fedstrata.flower.mods import Mod, check_mods, modified
 from fedstrata.flower.shelf import Cupboard, InDirectory, InState, Shelf
 from fedstrata.machine import computing, device_of
 from fedstrata.methods import Method
-from fedstrata.workshop import Workshop, own_rng, running
+from fedstrata.tensors import own_rng
+from fedstrata.workshop import Workshop, running
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -180,5 +180,9 @@ class Flower:
         """Nothing is judged at the sites."""
         raise FedstrataError("the server judges its own model")
 
+    def told(self) -> tuple[str, ...]:
+        """Nothing that concerns the whole run: what went wrong in a round stands in its record."""
+        return ()
+
     def close(self) -> None:
         """Nothing to release."""

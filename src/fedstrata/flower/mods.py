@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedstrata.core import Assignment, Update
 from fedstrata.errors import UsageError, one_line
-from fedstrata.tensors import Tensors
-from fedstrata.workshop import own_rng
+from fedstrata.tensors import Tensors, own_rng
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config import Settings
+from fedstrata.config import LOOKING, Settings
+from fedstrata.core import Slots
+from fedstrata.engines.serial import Recall
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.federation import Federation
 from fedstrata.files import write_atomic
@@ -26,17 +28,16 @@ from fedstrata.flower.letters import Party, Setting, allowance, check_flower
 from fedstrata.flower.post import Post
 from fedstrata.history import Record
 from fedstrata.methods import Method
-from fedstrata.probing import Watch
+from fedstrata.probing import Prober
 from fedstrata.server import ServerState
-from fedstrata.tensors import derive
+from fedstrata.tensors import derive, own_rng
 from fedstrata.trained import Trained
-from fedstrata.workshop import own_rng
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = frozenset({"engine", "workers", "eval_clients", "probe", "probe_every", "probe_clients", "probe_examples"})
+AT_HOME = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "eval_clients", *LOOKING})
 """Settings that need the clients' data, or say how to train them, on the server."""
 RUN_ID = "flower.json"
 """The file of a run's directory that says which run its clients know it as."""
@@ -186,7 +187,7 @@ class Silos(Federation):
             branches=used if self.method.branches else [],
         )
         memories = Memories()
-        self._store = memories
+        self._journal.store = memories
         self._sites = self._engine = Flower(
             post=post,
             directory=directory,
@@ -203,8 +204,10 @@ class Silos(Federation):
         frozen = any(not p.requires_grad for p in self._shop.build("").parameters())
         return frozen or architectures > 1 or any(True for _ in self.method.at("plan"))
 
-    def _close(self, state: ServerState, watch: Watch | None) -> Trained:
-        return super()._close(self._sites.begin(state), watch)
+    def _close(
+        self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
+    ) -> Trained:
+        return super()._close(self._sites.begin(state), prober, recall, keep)
 
 
 def run_id(out: Path | None) -> str:

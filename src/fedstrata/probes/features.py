@@ -17,8 +17,7 @@ from fedstrata.crew import seen_at
 from fedstrata.data.examples import Examples
 from fedstrata.errors import UsageError, positive
 from fedstrata.probes.reading import Labelled, batches, check_clients, check_labelled, reading
-from fedstrata.tensors import derive, generator
-from fedstrata.workshop import own_rng
+from fedstrata.tensors import derive, generator, own_rng
 
 LIMIT = 200
 """Examples of a class that are transported, at most: the cost of a class grows faster than its square."""

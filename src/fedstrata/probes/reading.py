@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, derive
-from fedstrata.workshop import own_rng, seed_global, sheets
+from fedstrata.tensors import Tensors, derive, own_rng
+from fedstrata.workshop import seed_global, sheets
 
 BATCH = 512
 """Examples that go through a model at once."""

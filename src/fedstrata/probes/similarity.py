@@ -22,8 +22,8 @@ from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.probes.reading import device_of, reading
 from fedstrata.strata import stages as stages_of
-from fedstrata.tensors import derive, generator
-from fedstrata.workshop import own_rng, seed_global
+from fedstrata.tensors import derive, generator, own_rng
+from fedstrata.workshop import seed_global
 
 LEAST = 4
 """Examples that the unbiased HSIC needs: it divides by n − 3."""

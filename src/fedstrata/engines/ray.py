@@ -1,0 +1,420 @@
+"""Clients trained by actors of a Ray cluster, with the same bits as one after the other.
+
+The server's tensors are put into Ray's object store once a round, and every actor fetches them once. A client's
+examples are sent to the actor that trains it, once, and stay there: the client comes back to the same actor unless that
+one is busy and another has nothing to do. What clients remember stays with the main process, so it survives actors and
+nodes; those that die are replaced, and their clients are trained again.
+
+Ray pickles what it carries between a program and its own cluster. That is one trust domain: whoever can speak to a Ray
+cluster can run any code in it, so its ports must not be open to others. Nothing here unpickles anything by hand, and
+nothing that came over fedstrata's own wire or from its files goes this way.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.core import Assignment, Slots, Update
+from fedstrata.data.examples import Examples, Loaded, Split, TensorExamples
+from fedstrata.engines.cluster import Cluster, Session, import_ray
+from fedstrata.engines.pool import LIVES, Pool, Task, Worker
+from fedstrata.engines.serial import Recall
+from fedstrata.engines.shared import Bytes, OwnMemory, Place, Shelf
+from fedstrata.engines.training import Trainer
+from fedstrata.engines.worker import Desk, Failure, Judge, Places, Report, Train, write_slots
+from fedstrata.errors import UsageError, one_line
+from fedstrata.machine import computing, cores, keep_memory
+from fedstrata.timing import Clock, current, use
+from fedstrata.workshop import Workshop
+
+PATIENCE = 60.0
+"""Seconds in which the first actor must have started."""
+OUT, STAGE, INBOX = 0, 1, 2
+"""Sections: an actor's results, what the main process is about to put, and what a task's clients remember."""
+FIRST = 3
+"""The first section of the server's tensors; each put has one of its own."""
+
+
+# What goes to an actor, and the actor itself ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A client's examples on their way: only its own rows, as plain arrays."""
+
+    x: Any
+    y: Any
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def open(self) -> TensorExamples:
+        """The examples, in memory of this process: what Ray hands over must not be written to."""
+        return TensorExamples(torch.from_numpy(self.x.copy()), torch.from_numpy(self.y.copy()), self.mean, self.std)
+
+
+def packed(data: Examples) -> Rows | Examples:
+    """Examples for the way to an actor; a user's own are left to Ray as they are."""
+    if type(data) is not TensorExamples:
+        return data
+    x, y = (data.x, data.y) if data.index is None else (data.x[data.index], data.y[data.index])
+    try:
+        return Rows(x.contiguous().numpy(), y.contiguous().numpy(), data.mean, data.std)
+    except TypeError:  # of numbers that NumPy does not know; a copy, for torch would pickle all that a view is part of
+        return TensorExamples(x.clone(), y.clone(), data.mean, data.std)
+
+
+def _opened(data: Rows | Examples) -> Examples:
+    return data.open() if isinstance(data, Rows) else data
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A task with all that its actor lacks for it.
+
+    Args:
+        task: what is to be done.
+        inbox: what the task's clients remember, as bytes.
+        sections: which sections the tensors are for that come along.
+        dropped: sections that nobody needs any more.
+        clients: examples of clients that the actor has not seen yet.
+        test: the test set, if it has not seen that.
+    """
+
+    task: Train | Judge
+    inbox: Bytes
+    sections: tuple[int, ...]
+    dropped: tuple[int, ...]
+    clients: dict[int, Rows | Examples]
+    test: Rows | Examples | None
+
+
+class Hand:
+    """An actor: keeps scratch models, the server's tensors and clients' examples, and does one task after the other."""
+
+    def __init__(self, shop: Workshop, trainer: Trainer, threads: int, profile: bool) -> None:
+        keep_memory()
+        self._clock = Clock() if profile else None
+        self._threads, self._memory = threads, OwnMemory()
+        self._clients: dict[int, Examples] = {}
+        self._desk = Desk(shop, self._clients, None, self._memory, trainer, profile)
+
+    def here(self) -> int:
+        """The actor is there: its process."""
+        return os.getpid()
+
+    def work(self, parcel: Parcel, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
+        """Do a task: (its number, what came of it, seconds by phase)."""
+        for section in parcel.dropped:
+            self._memory.drop(section)
+        for section, data in zip(parcel.sections, tensors, strict=True):
+            self._memory.fill(section, data)
+        self._memory.fill(INBOX, parcel.inbox)
+        self._memory.clear(OUT)
+        self._clients.update((client, _opened(data)) for client, data in parcel.clients.items())
+        if parcel.test is not None:
+            self._desk.test = _opened(parcel.test)
+        use(self._clock)
+        with computing(self._threads):  # threads of a pool may differ in what they do with denormal numbers
+            result: Any = self._desk.answer(parcel.task)
+        if isinstance(parcel.task, Train) and not isinstance(result, Failure):
+            result = (result, self._memory.bytes(OUT))
+        return parcel.task.number, result, {} if self._clock is None else self._clock.take()
+
+
+# The main process -------------------------------------------------------------------------------------------------
+
+
+class _ObjectShelf(Shelf):
+    """The server's tensors in Ray's object store: section → the object."""
+
+    def __init__(self, put: Callable[[Bytes], Any]) -> None:
+        self._stage = OwnMemory()
+        super().__init__(self._stage, STAGE)
+        self._put, self._next = put, FIRST
+        self.objects: dict[int, Any] = {}
+
+    def _lay_down(self, tensors: Mapping[str, Tensor]) -> Place:
+        self._stage.clear(STAGE)
+        layout, _ = self._stage.write(STAGE, tensors)
+        section, self._next = self._next, self._next + 1
+        self.objects[section] = self._put(self._stage.bytes(STAGE))
+        return section, layout
+
+    def _take_off(self, place: Place) -> None:
+        del self.objects[place[0]]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Actor(Worker):
+    """An actor, the answers that it owes, and what it has: sections, clients' examples, the test set.
+
+    `start` is there until the actor has started, `cause` once it is dead.
+    """
+
+    handle: Any
+    start: Any
+    place: int
+    answers: list[Any] = field(default_factory=list)
+    sections: set[int] = field(default_factory=set)
+    clients: set[int] = field(default_factory=set)
+    test: bool = False
+    cause: str = ""
+
+
+class RayActors(Pool[_Actor]):
+    """Trains clients in actors of a Ray cluster.
+
+    Args:
+        workers: how many actors; None for as many as there is room for.
+        cluster: where it is, and what each actor takes of it. It is joined at once, but one of our own is started with
+            the first round.
+    """
+
+    kind: ClassVar[str] = "Ray actor"
+
+    def __init__(
+        self,
+        shop: Workshop,
+        clients: Sequence[Examples],
+        test: Examples | None,
+        workers: int | None,
+        threads: int,
+        trainer: Trainer,
+        cluster: Cluster,
+    ) -> None:
+        self._ray = import_ray()
+        self._cluster = cluster
+        self._session: Session | None = None
+        if cluster.address == "local":
+            workers = workers or cluster.room({"CPU": cores()})
+        else:
+            self._join()
+            workers = workers or cluster.room(self._ray.cluster_resources())
+        super().__init__(shop, clients, test, workers, threads, trainer)
+        for data in () if isinstance(clients, Split) else clients:
+            if isinstance(data, Loaded):
+                data.forget()  # it was looked at before, and is needed elsewhere
+        self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
+        self._queues: list[list[tuple[int, int, Task]]] = [[] for _ in range(workers)]
+
+    # Actors.
+
+    def _join(self, actors: int = 0) -> None:
+        if self._session is None:
+            self._session = Session(self._cluster, actors)
+            self._closer = weakref.finalize(self, self._session.leave)
+
+    def _open(self) -> None:
+        if self._workers:
+            return
+        ray = self._ray
+        self._join(self.workers)
+        self._deaths = (
+            ray.exceptions.RayActorError,
+            ray.exceptions.ObjectLostError,
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.OutOfMemoryError,
+        )
+        self._shelf = _ObjectShelf(ray.put)
+        self._shop_object: Any = None
+        self._failures, self._since = 0, time.monotonic()
+        resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
+        self._kind_of_actor = ray.remote(Hand).options(**resources, max_restarts=0, max_task_retries=0)
+        shop = replace(self._shop, benches={}, flops=dict(self._shop.flops), kept={})
+        try:
+            self._shop_object = ray.put(shop)
+        except Exception as error:
+            self.close()
+            raise _unsendable(error) from None
+        self._workers.extend(self._hire(place) for place in range(self.workers))
+
+    @property
+    def _tensors(self) -> Shelf:
+        return self._shelf
+
+    def _hire(self, place: int) -> _Actor:
+        profile = current() is not None
+        handle = self._kind_of_actor.remote(self._shop_object, self._trainer, self._threads, profile)
+        return _Actor(handle=handle, start=handle.here.remote(), place=place)
+
+    def _bury(self, worker: _Actor) -> str:
+        with suppress(Exception):
+            self._ray.kill(worker.handle)
+        return worker.cause
+
+    def close(self) -> None:
+        """End all actors; they hold nothing that would be lost. The next round starts new ones."""
+        for worker in self._workers:
+            self._bury(worker)
+        self._ended()
+        self._home.clear()
+        self._forget()
+        if self._session is None:
+            return
+        self._session = self._shop_object = None
+        self._shelf.objects.clear()
+        self._closer()
+
+    # Messages.
+
+    def _send(self, worker: _Actor, message: Any) -> None:
+        """Send a task with what its actor lacks; Ray lets it wait for tensors that are still on their way."""
+        task, inbox = message if isinstance(message, tuple) else (message, _NOTHING)
+        objects = self._shelf.objects
+        new = sorted(_sections(task) - worker.sections)
+        dropped = tuple(worker.sections - objects.keys())
+        worker.sections -= set(dropped)
+        worker.sections |= set(new)
+        clients: dict[int, Rows | Examples] = {}
+        test = None
+        if isinstance(task, Train):
+            asked = {visit.assignment.client for visit in task.visits}
+            clients = {client: packed(self._clients[client]) for client in asked - worker.clients}
+            worker.clients |= asked
+        elif not worker.test:
+            assert self._test is not None
+            test, worker.test = packed(self._test), True
+        parcel = Parcel(task, inbox, tuple(new), dropped, clients, test)
+        try:
+            answer = worker.handle.work.remote(parcel, *(objects[section] for section in new))
+        except Exception as error:
+            raise _unsendable(error) from None
+        worker.answers.append(answer)
+
+    def _present(self, worker: _Actor) -> bool:
+        return worker.start is None
+
+    def _wait(self) -> Sequence[_Actor]:
+        waits = {w.start if w.start is not None else w.answers[0]: w for w in self._workers if w.start or w.answers}
+        nobody = all(w.start is not None for w in self._workers)
+        limit = max(0.0, self._since + PATIENCE - time.monotonic()) if nobody else None
+        done, rest = self._ray.wait(list(waits), num_returns=1, timeout=limit)
+        if not done:
+            raise UsageError(self._no_room())
+        done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
+        answered = [waits[answer] for answer in done]
+        return [w for w in answered if w.start is None or not self._started(w)]
+
+    def _no_room(self) -> str:
+        """Why no actor could be started, in one sentence."""
+        there = self._ray.cluster_resources()
+        has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        wanted = f"each wants ray_cpus = {self._cluster.cpus:g} and ray_gpus = {self._cluster.gpus:g}"
+        return f"no Ray actor could be started in {PATIENCE:.0f} seconds: {wanted}, and the cluster has {has}"
+
+    def _started(self, worker: _Actor) -> bool:
+        """True if an actor has started; it may have died instead."""
+        try:
+            self._ray.get(worker.start)
+        except Exception as error:
+            worker.cause = _cause(error)
+            self._failures += 1
+            if self._failures >= LIVES:
+                raise UsageError(f"Ray's actors cannot be started: {_reason(error)}") from None
+            return False
+        worker.start, self._failures = None, 0
+        return True
+
+    def _receive(self, worker: _Actor) -> tuple[int, Any, dict[str, float]] | None:
+        if worker.start is not None:
+            return None
+        try:
+            answer: tuple[int, Any, dict[str, float]] = self._ray.get(worker.answers[0])
+        except self._deaths as error:
+            worker.cause = _cause(error)
+            self._since = time.monotonic()
+            return None
+        except self._ray.exceptions.RayTaskError as error:  # what clients' own code raises comes as a Failure
+            raise _unsendable(error) from None
+        worker.answers.pop(0)
+        return answer
+
+    # Tasks.
+
+    def _queue(self, task: Task) -> None:
+        """Let a task wait for the actor that has its client's examples, or for any if none has."""
+        home = self._home.get(task.clients[0])
+        heapq.heappush(self._ready if home is None else self._queues[home], (*task.order, task))
+
+    def _choose(self, worker: _Actor) -> Task | None:
+        """An actor's own clients first, then those that nobody has; with nothing to do it takes over another's."""
+        queue = self._queues[worker.place] or self._ready
+        if not queue and not worker.tasks:
+            queue = max(self._queues, key=len)
+        if not queue:
+            return None
+        task = heapq.heappop(queue)[2]
+        self._home.update(dict.fromkeys(task.clients, worker.place))
+        return task
+
+    def _forget(self) -> None:
+        super()._forget()
+        for queue in self._queues:
+            queue.clear()
+
+    def _train_task(
+        self,
+        group: Sequence[int],
+        assignments: Sequence[Assignment],
+        recall: Recall,
+        arrived: dict[int, tuple[Update, Slots]],
+    ) -> Task:
+        def make(number: int) -> tuple[Train, Bytes]:
+            """The task as it is sent, and what its clients remember, which is read no earlier than this."""
+            memory, begin = OwnMemory(), 0
+            memories: list[Places] = []
+            for a in assignments:
+                places, begin = write_slots(memory, INBOX, recall(a.client), begin)
+                memories.append(places)
+            return Train(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
+
+        def done(result: tuple[Sequence[Report], Bytes]) -> None:
+            memory = OwnMemory()
+            memory.fill(OUT, result[1])
+            for report in result[0]:
+                for place, update, kept in report.read(memory).visits():
+                    arrived[group[place]] = (update, kept)
+
+        return Task(make, done)
+
+
+_NOTHING = OwnMemory().bytes(INBOX)
+
+
+def _sections(task: Train | Judge) -> set[int]:
+    """The sections that the server's tensors of a task lie in."""
+    if isinstance(task, Judge):
+        places = [task.params, task.buffers]
+    else:
+        places = [place for visit in task.visits for place in (visit.params, visit.buffers, *visit.slots.values())]
+    return {section for section, layout in places if layout}
+
+
+def _unsendable(error: BaseException) -> UsageError:
+    return UsageError(f"model or data cannot be handed to Ray's actors: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    """An error of Ray's in one line: its last, which names what went wrong, and not the traceback before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__, 300)
+
+
+def _cause(error: BaseException) -> str:
+    """Why an actor died, in a few words."""
+    if type(error).__name__ == "ActorUnavailableError":
+        return "it cannot be reached"
+    said = re.search(r"(?:dead|died) because (?:the |its )?([^.\n]*)", str(error))
+    return one_line(said[1].replace("`", "") if said else type(error).__name__, 120)

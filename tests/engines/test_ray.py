@@ -1,0 +1,333 @@
+"""Actors of a Ray cluster: the same bits as one client after the other, whoever dies in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedstrata as fs
+from fedstrata.core import ClientView, Hooks, Technique
+from fedstrata.engines import cluster, pool
+from fedstrata.engines import ray as actors
+from fedstrata.techniques.scaffold import Scaffold
+from tests.contract.standins import Keep
+from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, staged
+from tests.runs import fedstrata, one_sentence, options
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """One Ray for all tests here: starting it takes longer than any of them."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def on_ray(nodes: Any) -> Iterator[dict[str, Any]]:
+    """Settings of a federation on the cluster that this program has joined; no actor is left behind."""
+    yield {"engine": "ray", "ray_address": "auto", "ray_cpus": 0.5}
+    end = time.monotonic() + 30
+    while ray.available_resources().get("CPU") != 4 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ray.available_resources().get("CPU") == 4
+
+
+# The same bits -------------------------------------------------------------------------------------------------------
+
+
+def images() -> dict[str, Any]:
+    clients = [pictures(size, seed) for seed, size in enumerate((7, 9, 6, 11))]
+    return {"model": convnet(), "clients": clients, "test": pictures(20, 99), "participation": 3, "rounds": 3}
+
+
+def mixed(method: str) -> dict[str, Any]:
+    shallow = staged("first", "norm", "relu", "head")
+    return {
+        "model": staged(),
+        "archs": {"shallow": shallow},
+        "arch_of": lambda client: "shallow" if client % 2 else "",
+        "method": method,
+    }
+
+
+@pytest.mark.parametrize(
+    ("world", "workers"),
+    [
+        (lambda: {**images(), "method": "fedavg(buffers='local')"}, 1),
+        (lambda: {**images(), "method": "fedpart(warmup=1) + fednlr"}, 2),
+        (lambda: {"method": fs.chain(Scaffold(), Keep(limit=0.05)), "participation": 1.0}, 2),
+        (lambda: mixed("inco"), 2),
+        (lambda: mixed("groupavg"), 1),
+    ],
+    ids=["batch norm", "fedpart", "scaffold", "inco", "groupavg"],
+)
+def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
+    check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))
+
+
+class Shy(fs.TensorExamples):
+    """Examples of a class of the user's own: Ray carries them as they are."""
+
+
+def test_nothing_is_sent_twice(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every actor is sent a client's examples once, and the server's tensors are put once a round for all clients."""
+    puts: list[int] = []
+    sent: list[int] = []
+    put, packed = ray.put, actors.packed
+    monkeypatch.setattr(ray, "put", lambda value: puts.append(0) or put(value))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(actors, "packed", lambda data: sent.append(len(data)) or packed(data))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
+    clients: list[Any] = flat(*range(5, 17))
+    clients[3] = Shy(*clients[3])
+    clients[4] = partial(points, 9, 4)
+    settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 4, "test": points(13, 99)}
+    fed = federation(**settings, **on_ray, workers=1, ray_gpus=0)
+    assert fed.clients[4]._made is None  # type: ignore[attr-defined]
+    fed.fit()
+    assert fed.clients[4]._made is None  # type: ignore[attr-defined]
+    assert sorted(sent) == [*range(5, 14), 13, *range(14, 17)]  # twelve clients, and the test set
+    assert len(puts) == 1 + 5  # the workshop; the first parameters, and those of each round, evaluated and sent out
+    check_same(fed, run(**settings, engine="serial"))
+
+
+def test_the_main_process_holds_few_updates(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
+    fed = federation(clients=flat(*range(3, 43)), participation=1.0, rounds=1, **on_ray, workers=1)
+    waiting: list[int] = []
+    inside = fed._engine._train_task  # type: ignore[attr-defined]
+
+    def watched(group: Any, asked: Any, recall: Any, arrived: dict[int, Any]) -> Any:
+        waiting.append(len(arrived))
+        return inside(group, asked, recall, arrived)
+
+    monkeypatch.setattr(fed._engine, "_train_task", watched)
+    fed.fit()
+    assert len(waiting) == 40
+    assert max(waiting) <= pool.AHEAD
+
+
+def test_only_a_clients_own_rows_are_sent() -> None:
+    x, y = torch.arange(40.0).view(20, 2), torch.arange(20) % 3
+    whole = fs.TensorExamples(x, y)
+    rows = actors.packed(whole.split([torch.tensor([3, 7, 5]), torch.tensor([1])])[0])
+    assert isinstance(rows, actors.Rows)
+    assert rows.x.shape == (3, 2)
+    back = rows.open()
+    assert torch.equal(back.x, x[[3, 7, 5]])
+    assert torch.equal(back.labels(), y[[3, 7, 5]])
+    strange = fs.TensorExamples(x.bfloat16(), y).select(torch.tensor([2]))
+    kept = actors.packed(strange)
+    assert isinstance(kept, fs.TensorExamples)
+    assert len(kept.x) == 1
+
+
+# Deaths and exceptions -----------------------------------------------------------------------------------------------
+
+
+def once(marker: Path) -> bool:
+    """True for the first who asks, in any process."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doomed(Technique):
+    """Ends its process when a certain client is visited elsewhere: the first time, or every time."""
+
+    name: ClassVar[str] = "doomed"
+    main: int
+    client: int = 2
+    marker: str = ""
+
+    def local(self, view: ClientView) -> Hooks:
+        dies = view.assignment.client == self.client and os.getpid() != self.main
+        if dies and (not self.marker or once(Path(self.marker))):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Hooks()
+
+
+def test_an_actor_that_dies_once_leaves_no_trace(tmp_path: Path, on_ray: dict[str, Any]) -> None:
+    """With memories and states, which must not be written twice; the run's notes tell it."""
+    doomed = Doomed(main=os.getpid(), marker=str(tmp_path / "dead"))
+    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Keep(limit=0.05), doomed)}
+    fed = run(**settings, **on_ray, workers=2)
+    assert (tmp_path / "dead").exists()
+    check_same(fed, run(**settings, engine="serial"))
+    (note,) = [note for note in fed.summary()["notes"] if "died" in note]
+    assert note == "round 1: client 2: its Ray actor died (worker process has died) and was replaced"
+
+
+def test_an_actor_killed_from_outside_between_two_visits(on_ray: dict[str, Any]) -> None:
+    fed = federation(participation=1.0, rounds=2, **on_ray, workers=2)
+    killed = []
+
+    def kill(done: int, total: int) -> None:
+        if done == 2:
+            victim = fed._engine._workers[0]  # type: ignore[attr-defined]
+            ray.kill(victim.handle)
+            killed.append(victim)
+
+    fed.on_visit = kill
+    fed.fit()
+    assert len(killed) == 2
+    check_same(fed, run(participation=1.0, rounds=2, engine="serial"))
+
+
+def test_a_node_that_dies(on_ray: dict[str, Any], nodes: Any) -> None:
+    """With it an actor, for which there is no other room: the rest go on without."""
+    node = nodes.add_node(num_cpus=3)
+    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold()), "rounds": 4}
+    fed = federation(**settings, **{**on_ray, "ray_cpus": 3}, workers=2)
+    for record in fed.rounds():
+        if record.round == 1:
+            while not all(worker.start is None for worker in fed._engine._workers):  # type: ignore[attr-defined]
+                fed._engine._wait()  # type: ignore[attr-defined]
+            nodes.remove_node(node, allow_graceful=False)
+    check_same(fed, run(**settings, engine="serial"))
+    assert any("its Ray actor died" in note for note in fed.notes)
+
+
+def test_a_client_that_kills_every_actor(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LIVES", 2)
+    fed = federation(participation=1.0, method=fs.chain(Doomed(main=os.getpid(), client=3)), **on_ray, workers=1)
+    with pytest.raises(fs.FedstrataError, match=r"client 3: its Ray actor died 2 times \(worker process has died\)"):
+        fed.fit()
+    assert fed.state.round == 0
+
+
+class Wrong:
+    """A client's examples; reading them elsewhere raises, as long as a file is there."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], marker: Path) -> None:
+        self.x, self.y, self.marker, self.main = *data, marker, os.getpid()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if os.getpid() != self.main and self.marker.exists():
+            raise LookupError("row 3 is unreadable")
+        return self.x[index], int(self.y[index])
+
+
+def test_an_exception_reaches_the_main_process_and_the_run_can_go_on(tmp_path: Path, on_ray: dict[str, Any]) -> None:
+    marker = tmp_path / "armed"
+    clients: list[Any] = flat()
+    clients[2] = Wrong(clients[2], marker)
+    settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 3, "eval_every": 3}
+    fed = federation(**settings, **on_ray, workers=1, out=tmp_path / "run")
+
+    def arm(record: fs.Record) -> None:
+        if record.round == 1:
+            marker.touch()
+
+    with pytest.raises(LookupError, match="row 3 is unreadable") as error:
+        fed.fit(arm)
+    assert type(error.value) is LookupError
+    notes = "".join(error.value.__notes__)
+    assert "in a Ray actor" in notes
+    assert "__getitem__" in notes  # it says where
+    marker.unlink()
+    resumed = run(**settings, engine="processes", workers=1, out=tmp_path / "run", resume=True)
+    check_same(resumed, run(**settings, engine="serial"))
+    fed.fit()  # and so does the very object, with new actors
+    check_same(fed, resumed)
+
+
+def test_what_cannot_be_sent(on_ray: dict[str, Any]) -> None:
+    """One sentence that names the reason."""
+    clients: list[Any] = flat()
+    clients[1] = Locked(clients[1])
+    fed = federation(clients=clients, participation=1.0, **on_ray, workers=1)
+    with pytest.raises(fs.UsageError, match="model or data cannot be handed to Ray's actors") as error:
+        fed.fit()
+    assert "\n" not in str(error.value)
+
+
+class Locked(Wrong):
+    """Examples that cannot be pickled."""
+
+    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
+        super().__init__(data, Path("/nowhere"))
+        self.lock = threading.Lock()
+
+
+def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "PATIENCE", 1.0)
+    fed = federation(**{**on_ray, "ray_cpus": 64}, workers=1)
+    with pytest.raises(
+        fs.UsageError, match=r"no Ray actor could be started .* ray_cpus = 64 .* the cluster has 4 CPUs"
+    ):
+        fed.fit()
+
+
+# Addresses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "here", "ray://host:1", "host", "host:port", "host:1:2"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(fs.UsageError, match=r"ray_address = .* does not fit: give local, auto or the HOST:PORT"):
+        federation(engine="ray", ray_address=address)
+
+
+def test_nobody_at_the_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence and exit code 2, at once, and nothing is written; whether nobody answers or somebody else does."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    begin = time.monotonic()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        command = ("run", *options(), "--engine", "ray", "--workers", "1", "--out", tmp_path / "run")
+        assert fedstrata(*command, "--ray-address", address) == 2
+    assert one_sentence(capsys).startswith(f"there is no Ray cluster at {address}: ")
+    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - begin < 20
+
+
+def test_somebody_else_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REACH", 0.5)
+    says = pytest.raises(fs.UsageError, match=r"there is no Ray cluster at .*: timed out")
+    with socket.create_server(("127.0.0.1", 0)) as server, says:
+        cluster._check_answers(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(fs.UsageError, match=r'pip install "fedstrata\[ray\]"'):
+        federation(engine="ray")
+
+
+def test_another_cluster_than_the_one_that_was_joined(on_ray: dict[str, Any]) -> None:
+    joined = ray.get_runtime_context().gcs_address
+    assert federation(**{**on_ray, "ray_address": joined}).engine == "ray"
+    with pytest.raises(fs.UsageError, match="this program has joined the Ray cluster"):
+        federation(**{**on_ray, "ray_address": "127.0.0.1:1"})
+    room = int(ray.cluster_resources()["CPU"] / 0.5)  # eight, and more as long as Ray thinks that a dead node lives
+    assert federation(**on_ray, workers="auto").workers == room >= 8
