@@ -20,43 +20,12 @@ from typing import Any
 import fedstrata as fs
 from fedstrata.flower.certs import write_certs
 from fedstrata.flower.template import write_app
+from tests.flower import task
 
 PATIENCE = float(os.environ.get("FEDSTRATA_TEST_PATIENCE", "1"))
 """Factor of all limits of time, for machines that are busy."""
 SITES = ("0,3,6", "1,4,7", "2,5")
 """The clients of each SuperNode: eight on three."""
-
-TASK = """
-import torch
-from torch import nn
-
-WIDTH, CLIENTS = {width}, {clients}
-
-
-def points(size, seed):
-    rng = torch.Generator().manual_seed(seed)
-    y = torch.randint(0, 2, (size,), generator=rng) + seed % 3
-    return torch.randn(size, WIDTH, generator=rng) + y[:, None], y
-
-
-def model():
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        layers = {{"first": nn.Linear(WIDTH, WIDTH), "norm": nn.BatchNorm1d(WIDTH), "relu": nn.ReLU()}}
-        layers |= {{"second": nn.Linear(WIDTH, WIDTH), "third": nn.Linear(WIDTH, WIDTH), "head": nn.Linear(WIDTH, 4)}}
-        net = nn.Sequential()
-        for name, layer in layers.items():
-            net.add_module(name, layer)
-    return net
-
-
-def data(partition, node_config):
-    return points(10 + 3 * partition, partition)
-
-
-def test():
-    return points(40, 99)
-"""
 
 FAILING = """
 import time
@@ -82,17 +51,16 @@ def train(message, context):
 """
 
 
-def make_app(directory: Path, width: int = 8, clients: int = 8, failing: float | None = None) -> dict[str, Any]:
-    """Write an app with the command's template, and a model and data of its own; returns what is in its task.py."""
+def make_app(directory: Path, width: int = task.WIDTH, clients: int = task.CLIENTS, failing: float = 0.0) -> None:
+    """Write an app with the command's template, and with a model and data of our own."""
     write_app(directory, "fedavg", clients)
-    package = directory.name
-    task = TASK.format(width=width, clients=clients)
-    (directory / package / "task.py").write_text(task)
-    if failing is not None:
-        (directory / package / "client_app.py").write_text(FAILING.format(package=package, timeout=failing))
-    names: dict[str, Any] = {}
-    exec(task, names)
-    return names
+    package = directory / directory.name
+    text = Path(task.__file__).read_text()
+    for name, value in {"WIDTH": width, "CLIENTS": clients}.items():
+        text = text.replace(f"\n{name} = {getattr(task, name)}\n", f"\n{name} = {value}\n")
+    (package / "task.py").write_text(text)
+    if failing:
+        (package / "client_app.py").write_text(FAILING.format(package=directory.name, timeout=failing))
 
 
 def free_ports(count: int) -> list[int]:

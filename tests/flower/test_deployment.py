@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
-import fedstrata as fs
 from tests.flower.deployment import PATIENCE, SITES, Deployment, kill, make_app, waited
-from tests.flower.worlds import EIGHT
+from tests.flower.worlds import CHAIN, at_home
 from tests.runs import metrics, same
 
 pytestmark = pytest.mark.slow
@@ -27,18 +25,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield deployment
 
 
-def serial(task: dict[str, Any], out: Path, **settings: Any) -> Path:
-    """The same federation in this process."""
-    clients = [task["data"](n, {}) for n in range(task["CLIENTS"])]
-    fs.Federation(task["model"](), clients, task["test"](), engine="serial", out=out, **settings).fit()
-    return out
-
-
 def test_eight_techniques_have_the_bits_of_serial(deployed: Deployment, tmp_path: Path) -> None:
-    task = make_app(tmp_path / "chain")
-    settings = {"method": EIGHT, "rounds": 8, "participation": 4, "batch_size": 5, "lr": 0.05}
-    deployed.run(tmp_path / "chain", **settings, out=str(tmp_path / "run"), timeout=60 * PATIENCE)
-    reference = serial(task, tmp_path / "reference", **settings)
+    make_app(tmp_path / "chain")
+    deployed.run(tmp_path / "chain", **CHAIN, out=str(tmp_path / "run"), timeout=60 * PATIENCE)
+    reference = at_home(tmp_path / "reference", engine="serial")
     deployed.finished(tmp_path / "run")
     assert same(tmp_path / "run", reference)
 

@@ -16,12 +16,24 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedstrata as fs
 from fedstrata.flower.client import client_app
 from fedstrata.flower.server import Plan, server_app
 from tests.engines.worlds import Pair, points, staged
+from tests.flower import task
 
 EIGHT = "fedprox + scaffold + feddyn(alpha=0.1) + moon + fedlc + fednlr + fednova + fedpart(full_rounds=1)"
 """Techniques with memories, slots both ways, partial parameters, states on the server."""
+CHAIN: dict[str, Any] = {"method": EIGHT, "rounds": 8, "participation": 4, "batch_size": 5, "lr": 0.05}
+"""The run that has the same bits everywhere: four of eight clients a round."""
+
+
+def at_home(out: Path, **how: Any) -> Path:
+    """Run the chain where all data is."""
+    clients = [task.data(client) for client in range(task.CLIENTS)]
+    fs.Federation(task.model(), clients, task.test(), out=out, **how, **CHAIN).fit()
+    return out
+
 
 Fault = Callable[[Message, Callable[[], Message]], Message | None]
 """(what was asked, what would answer it) → the reply, or None for none."""
