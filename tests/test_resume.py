@@ -108,6 +108,19 @@ def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, whole: Path,
     assert 0 < restarted < len(taken) / 2
 
 
+def test_it_may_go_on_in_another_way_and_be_measured(tmp_path: Path, whole: Path) -> None:
+    """What does not decide about the result is an option of `resume`, and changes nothing in the result."""
+    rounds = open_run(config(), tmp_path / "run").rounds()
+    next(rounds)
+    rounds.close()
+    del rounds
+    changed = ("--engine", "processes", "--workers", 2, "--checkpoint-seconds", 5, "--probe", "divergence")
+    assert fedstrata("resume", tmp_path / "run", *changed, "--quiet", "--no-report") == 0
+    assert same(tmp_path / "run", whole)
+    probes = (tmp_path / "run" / "probes.jsonl").read_text()
+    assert [json.loads(line)["round"] for line in probes.splitlines()] == [2, 3, 4]
+
+
 def test_a_checkpoint_older_than_the_metrics(tmp_path: Path, whole: Path) -> None:
     federation = open_run(config(checkpoint_seconds=1e6), tmp_path / "run")
 

@@ -104,16 +104,12 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def resume_run(
-    directory: Path, data_dir: str | None = None, workers: int | str | None = None, profile: bool = False
-) -> Federation:
-    """The federation of a run directory, ready to go on where its last checkpoint is."""
-    values = _recipe(directory)
-    if data_dir is not None:
-        values["data_dir"] = data_dir
-    if workers is not None:
-        values["workers"] = workers
-    config = checked(RunConfig, values)
+def resume_run(directory: Path, profile: bool = False, **changed: Any) -> Federation:
+    """The federation of a run directory, ready to go on where its last checkpoint is.
+
+    What does not decide about the result may have changed, such as `workers`, `engine` or `data_dir`.
+    """
+    config = checked(RunConfig, {**_recipe(directory), **changed})
     return open_run(config, directory, resume=True, profile=profile)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -40,12 +40,16 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for every field of the schema; they arrive in `given`, None where not said."""
+def with_fields(command: Callable[..., None], of: Collection[str] | None = None) -> Callable[..., None]:
+    """Give a command one option for every field of the schema; what is said arrives in `given`.
+
+    Where only some are asked for, it is to change them, and what is not said stays as it was.
+    """
+    fields = {name: info for name, info in RunConfig.model_fields.items() if of is None or name in of}
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
     options = []
-    for name, info in RunConfig.model_fields.items():
-        default = "" if info.default is None else f" [default: {info.default}]"
+    for name, info in fields.items():
+        default = "" if info.default is None or of is not None else f" [default: {info.default}]"
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
         option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False)
@@ -53,7 +57,7 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
         options.append(_keyword(name, Annotated[kind | None, option], None))
 
     def run(**arguments: Any) -> None:
-        given = {n: arguments.pop(n) for n in RunConfig.model_fields}
+        given = {n: arguments.pop(n) for n in fields}
         command(**arguments, given={n: v for n, v in given.items() if v is not None})
 
     annotations = inspect.get_annotations(command, eval_str=True)

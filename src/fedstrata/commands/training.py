@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +24,11 @@ from fedstrata.commands.options import (
     Sets,
     TensorBoard,
     config_of,
-    number,
+    numbers,
     open_screen,
     with_fields,
 )
-from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.config import FREE, LOOKING, RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, Stopped, one_line
 from fedstrata.federation import Federation
 from fedstrata.history import Record
@@ -76,21 +77,21 @@ def run(
     _follow(federation, settings, _Wish(quiet, as_json, tensorboard, report, open_))
 
 
+@partial(with_fields, of=FREE | LOOKING)
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
-    workers: Annotated[str | None, typer.Option(help="clients trained at the same time, or auto")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where the data's files are now")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: TensorBoard = False,
     profile: Profile = False,
     report: Report = True,
     open_: Open = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
-    federation = resume_run(directory, data_dir, None if workers is None else number(workers), profile)
-    recipe = read_toml(directory / "run.toml")
-    config = checked(RunConfig, recipe)
+    federation = resume_run(directory, profile, **numbers(given))
+    config = checked(RunConfig, read_toml(directory / "run.toml"))
     _follow(federation, config, _Wish(quiet, as_json, tensorboard, report, open_))
 
 
