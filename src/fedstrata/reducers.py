@@ -27,7 +27,7 @@ from fedstrata.tensors import Tensors
 
 WIDTH = 2**14
 """Elements of a tensor that are looked at together, in all clients."""
-ROUNDING = 1e-7
+ROUNDING = 1e-6
 """Part of a vector's norm below which distances that come from inner products in double precision mean nothing."""
 LONGEST = 1e280
 """Squared norm from which a delta counts as infinitely long: what is computed from shorter ones stays finite."""
@@ -412,7 +412,7 @@ class GeometricMedian:
     together and α_k its weight over the sum of weights.
 
     The paper stops after a few steps, each of which costs it a message to every client; here they cost little, and go
-    on until v rests. A distance counts as at least 1e-7 ‖w_k‖, which is as well as it is known. Where clients hold
+    on until v rests. A distance counts as at least 1e-6 ‖w_k‖, which is as well as it is known. Where clients hold
     different names, v is averaged name by name over the holders, and ‖v − w_k‖² is taken over the names of client k
     and multiplied by D/d_k, with d_k of all D elements in them: the result minimises Σ_k α_k (d_k/D) ‖v − w_k‖. Running
     statistics are averaged with the last β_k.
