@@ -51,7 +51,13 @@ def train(message, context):
 """
 
 
-def make_app(directory: Path, width: int = task.WIDTH, clients: int = task.CLIENTS, failing: float = 0.0) -> None:
+def make_app(
+    directory: Path,
+    width: int = task.WIDTH,
+    clients: int = task.CLIENTS,
+    failing: float = 0.0,
+    keep: Path | None = None,
+) -> None:
     """Write an app with the command's template, and with a model and data of our own."""
     write_app(directory, "fedavg", clients)
     package = directory / directory.name
@@ -59,8 +65,11 @@ def make_app(directory: Path, width: int = task.WIDTH, clients: int = task.CLIEN
     for name, value in {"WIDTH": width, "CLIENTS": clients}.items():
         text = text.replace(f"\n{name} = {getattr(task, name)}\n", f"\n{name} = {value}\n")
     (package / "task.py").write_text(text)
+    app = package / "client_app.py"
     if failing:
-        (package / "client_app.py").write_text(FAILING.format(package=directory.name, timeout=failing))
+        app.write_text(FAILING.format(package=directory.name, timeout=failing))
+    if keep:
+        app.write_text(app.read_text().replace("(model, data)", f"(model, data, keep={str(keep)!r})"))
 
 
 def free_ports(count: int) -> list[int]:
@@ -122,6 +131,7 @@ class Deployment:
         self.directory, self.keys = directory, directory / "keys"
         self.link, self.wire, *self.ports = free_ports(7)
         self.groups: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[subprocess.Popen[bytes]] = []
         write_certs(self.keys, [], 4, 1)
         home = directory / "home"
         home.mkdir()
@@ -141,14 +151,7 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         self.counter = Counter(self.wire, self.link)
-        tls = {f"--ssl-{name}file": f"{self.keys}/{file}" for name, file in TLS.items()}
-        options = [word for pair in tls.items() for word in pair]
-        self.start(
-            "superlink",
-            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.link), *options),
-            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        )
-        waited(lambda: self._listens(self.link), 60, "the SuperLink")
+        self.superlink = self.start_superlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,6 +159,19 @@ class Deployment:
             kill(group)
         self.counter.close()
         time.sleep(0.5)  # connections end with their other sides
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        """Start the SuperLink, or start it again: what it knows of nodes and runs is on disk."""
+        tls = {f"--ssl-{name}file": f"{self.keys}/{file}" for name, file in TLS.items()}
+        options = [word for pair in tls.items() for word in pair]
+        started = self.start(
+            "superlink",
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.link), *options),
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *("--database", str(self.directory / "state.db")),
+        )
+        waited(lambda: self._listens(self.link), 180, "the SuperLink")
+        return started
 
     def _listens(self, port: int) -> bool:
         with socket.socket() as one:
@@ -190,7 +206,7 @@ class Deployment:
             *("--node-config", f'partition-id="{clients or number}"', *(options or right)),
         )
 
-    def flwr(self, *arguments: str, limit: float = 120) -> str:
+    def flwr(self, *arguments: str, limit: float = 300) -> str:
         """Flower's command; what it prints."""
         done = subprocess.run(
             [str(shutil.which("flwr", path=self.environment["PATH"])), *arguments],
@@ -213,7 +229,7 @@ class Deployment:
         said = self.flwr("run", str(app), "loop", "--run-config", words, "--format", "json")
         assert json.loads(said)["success"], said
 
-    def finished(self, out: Path, limit: float = 150) -> None:
+    def finished(self, out: Path, limit: float = 450) -> None:
         """Wait for a run's last file."""
         waited(lambda: (out / "summary.json").exists(), limit, f"the run in {out.name}")
 

@@ -31,7 +31,7 @@ CHAIN: dict[str, Any] = {"method": EIGHT, "rounds": 8, "participation": 4, "batc
 def at_home(out: Path, **how: Any) -> Path:
     """Run the chain where all data is."""
     clients = [task.data(client) for client in range(task.CLIENTS)]
-    fs.Federation(task.model(), clients, task.test(), out=out, **how, **CHAIN).fit()
+    fs.Federation(task.model(), clients, task.test(), out=out, **{**CHAIN, **how}).fit()
     return out
 
 

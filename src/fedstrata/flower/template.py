@@ -47,6 +47,7 @@ seed = 0
 eval-every = 1
 out = ""
 resume = false
+checkpoint-seconds = 20.0
 timeout = 600.0
 wait = 600.0
 """
