@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.flower.worlds import data, grid, silos  # isort: skip  # skips without flwr
+from tests.flower.worlds import data, grid, plan, silos  # isort: skip  # skips without flwr
 
 from flwr.app import ArrayRecord, RecordDict
-from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 import fedstrata as fs
 from fedstrata.flower import client_app
@@ -69,5 +69,56 @@ def test_a_mod_that_breaks_the_form_is_refused() -> None:
 
 
 def test_a_mod_that_needs_another_server_is_refused() -> None:
-    with pytest.raises(fs.UsageError, match="fixedclipping_mod needs one of Flower's own strategies"):
-        client_app(mlp, data, mods=[fixedclipping_mod])
+    with pytest.raises(fs.UsageError, match="adaptiveclipping_mod needs one of Flower's own strategies"):
+        client_app(mlp, data, mods=[adaptiveclipping_mod])
+
+
+UNIFORM = "fedavg(weight='uniform')"
+
+
+def test_changes_are_clipped_to_the_servers_norm() -> None:
+    fed = one_round(fixedclipping_mod, method=UNIFORM, dp_clip=0.01)
+    assert not fed.records[0].refused
+    assert 0.001 < moved(fed, mlp()).norm() <= 0.01 + 1e-5
+
+
+def test_the_means_noise_has_the_deviation_that_was_asked_for() -> None:
+    """z·C/n with n = 3, over a model of 92 numbers and 40 runs; the noise is another one every time."""
+    plain = moved(one_round(fixedclipping_mod, method=UNIFORM, dp_clip=0.01), mlp())
+    noisy = [moved(one_round(fixedclipping_mod, method=UNIFORM, dp_clip=0.01, dp_noise=30.0), mlp()) for _ in range(40)]
+    noise = torch.stack(noisy) - plain
+    count = noise.numel()
+    assert count == 40 * 92
+    # The deviation of a deviation of n numbers is 1/√(2n) of it.
+    assert abs(noise.std() / 0.1 - 1) < 5 / (2 * count) ** 0.5
+    assert abs(noise.mean()) < 5 * 0.1 / count**0.5
+
+
+def test_clipping_needs_both_sides() -> None:
+    assert (
+        "client_app(…, mods=[fixedclipping_mod])" in one_round(method=UNIFORM, dp_clip=1.0).records[0].refused[0]["why"]
+    )
+    assert "server_app(…, dp_clip=…)" in one_round(fixedclipping_mod, method=UNIFORM).records[0].refused[0]["why"]
+
+
+def test_a_change_that_is_too_long_is_refused() -> None:
+    def fixedclipping_mod(message: Any, context: Any, call: Any) -> Any:
+        return call(message, context)  # has the name, and does not clip
+
+    refused = one_round(fixedclipping_mod, method=UNIFORM, dp_clip=0.001).records[0].refused
+    assert [row["why"] for row in refused] == ["its change is longer than dp_clip allows"] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"method": "fedavg"}, r"write fedavg\(weight='uniform'\)"),
+        ({"method": "fedadam + fedavg(weight='uniform')"}, "'fedadam' makes something else of the mean"),
+        ({"method": "fedavg(reduce='median')"}, r"write fedavg\(weight='uniform'\)"),
+        ({"method": UNIFORM, "dp_clip": -1.0}, "dp_clip"),
+        ({"method": UNIFORM, "dp_clip": 0.0, "dp_noise": 1.0}, "give both"),
+    ],
+)
+def test_where_the_bound_would_be_wrong(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(fs.UsageError, match=why):
+        plan(mlp, **{"dp_clip": 1.0, **settings}).with_config({})

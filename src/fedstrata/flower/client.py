@@ -21,7 +21,7 @@ from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Setting, allowance, check_flower, opened, sealed
-from fedstrata.flower.mods import Mod, check_mods, modified
+from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
 from fedstrata.flower.shelf import Cupboard, InDirectory, InState, Shelf
 from fedstrata.machine import computing, device_of
 from fedstrata.methods import Method
@@ -72,7 +72,8 @@ def client_app(
         keep: directory for what clients remember; without one it is in Flower's context, and lost with the SuperNode.
         device: where training runs.
         mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
-            nothing else: no slots of techniques, no running statistics.
+            nothing else: no slots of techniques, no running statistics. `secaggplus_mod` comes first, and then this
+            site sends nothing but under secure aggregation.
     """
     check_flower()
     check_mods(mods)
@@ -88,8 +89,10 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        answer, update = site.answered(message, context)
-        return Message(sealed(answer, update), reply_to=message)
+        if mods and masks(mods[0]):
+            return masked(mods[0], site.answered, message, context)
+        answer, update, _ = site.answered(message, context)
+        return Message(sealed(answer, b"" if update is None else wire.encode(update)), reply_to=message)
 
     return app
 
@@ -146,18 +149,22 @@ class Site:
             {"client": client, "examples": len(data), "shape": shape, "dtype": dtype, "population": population}
         )
 
-    def answered(self, message: Message, context: Context) -> tuple[Answer, bytes]:
-        """The answer to a message, and the update that goes with it, if any."""
+    def answered(self, message: Message, context: Context) -> tuple[Answer, Update | None, float]:
+        """The answer to a message, the update that goes with it, if any, and the client's weight in the mean."""
         try:
+            if CONFIGS in message.content.config_records and not any(masks(mod) for mod in self.mods):
+                raise UsageError("secure aggregation needs Flower's mod here too: client_app(…, mods=[secaggplus_mod])")
             ask, body = opened(message.content, Ask, allowance(weights_of(self.models.values())))
             if ask.client not in partitions(context.node_config):
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
             cupboard: Cupboard = InState(context.state) if self.keep is None else InDirectory(self.keep)
-            leave = partial(modified, self.mods, message=message, context=context)
-            return self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client), leave)
+            leave = partial(modified, self.mods, clip=ask.setting.clip, message=message, context=context)
+            answer, update = self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client), leave)
+            uniform = self.shop(ask.setting, _like(data)).method.weight == "uniform"
+            return answer, update, 1.0 if uniform else float(len(data))
         except FedstrataError as error:
-            return Answer(refusal=str(error)), b""
+            return Answer(refusal=str(error)), None, 0.0
 
     def visit(
         self,
@@ -166,19 +173,19 @@ class Site:
         data: Examples,
         shelf: Shelf,
         leave: Callable[[Assignment, Update], Update] = lambda assignment, update: update,
-    ) -> tuple[Answer, bytes]:
-        """Train as asked: the answer and the encoded update; or what the server must know before that can be done.
+    ) -> tuple[Answer, Update | None]:
+        """Train as asked: the answer and the update; or what the server must know before that can be done.
 
         `leave` has the last word on what is sent.
         """
         shelf.settle(ask.held, ask.memory, ask.until)
         memory = shelf.memory(ask.memory)
         if memory is None:
-            return Answer(lost="memory"), b""
+            return Answer(lost="memory"), None
         try:
             assignment = wire.decode_assignment(message, shelf.held(ask.held))
         except wire.NotHeld:
-            return Answer(lost="parameters"), b""
+            return Answer(lost="parameters"), None
         shop = self.shop(ask.setting, _like(data))
         if assignment.client != ask.client or assignment.arch not in shop.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
@@ -191,7 +198,7 @@ class Site:
             shelf.hold(assignment)
         if kept:
             shelf.remember(assignment.round, kept)
-        return Answer(kept=bool(kept)), wire.encode(update)
+        return Answer(kept=bool(kept)), update
 
     def shop(self, setting: Setting, like: Tensor) -> Workshop:
         """Where clients are trained; the last one is kept, for as long as this process lives."""

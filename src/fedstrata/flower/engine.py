@@ -18,6 +18,7 @@ from fedstrata.evaluate import Exam
 from fedstrata.flower.directory import Directory
 from fedstrata.flower.letters import Answer, Ask, Setting, opened, sealed
 from fedstrata.flower.post import Post, Reply
+from fedstrata.flower.private import check_length
 from fedstrata.server import ServerState
 from fedstrata.timing import Clock
 
@@ -109,10 +110,8 @@ class Flower:
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
-        if self.barren >= BARREN:
-            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds on end")
+        self.look_for(assignments)
         self._heard = False
-        self.directory.find([a.client for a in assignments])
         ready: dict[int, Visit] = {}
         letters: dict[str, Assignment] = {}
         for assignment in assignments:
@@ -131,28 +130,46 @@ class Flower:
                 at += 1
         for client in order[at:]:
             yield ready.pop(client, (Absence(client, "it did not answer in time"), {}))
-        self.barren = 0 if self._heard else self.barren + 1
+        self.heard(self._heard)
+
+    def look_for(self, assignments: Sequence[Assignment]) -> None:
+        """See which of a round's clients are there.
+
+        Raises:
+            UsageError: if it has no point to go on.
+        """
+        if self.barren >= BARREN:
+            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds on end")
+        self.directory.find([a.client for a in assignments])
+
+    def heard(self, anything: bool) -> None:
+        """Count the rounds on end in which nothing came."""
+        self.barren = 0 if anything else self.barren + 1
 
     def _ask(self, assignment: Assignment, letters: dict[str, Assignment], ready: dict[int, Visit]) -> None:
         """Send an assignment, or note why it cannot be sent."""
-        assert self.state is not None
-        client, fresh = assignment.client, assignment.fresh
-        ask = Ask(
-            run=self.run_id,
-            setting=self.setting,
-            client=client,
-            held=-1 if fresh is None else int(self.state.held[client]),
-            memory=int(self.state.remembers[client]),
-            until=self.memories.until,
-            holds=self.holds,
-        )
+        client = assignment.client
         node = self.directory.node(client)
-        content = sealed(ask, wire.encode(assignment))
+        content = sealed(self.head(assignment), wire.encode(assignment))
         letter = None if node is None else self.post.send(node, "train", content, str(assignment.round + 1))
         if letter is None:
             ready[client] = (Absence(client, "its SuperNode is not there"), {})
         else:
             letters[letter] = assignment
+
+    def head(self, assignment: Assignment) -> Ask:
+        """What stands in front of an assignment."""
+        assert self.state is not None
+        client = assignment.client
+        return Ask(
+            run=self.run_id,
+            setting=self.setting,
+            client=client,
+            held=-1 if assignment.fresh is None else int(self.state.held[client]),
+            memory=int(self.state.remembers[client]),
+            until=self.memories.until,
+            holds=self.holds,
+        )
 
     def _read(self, assignment: Assignment, reply: Reply) -> Visit | None:
         """What a reply says; None if the client has lost the parameters, which it can be sent again."""
@@ -171,6 +188,7 @@ class Flower:
             update = wire.decode_update(message)
             if update.client != client:
                 raise UsageError(f"it answers for client {one_line(str(update.client), 20)}")
+            check_length(update.delta, self.setting.clip)
         except FedstrataError as error:
             return Absence(client, str(error)), {}
         self._heard = True

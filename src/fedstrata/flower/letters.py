@@ -46,6 +46,7 @@ class Setting(Head):
         compile: compile the training step.
         threads: of torch.
         branches: the architectures that clients have, where each is kept apart under a name of its own.
+        clip: largest norm of a change that is sent, for Flower's mod; 0 for any.
     """
 
     method: str
@@ -55,6 +56,7 @@ class Setting(Head):
     compile: bool = False
     threads: int = Field(1, ge=1, le=1024)
     branches: list[str] = []
+    clip: float = Field(0.0, ge=0)
 
 
 Run = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
@@ -116,12 +118,14 @@ class Greeting(Head):
 H = TypeVar("H", bound=Head)
 
 
-def sealed(head: Head, message: bytes = b"") -> RecordDict:
-    """A head and a message as Flower's records."""
+def sealed(head: Head, message: bytes = b"", inside: bool = False) -> RecordDict:
+    """A head and a message as Flower's records; a short message may be put inside the head's own."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict({NAME: ConfigRecord({"head": head.model_dump_json(exclude_defaults=True)})})
-    if message:  # an array, which Flower sends in parts where it is large
+    if inside:
+        content.config_records[NAME]["message"] = message
+    elif message:  # an array, which Flower sends in parts where it is large
         content[f"{NAME}.message"] = ArrayRecord({"": Array("uint8", (len(message),), WAYS, message)})
     return content
 
@@ -133,11 +137,14 @@ def opened(content: RecordDict, kind: type[H], limit: int) -> tuple[H, bytes]:
         WireError: if the records are not of this form, or too long.
     """
     try:
-        text = content.config_records[NAME]["head"]
+        record: Any = content.config_records[NAME]
+        text = record["head"]
         arrays: Any = content.array_records.get(f"{NAME}.message", {})
-        message = arrays[""].data if arrays else b""
+        message = arrays[""].data if arrays else record.get("message", b"")
     except KeyError:
         raise WireError("the records hold no message of ours") from None
+    if not isinstance(message, bytes):
+        raise WireError("the records hold no message of ours")
     if not isinstance(text, str) or len(text) > HEAD_LIMIT or len(message) > limit:
         raise WireError(f"the message is too long: {len(message)} bytes, and {limit} are the limit")
     try:

@@ -7,7 +7,8 @@ names as they are now. What it makes of them is what is sent.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,61 +16,135 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata import wire
 from fedstrata.core import Assignment, Update
 from fedstrata.errors import UsageError, one_line
+from fedstrata.flower.letters import Answer, sealed
 from fedstrata.tensors import Tensors, own_rng
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, Context, Message
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 Mod = Callable[..., Any]
+CONFIGS = "secaggplus_configs"
+"""The record in which a mod of secure aggregation and the server talk."""
 
 
 def check_mods(mods: Sequence[Mod]) -> None:
-    """Refuse what needs a server of Flower's own."""
-    for mod in mods:
-        name = getattr(mod, "__name__", type(mod).__name__)
-        if "secagg" in name or name in ("fixedclipping_mod", "adaptiveclipping_mod"):
-            raise UsageError(f"{name} needs one of Flower's own strategies on the server; LocalDpMod does without")
+    """Refuse what needs a server of Flower's own, and what would come after the masks."""
+    for number, mod in enumerate(mods):
+        if name_of(mod) == "adaptiveclipping_mod":
+            raise UsageError(
+                "adaptiveclipping_mod needs one of Flower's own strategies on the server; fixedclipping_mod does not"
+            )
+        if masks(mod) and number:
+            raise UsageError(f"{name_of(mod)} must be the first mod: what it has masked cannot be changed any more")
 
 
-def modified(mods: Sequence[Mod], asked: Assignment, update: Update, message: Message, context: Context) -> Update:
-    """An update after the mods.
+def name_of(mod: Mod) -> str:
+    """What a mod is called."""
+    return str(getattr(mod, "__name__", type(mod).__name__))
 
-    Raises:
-        UsageError: if the method sends more than the change of parameters, which the mods would not see.
-    """
-    if not mods:
-        return update
-    more = [f"what '{name}' sends" for name in update.slots] + ["running statistics"] * bool(update.buffers)
-    if more:
-        raise UsageError(f"Flower's mods change parameters only, and {' and '.join(more)} would leave this site as is")
-    before = {name: asked.params[name] for name in update.delta}
-    after = {name: tensor + update.delta[name] for name, tensor in before.items()}
-    with own_rng():  # a visit's streams are known to the server, and noise must not be
+
+def masks(mod: Mod) -> bool:
+    """True for Flower's mods of secure aggregation."""
+    return name_of(mod) in ("secagg_mod", "secaggplus_mod")
+
+
+@contextmanager
+def fresh_numbers() -> Iterator[None]:
+    """Random numbers that nobody can know: a visit's streams are known to the server."""
+    with own_rng():
         random.seed()
         np.random.seed()
         torch.seed()
-        found = _called(mods, before, after, update.examples, message, context)
+        yield
+
+
+def modified(
+    mods: Sequence[Mod], asked: Assignment, update: Update, clip: float, message: Message, context: Context
+) -> Update:
+    """An update after the mods; `clip` is the largest norm that the server allows, 0 for any.
+
+    Raises:
+        UsageError: if the method sends more than the change of parameters, which the mods would not see, or if one
+            side wants changes clipped and the other does not.
+    """
+    clips = any(name_of(mod) == "fixedclipping_mod" for mod in mods)
+    if clips and not clip:
+        raise UsageError("fixedclipping_mod needs a norm from the server: server_app(…, dp_clip=…)")
+    if clip and not clips:
+        raise UsageError("the server wants changes clipped: client_app(…, mods=[fixedclipping_mod])")
+    if not mods:
+        return update
+    inner = [mod for mod in mods if not masks(mod)]
+    more = [f"what '{name}' sends" for name in update.slots] + ["running statistics"] * bool(update.buffers)
+    if more:
+        raise UsageError(f"Flower's mods change parameters only, and {' and '.join(more)} would leave this site as is")
+    if not inner:
+        return update
+    before = {name: asked.params[name] for name in update.delta}
+    after = {name: tensor + update.delta[name] for name, tensor in before.items()}
+    with fresh_numbers():
+        found = _called(inner, before, after, (update.examples, clip), message, context)
     return replace(update, delta={name: found[name] - tensor for name, tensor in before.items()}, finite=False)
 
 
-def _called(
-    mods: Sequence[Mod], before: Tensors, after: Tensors, examples: int, message: Message, context: Context
-) -> Tensors:
-    """The parameters as the mods let them go, the first mod outermost."""
+Answered = Callable[["Message", "Context"], tuple[Answer, Update | None, float]]
+"""What trains: the answer, the update and the client's weight."""
+
+
+def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> Message:
+    """The reply to one stage of secure aggregation; in the stage that asks for an update, what trains is called."""
     from flwr.app import Message as Letter
-    from flwr.app import MetricRecord, RecordDict
+
+    asked = message.content.config_records.get(CONFIGS)
+    if asked is None:
+        why = "this site sends nothing but under secure aggregation: the server needs secure=true"
+        return Letter(sealed(Answer(refusal=why)), reply_to=message)
+    content: RecordDict | None = None
+    if asked.get("stage") == "collect_masked_vectors":
+        answer, update, weight = answered(message, context)
+        if update is None:
+            return Letter(sealed(answer), reply_to=message)
+        content = _result(update.delta, weight)
+        content.update(sealed(answer, wire.encode(replace(update, delta={})), inside=True))
+    with fresh_numbers():
+        reply: Message = mod(message, context, lambda message, context: Letter(content, reply_to=message))
+    return reply
+
+
+def _result(delta: Tensors, weight: float) -> RecordDict:
+    """A change of parameters as such a mod expects it: in the form of what Flower's older clients return."""
+    from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+    arrays = ndarrays_to_parameters([tensor.detach().cpu().numpy() for tensor in delta.values()])
+    return fitres_to_recorddict(FitRes(Status(Code.OK, ""), arrays, int(weight), {}), keep_input=False)
+
+
+def _called(
+    mods: Sequence[Mod],
+    before: Tensors,
+    after: Tensors,
+    about: tuple[int, float],
+    message: Message,
+    context: Context,
+) -> Tensors:
+    """The parameters as the mods let them go, the first mod outermost; `about` are the examples and the norm."""
+    from flwr.app import ConfigRecord, MetricRecord, RecordDict
+    from flwr.app import Message as Letter
     from flwr.app.message import make_message
 
     def innermost(asked: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": examples})
+        metrics = MetricRecord({"num-examples": about[0]})
         return Letter(RecordDict({"arrays": _record(after), "metrics": metrics}), reply_to=asked)
 
     call: Callable[[Message, Context], Message] = innermost
     for mod in reversed(mods):
         call = _around(mod, call)
-    reply = call(make_message(message.metadata, RecordDict({"arrays": _record(before)})), context)
+    sent = RecordDict({"arrays": _record(before), "config": ConfigRecord({"clipping_norm": about[1]})})
+    reply = call(make_message(message.metadata, sent), context)
     if reply.has_error():
         raise UsageError(f"a mod refused: {one_line(str(reply.error.reason), 200)}")
     records = list(reply.content.array_records.values())

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from fedstrata.flower.directory import Directory
 from fedstrata.flower.engine import Elsewhere, Flower, Memories
 from fedstrata.flower.letters import Party, Setting, allowance, check_flower
 from fedstrata.flower.post import Post
+from fedstrata.flower.private import Privacy
+from fedstrata.flower.secure import Sums, check_clients, check_sums
 from fedstrata.history import Record
 from fedstrata.methods import Method
 from fedstrata.probing import Prober
@@ -55,6 +58,11 @@ def server_app(
     resume: bool = False,
     timeout: float = 3600.0,
     wait: float = 600.0,
+    secure: bool = False,
+    secure_clip: float = 1.0,
+    secure_quorum: float = 0.67,
+    dp_clip: float = 0.0,
+    dp_noise: float = 0.0,
     method: str | Method = "fedavg",
     **settings: Any,
 ) -> ServerApp:
@@ -74,6 +82,14 @@ def server_app(
         resume: continue the run that is in `out`, if there is one.
         timeout: seconds that clients have to answer in a round; those that do not are refused, and asked again later.
         wait: seconds to wait for sites that are not there, before the first round and when a round finds nobody.
+        secure: secure aggregation: the server sees the sum of a round's changes only. Clients need Flower's
+            `secaggplus_mod`, and the method nothing but that sum.
+        secure_clip: largest number of a change that fits; all are sent in steps of half a millionth of it.
+        secure_quorum: share of a round's clients that must hold out to its end; as many could unmask one together.
+        dp_clip: central differential privacy: largest norm of a client's change, C. Clients need Flower's
+            `fixedclipping_mod`, and the method is a plain mean with `weight='uniform'`.
+        dp_noise: z: noise of deviation z·C/n on the mean of n clients. What that promises over the rounds is for an
+            accountant of your choice.
         method: what to run.
         settings: `Federation`'s, such as rounds, participation, epochs, lr, seed.
     """
@@ -86,7 +102,18 @@ def server_app(
         archs or {},
         arch_of,
         public,
-        {"out": out, "resume": resume, "timeout": timeout, "wait": wait, "clients": clients},
+        {
+            "out": out,
+            "resume": resume,
+            "timeout": timeout,
+            "wait": wait,
+            "clients": clients,
+            "secure": secure,
+            "secure_clip": secure_clip,
+            "secure_quorum": secure_quorum,
+            "dp_clip": dp_clip,
+            "dp_noise": dp_noise,
+        },
         {"method": method, **settings},
     )
     plan.with_config({})
@@ -121,11 +148,15 @@ class Plan:
                 raise UsageError(f"'{name}' has no meaning here: clients and their data are at other sites")
             if name not in Settings.model_fields:
                 raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")
-        positive("server_app", timeout=given["timeout"], wait=given["wait"])
+        positive("server_app", **{name: given[name] for name in ("timeout", "wait", "secure_clip")})
         chosen = techniques.method(settings["method"])
+        if given["secure"]:
+            check_sums(chosen, 1 + len(self.archs), given["secure_quorum"])
         if chosen.personal or chosen.pools:
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
-        return Plan(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
+        plan = Plan(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
+        plan.privacy.check(chosen)
+        return plan
 
     def run(self, grid: Grid) -> Federation:
         """Wait for the clients, and run all rounds that are left."""
@@ -146,6 +177,18 @@ class Plan:
         """True if there is a run to go on with."""
         return bool(self.given["resume"]) and self.out is not None and (self.out / "run.toml").exists()
 
+    @property
+    def privacy(self) -> Privacy:
+        """How changes are clipped and the mean is noised."""
+        return Privacy(float(self.given["dp_clip"]), float(self.given["dp_noise"]))
+
+    def engine(self, method: Method) -> Callable[..., Flower]:
+        """What makes the engine."""
+        if not self.given["secure"]:
+            return Flower
+        clip, quorum = self.given["secure_clip"], self.given["secure_quorum"]
+        return partial(Sums, clip=clip, quorum=quorum, weighs=method.weight == "examples")
+
     def models(self) -> dict[str, nn.Module]:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
         seed = derive(int(self.settings.get("seed", 0)), "model")
@@ -162,6 +205,8 @@ class Silos(Federation):
 
     def __init__(self, plan: Plan, post: Post, directory: Directory, parties: Sequence[Party]) -> None:
         models = plan.models()
+        if plan.given["secure"]:
+            check_clients(plan.settings.get("participation", 1.0), len(parties))
         super().__init__(
             models[""],
             [Elsewhere(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
@@ -185,10 +230,12 @@ class Silos(Federation):
             compile=s.compile,
             threads=s.threads,
             branches=used if self.method.branches else [],
+            clip=plan.privacy.clip,
         )
+        self._privacy = plan.privacy
         memories = Memories()
         self._journal.store = memories
-        self._sites = self._engine = Flower(
+        self._sites = self._engine = plan.engine(self.method)(
             post=post,
             directory=directory,
             setting=setting,
@@ -207,7 +254,8 @@ class Silos(Federation):
     def _close(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
     ) -> Trained:
-        return super()._close(self._sites.begin(state), prober, recall, keep)
+        trained = super()._close(self._sites.begin(state), prober, recall, keep)
+        return self._privacy.noised(trained, self.method.server_lr)
 
 
 def run_id(out: Path | None) -> str:

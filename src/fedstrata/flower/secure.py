@@ -1,0 +1,345 @@
+"""Secure aggregation: clients mask their updates with Flower's SecAgg+ mod, and the server sees their sum alone.
+
+Bell, Bonawitz, Gascón, Lepoint and Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS
+2020, with every client of a round as every other one's neighbour. Flower has the clients' side and the primitives; this
+is the server's side for any method whose mean is all that it needs.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+
+from fedstrata import wire
+from fedstrata.core import Absence, Assignment, Update, Visit
+from fedstrata.engines.serial import Recall
+from fedstrata.errors import FedstrataError, UsageError, one_line
+from fedstrata.flower.engine import KEPT, Flower
+from fedstrata.flower.letters import Answer, opened, sealed
+from fedstrata.flower.mods import CONFIGS
+from fedstrata.flower.post import Reply
+from fedstrata.methods import Method
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+LEVELS = 2**22
+"""Steps between the smallest and the largest number that is sent."""
+MODULUS = 2**32
+"""Masks and sums are taken modulo this: room for 1,023 clients."""
+
+
+def check_sums(method: Method, archs: int, quorum: float) -> None:
+    """Refuse what needs more than the sum of a round's updates.
+
+    Raises:
+        UsageError: with what it is.
+    """
+    for door in ("gather", "fold"):
+        for technique in method.at(door):
+            raise UsageError(_refusal(technique.name))
+    for technique in method.techniques:
+        if technique.needs_deltas:
+            raise UsageError(_refusal(technique.name))
+    if method.reducer is not None:
+        raise UsageError(_refusal(str(method.base.reduce)))
+    if archs > 1:
+        raise UsageError("under secure aggregation all clients have the same model: leave archs out")
+    if not 0.5 < quorum <= 1:
+        raise UsageError(f"secure_quorum must be above 0.5 and at most 1, not {quorum}")
+
+
+def check_clients(participation: int | float, population: int) -> None:
+    """Refuse too few clients a round to hide in, and more than fit.
+
+    Raises:
+        UsageError: with how many there may be.
+    """
+    clients = participation if isinstance(participation, int) else round(participation * population)
+    if not 3 <= clients < MODULUS // LEVELS:
+        raise UsageError(f"secure aggregation needs between 3 and 1,023 clients a round, not {clients}")
+
+
+def _refusal(name: str) -> str:
+    return f"'{name}' looks at clients one by one, and under secure aggregation only their sum is seen"
+
+
+@dataclass(eq=False)
+class Sums(Flower):
+    """Trains clients at their sites, and sees the weighted mean of their changes.
+
+    Every accepted client is then taken to have sent that mean, which leaves the mean of a round what it is.
+
+    Args:
+        clip: largest number of a change that is sent, times the client's share of the largest client's examples.
+        quorum: share of a round's clients that must hold out to the end, and that could unmask a client together.
+        weighs: True if clients are weighed by their examples.
+    """
+
+    clip: float = 1.0
+    quorum: float = 0.67
+    weighs: bool = True
+
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
+        """What came of the assignments, in client order."""
+        self.look_for(assignments)
+        absent: dict[int, str] = {}
+        asked: dict[int, Assignment] = {}
+        for assignment in assignments:
+            node = self.directory.node(assignment.client)
+            if node is None:
+                absent[assignment.client] = "its SuperNode is not there"
+            elif node in asked:
+                raise UsageError(f"SuperNode {node} has several clients; secure aggregation needs one for each")
+            else:
+                asked[node] = assignment
+        try:
+            found = self._sum(asked, absent)
+        except FedstrataError as error:
+            found = {}
+            absent = {a.client: str(error) for a in asked.values()} | absent
+        for assignment in assignments:
+            client = assignment.client
+            yield found.get(client) or (Absence(client, absent.get(client, "it did not answer in time")), {})
+        self.heard(bool(found))
+
+    def _sum(self, asked: Mapping[int, Assignment], absent: dict[int, str]) -> dict[int, Visit]:
+        """The visits of those who held out, each with the mean; why others did not is put into `absent`."""
+        first = next(iter(asked.values()))
+        largest = max(self.directory.parties[a.client].examples for a in asked.values()) if self.weighs else 1
+        exchange = Exchange(tuple(asked), math.ceil(self.quorum * len(asked)), self.clip, float(max(largest, 1)))
+        clients = {node: assignment.client for node, assignment in asked.items()}
+        group = str(first.round + 1)
+
+        def stage(configs: Mapping[int, dict[str, Any]], extra: Mapping[int, RecordDict] | None = None) -> Answers:
+            return self._asked(configs, extra or {}, clients, group, absent)
+
+        exchange.take_keys(stage(exchange.setup()))
+        exchange.take_shares(stage(exchange.share_keys()))
+        letters = {node: self._letter(asked[node]) for node in exchange.shared}
+        shapes = [first.params[name].shape for name in first.travels]
+        replies = stage(exchange.collect(), letters)
+        visits = {}
+        for node, (configs, content) in replies.items():
+            try:
+                visits[clients[node]] = self._visited(asked[node], content)
+                exchange.take_masked(node, configs, shapes)
+            except FedstrataError as error:
+                visits.pop(clients[node], None)
+                absent[clients[node]] = str(error)
+        mean = exchange.opened(stage(exchange.unmask()))
+        delta = {n: torch.from_numpy(x).to(first.params[n].dtype) for n, x in zip(first.travels, mean, strict=True)}
+        return {client: (replace(update, delta=delta), kept) for client, (update, kept) in visits.items()}
+
+    def _letter(self, assignment: Assignment) -> RecordDict:
+        return sealed(self.head(assignment), wire.encode(assignment))
+
+    def _visited(self, assignment: Assignment, content: RecordDict) -> tuple[Update, Any]:
+        """A client's update without its change."""
+        answer, message = opened(content, Answer, self.limit)
+        if answer.lost:
+            self.lost.add(assignment.client)
+            raise UsageError("it has lost what it held or remembered, and will begin anew")
+        if answer.refusal:
+            raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
+        update = wire.decode_update(message)
+        if update.client != assignment.client or update.delta or update.slots or update.buffers:
+            raise UsageError("its update is not what secure aggregation leaves of one")
+        return update, KEPT if answer.kept else {}
+
+    def _asked(
+        self,
+        configs: Mapping[int, dict[str, Any]],
+        extra: Mapping[int, RecordDict],
+        clients: Mapping[int, int],
+        group: str,
+        absent: dict[int, str],
+    ) -> Answers:
+        """Send every node its part of a stage, and wait for the answers."""
+        from flwr.app import ConfigRecord, RecordDict
+
+        letters: dict[str, int] = {}
+        for node, values in configs.items():
+            content = extra.get(node) or RecordDict()
+            content[CONFIGS] = ConfigRecord(values)
+            letter = self.post.send(node, "train", content, group)
+            if letter is None:
+                absent[clients[node]] = "its SuperNode is not there"
+            else:
+                letters[letter] = node
+        found: Answers = {}
+        for letter, reply in self.post.replies(letters):
+            node = letters[letter]
+            try:
+                found[node] = _part(reply)
+            except FedstrataError as error:
+                absent[clients[node]] = str(error)
+        return found
+
+
+Answers = dict[int, tuple[Mapping[str, Any], "RecordDict"]]
+"""Node → (what the mod says, everything that came with it)."""
+
+
+def _part(reply: Reply) -> tuple[Mapping[str, Any], RecordDict]:
+    if reply.content is None:
+        raise UsageError(reply.why)
+    return reply.content.config_records.get(CONFIGS) or {}, reply.content
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One round of the protocol.
+
+    Args:
+        nodes: who takes part.
+        threshold: how many shares open a secret.
+        clip: largest number that is sent.
+        largest: the largest weight of a client.
+        keys: nodes that have sent their public keys → the keys.
+        shared: nodes that have sent shares of their secrets → {receiver: encrypted share}.
+        masked: nodes whose masked vector is in the sum.
+        total: that sum: the weight first, then the numbers of every tensor.
+    """
+
+    nodes: tuple[int, ...]
+    threshold: int
+    clip: float
+    largest: float
+    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    shared: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    masked: list[int] = field(default_factory=list)
+    total: list[Any] = field(default_factory=list)
+
+    def setup(self) -> dict[int, dict[str, Any]]:
+        """Tell everybody the rules."""
+        rules = {
+            "stage": "setup",
+            "sample_num": len(self.nodes),
+            "share_num": len(self.nodes),
+            "threshold": self.threshold,
+            "clipping_range": float(self.clip),
+            "target_range": LEVELS,
+            "mod_range": MODULUS,
+            "max_weight": self.largest,
+        }
+        return {node: dict(rules) for node in self.nodes}
+
+    def take_keys(self, answers: Answers) -> None:
+        for node, (said, _) in answers.items():
+            keys = [said.get("pk1"), said.get("pk2")]
+            if all(isinstance(key, bytes) and len(key) < 2**12 for key in keys):
+                self.keys[node] = [key for key in keys if isinstance(key, bytes)]
+        self._enough(len(self.keys))
+
+    def share_keys(self) -> dict[int, dict[str, Any]]:
+        """Tell everybody the others' public keys."""
+        known = {str(node): keys for node, keys in self.keys.items()}
+        return {node: {**known, "stage": "share_keys"} for node in self.keys}
+
+    def take_shares(self, answers: Answers) -> None:
+        for node, (said, _) in answers.items():
+            to, secrets = said.get("dsts"), said.get("ctxts")
+            if isinstance(to, list) and isinstance(secrets, list) and set(to) == self.keys.keys() - {node}:
+                self.shared[node] = dict(zip(to, secrets, strict=False))
+        self._enough(len(self.shared))
+
+    def collect(self) -> dict[int, dict[str, Any]]:
+        """Hand on the shares, and ask for masked vectors."""
+        configs = {}
+        for node in self.shared:
+            sources = [other for other in self.shared if other != node]
+            secrets = [self.shared[other][node] for other in sources]
+            configs[node] = {"stage": "collect_masked_vectors", "srcs": sources, "ctxts": secrets}
+        return configs
+
+    def take_masked(self, node: int, said: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:
+        """Add a masked vector to the sum.
+
+        Raises:
+            UsageError: if it is not of this form.
+        """
+        parts, wanted = said.get("masked_params"), [(1,), *map(tuple, shapes)]
+        if not isinstance(parts, list) or len(parts) != len(wanted):
+            raise UsageError("it sent no masked update")
+        arrays = [_array(part, shape) for part, shape in zip(parts, wanted, strict=True)]
+        self.total = [(a + b) % MODULUS for a, b in zip(self.total, arrays, strict=True)] if self.total else arrays
+        self.masked.append(node)
+
+    def unmask(self) -> dict[int, dict[str, Any]]:
+        """Ask for shares: of the own masks of those who sent a vector, of the keys of those who did not."""
+        self._enough(len(self.masked))
+        gone = [node for node in self.shared if node not in self.masked]
+        return {node: {"stage": "unmask", "active_nids": self.masked, "dead_nids": gone} for node in self.masked}
+
+    def opened(self, answers: Answers) -> list[np.ndarray[Any, Any]]:
+        """The weighted mean, after the masks are taken away.
+
+        Raises:
+            UsageError: if too few shares came.
+        """
+        shares: dict[int, list[bytes]] = {node: [] for node in self.shared}
+        for said, _ in answers.values():
+            for node, share in zip(said.get("nids") or [], said.get("shares") or [], strict=False):
+                if node in shares and isinstance(share, bytes):
+                    shares[node].append(share)
+        total = [array.copy() for array in self.total]
+        for node, found in shares.items():
+            self._enough(len(found))
+            for mask, sign in self._masks(node, found, [array.shape for array in total]):
+                total = [(array - sign * part) % MODULUS for array, part in zip(total, mask, strict=True)]
+        weight = float(total[0][0]) / LEVELS
+        if not weight > 0:
+            raise UsageError("the clients' weights add up to nothing")
+        step, shift = 2 * self.clip / LEVELS, len(self.masked) * self.clip
+        return [(array * step - shift) / weight for array in total[1:]]
+
+    def _masks(
+        self, node: int, shares: list[bytes], shapes: list[tuple[int, ...]]
+    ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
+        """The masks that are in the sum because of a node, and their signs."""
+        from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+        from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+        from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+        from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+
+        try:
+            secret = combine_shares(shares)
+            if node in self.masked:  # the mask of its own
+                yield pseudo_rand_gen(secret, MODULUS, shapes), 1
+                return
+            key = bytes_to_private_key(secret)
+            for other in self.masked:  # the masks between it and those who stayed
+                both = generate_shared_key(key, bytes_to_public_key(self.keys[other][0]))
+                yield pseudo_rand_gen(both, MODULUS, shapes), 1 if other > node else -1
+        except ValueError:
+            raise UsageError("the shares of a secret do not fit together") from None
+
+    def _enough(self, found: int) -> None:
+        if found < self.threshold:
+            raise UsageError(f"{found} of {len(self.nodes)} clients held out, too few to see the sum")
+
+
+def _array(data: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """A masked tensor; its form is checked before anything is made of it."""
+    wrong = UsageError("its masked update does not have the model's shapes")
+    if not isinstance(data, bytes):
+        raise wrong
+    buffer = io.BytesIO(data)
+    try:
+        if npy.read_magic(buffer) != (1, 0):
+            raise wrong
+        found, fortran, dtype = npy.read_array_header_1_0(buffer)
+    except ValueError:
+        raise wrong from None
+    body = data[buffer.tell() :]
+    if found != shape or fortran or dtype != np.dtype("<i8") or len(body) != 8 * math.prod(shape):
+        raise wrong
+    return np.frombuffer(body, dtype).reshape(shape) % MODULUS

@@ -1,0 +1,234 @@
+"""Secure aggregation: Flower's own mod on the clients, and the server sees their sum alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.flower.worlds import data, grid, plan, silos  # isort: skip  # skips without flwr
+
+from flwr.app import ConfigRecord, Error, Message
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.mod import LocalDpMod
+
+import fedstrata as fs
+from fedstrata.flower.secure import CONFIGS, MODULUS, Exchange
+from tests.engines.worlds import mlp, staged
+from tests.flower.worlds import Loopback
+
+SECURE: dict[str, Any] = {"model": mlp, "secure": True, "participation": 5, "rounds": 2}
+
+
+def masked(**settings: Any) -> tuple[Any, Loopback]:
+    """A federation under secure aggregation, and its grid."""
+    mods = settings.pop("mods", [secaggplus_mod])
+    given = {**SECURE, **settings}
+    made = grid(5, model=given["model"], mods=mods)
+    return silos(made, **given), made
+
+
+def plain(**settings: Any) -> fs.Federation:
+    given = {**SECURE, "secure": False, **settings}
+    return silos(grid(5, model=given["model"]), **given)  # type: ignore[no-any-return]
+
+
+def close(found: Any, reference: Any, atol: float = 3e-6) -> None:
+    for name, tensor in reference.state.params.items():
+        torch.testing.assert_close(found.state.params[name], tensor, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fedavg(weight='uniform')", "fedprox + fedlc + fednlr", "fedavgm", "moon", "fedpart(full_rounds=1)"],
+)
+def test_the_mean_is_that_of_plain_updates(method: str) -> None:
+    """Up to the steps in which numbers are sent, 2/2²² of the clip, over the least weight of five clients."""
+    found, reference = masked(method=method)[0], plain(method=method)
+    assert not any(record.refused for record in found.records)
+    close(found, reference)
+    start = dict(mlp().named_parameters())
+    assert max((reference.state.params[n] - w).abs().max() for n, w in start.items()) > 0.01
+    assert [r.train_loss for r in found.records] == pytest.approx([r.train_loss for r in reference.records], rel=1e-4)
+
+
+def test_the_server_sees_no_update() -> None:
+    """What clients send looks like noise: every number is equally likely, whatever the update is."""
+    found: list[np.ndarray[Any, Any]] = []
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    pull = made.pull_messages
+
+    def noted(numbers: Any) -> Any:
+        replies = list(pull(numbers))
+        for reply in replies:
+            if not reply.has_error() and CONFIGS in reply.content.config_records:
+                assert not any(len(record) for record in reply.content.array_records.values())
+                for part in reply.content.config_records[CONFIGS].get("masked_params", []):  # type: ignore[union-attr]
+                    found.append(np.load(io.BytesIO(part), allow_pickle=False).ravel())
+        return replies
+
+    made.pull_messages = noted  # type: ignore[method-assign]
+    silos(made, **SECURE)
+    numbers = np.concatenate(found)
+    weights = sum(p.numel() for p in mlp().parameters())
+    assert len(numbers) == 2 * 5 * (weights + 1)
+    # A mean of n uniform numbers lies within 5/√(12 n) of the middle.
+    assert abs(numbers.mean() / MODULUS - 0.5) < 5 / np.sqrt(12 * len(numbers))
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 5 / np.sqrt(len(numbers))
+
+
+def stage_of(message: Message) -> Any:
+    return message.content.config_records[CONFIGS]["stage"]
+
+
+@pytest.mark.parametrize("stage", ["setup", "share_keys", "collect_masked_vectors"])
+def test_who_drops_out_is_left_out(stage: str) -> None:
+    """At any stage before the vectors are in; the sum is then that of the others."""
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+
+    def fails(message: Message, answer: Any) -> Message:
+        if stage_of(message) == stage:
+            return Message(Error(2, "broken"), reply_to=message)
+        return answer()  # type: ignore[no-any-return]
+
+    for node in (100, 102)[: 1 if stage == "setup" else 2]:
+        made.faults[node] = fails
+    quorum = {"secure_quorum": 0.6}
+    found = silos(made, **{**SECURE, **quorum, "rounds": 1})
+    gone = {row["client"] for row in found.records[0].refused}
+    assert gone == ({0} if stage == "setup" else {0, 2})
+    assert all("broken" in row["why"] for row in found.records[0].refused)
+    others = grid(5, model=mlp)
+    for client in gone:
+        others.faults[100 + client] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
+    close(found, silos(others, **{**SECURE, "secure": False, "rounds": 1}))
+
+
+def test_who_drops_out_at_the_very_end_is_still_in_the_sum() -> None:
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    lost: list[Any] = []
+
+    def fails(message: Message, answer: Any) -> Message:
+        if stage_of(message) == "unmask":
+            lost.append(message)
+            return Message(Error(2, "broken"), reply_to=message)
+        return answer()  # type: ignore[no-any-return]
+
+    made.faults[103] = fails
+    close(silos(made, **{**SECURE, "rounds": 1}), plain(rounds=1))
+    assert len(lost) == 1
+
+
+def test_too_few_are_no_round() -> None:
+    """Two of five held out where four are needed: nothing is opened, and the model stays."""
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    for node in (100, 101, 102):
+        made.faults[node] = lambda message, answer: (
+            Message(Error(2, "broken"), reply_to=message) if stage_of(message) != "setup" else answer()
+        )
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert len(found.records[0].refused) == 5
+    assert "2 of 5 clients held out, too few to see the sum" in {row["why"] for row in found.records[0].refused}
+    for name, tensor in mlp().named_parameters():
+        assert torch.equal(found.state.params[name], tensor)
+
+
+@pytest.mark.parametrize("part", [b"garbage", b"", "text", 7])
+def test_a_vector_that_is_none(part: Any) -> None:
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+
+    def spoils(message: Message, answer: Any) -> Message:
+        stage = stage_of(message)  # the mod takes it out
+        reply: Message = answer()
+        if stage == "collect_masked_vectors":
+            record = reply.content.config_records[CONFIGS]
+            record["masked_params"] = [part] * len(record["masked_params"])  # type: ignore[arg-type]
+        return reply
+
+    made.faults[101] = spoils
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert [row["client"] for row in found.records[0].refused] == [1]
+    assert "masked" in found.records[0].refused[0]["why"]
+    assert all(tensor.isfinite().all() for tensor in found.state.params.values())
+
+
+def test_a_header_that_promises_too_much_is_refused_before_memory_is_taken() -> None:
+    """An array of 2⁴⁰ numbers, in a hundred bytes."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<i8", "fortran_order": False, "shape": (2**40,)})
+    exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
+    with pytest.raises(fs.UsageError, match="does not have the model's shapes"):
+        exchange.take_masked(1, {"masked_params": [buffer.getvalue()]}, [])
+    assert not exchange.masked
+
+
+def test_both_sides_must_want_it() -> None:
+    found = silos(grid(5, model=mlp, mods=[secaggplus_mod]), **{**SECURE, "secure": False, "rounds": 1})
+    why = {row["why"] for row in found.records[0].refused}
+    assert why == {"it says: this site sends nothing but under secure aggregation: the server needs secure=true"}
+    found = silos(grid(5, model=mlp), **{**SECURE, "rounds": 1})
+    assert len(found.records[0].refused) == 5
+    assert all(torch.equal(found.state.params[n], p) for n, p in mlp().named_parameters())
+
+
+def test_noise_and_masks_together() -> None:
+    """The mod of differential privacy comes after the mask's in the list, and before it on the way out."""
+    found, _ = masked(mods=[secaggplus_mod, LocalDpMod(0.01, 0.0, 1.0, 0.5)], rounds=1)
+    moved = torch.cat([(found.state.params[n] - p).flatten() for n, p in mlp().named_parameters()]).norm()
+    assert 0.001 < moved <= 0.01 + 1e-4
+    with pytest.raises(fs.UsageError, match="secaggplus_mod must be the first mod"):
+        masked(mods=[LocalDpMod(0.01, 0.0, 1.0, 0.5), secaggplus_mod])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"method": "scaffold"}, "'scaffold' looks at clients one by one"),
+        ({"method": "fednova"}, "'fednova' looks at clients one by one"),
+        ({"method": "feddf"}, "'feddf' looks at clients one by one"),
+        ({"method": "fedavg(reduce='median')"}, "'median' looks at clients one by one"),
+        ({"archs": {"small": mlp}}, "all clients have the same model"),
+        ({"secure_clip": 0.0}, "secure_clip"),
+        ({"secure_quorum": 0.5}, "secure_quorum must be above 0.5"),
+    ],
+)
+def test_what_needs_more_than_the_sum_is_refused_at_once(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(fs.UsageError, match=why):
+        plan(**{**SECURE, **settings}).with_config({})
+
+
+def test_too_few_clients_to_hide_in(tmp_path: Any) -> None:
+    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients a round, not 2"):
+        masked(participation=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_running_statistics_are_refused() -> None:
+    found, _ = masked(model=staged, rounds=1)
+    assert all("running statistics would leave this site as is" in row["why"] for row in found.records[0].refused)
+
+
+def test_several_clients_at_a_node() -> None:
+    from fedstrata.flower import client_app
+
+    app = client_app(mlp, data, mods=[secaggplus_mod])
+    made = Loopback(app, [{"partition-id": "0,1", "num-partitions": 3}, {"partition-id": 2, "num-partitions": 3}])
+    with pytest.raises(fs.UsageError, match="has several clients; secure aggregation needs one for each"):
+        silos(made, **{**SECURE, "participation": 3})
+
+
+def test_numbers_beyond_the_clip_are_cut() -> None:
+    found, _ = masked(secure_clip=0.001, rounds=1, method="fedavg(weight='uniform')")
+    moved = max((found.state.params[n] - p).abs().max() for n, p in mlp().named_parameters())
+    assert 0.0009 < moved <= 0.001 + 1e-6
+
+
+def test_the_records_are_configs() -> None:
+    """The name that the mod gives its record is Flower's, and must not change behind our back."""
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+
+    assert CONFIGS == RECORD_KEY_CONFIGS
+    assert ConfigRecord({"stage": "setup"})["stage"] == "setup"
