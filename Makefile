@@ -13,8 +13,9 @@ TEST := .venv/.test
 demo: $(CORE)
 	$(BIN)/fedstrata demo
 
+# Files with slow tests go first (tests/conftest.py); one worker more than there are cores, since deployments mostly wait.
 test: $(TEST)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 
 check: lint types test
 
@@ -30,6 +31,8 @@ bench: $(TEST)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/ray_overhead.py
+	$(BIN)/python benchmarks/flower_overhead.py
+	$(BIN)/python benchmarks/sizing.py
 	$(BIN)/python benchmarks/peers/run.py
 
 $(BIN)/python:
