@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.flower.worlds import EIGHT, Loopback, data, grid, made, plan, silos  # isort: skip  # skips without flwr
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 import fedstrata as fs
-from fedstrata.flower import client_app, server_app
+from fedstrata.flower import client_app, server, server_app
 from fedstrata.flower.client import Site
 from fedstrata.flower.directory import Directory
 from fedstrata.flower.post import Post
@@ -211,6 +213,40 @@ def test_a_run_in_which_nobody_answers_stops() -> None:
     box.faults = dict.fromkeys(box.contexts, garbage)
     with pytest.raises(fs.UsageError, match="came from any client in 3 rounds on end"):
         silos(box, participation=3, rounds=20)
+
+
+def test_updates_wait_in_the_post_until_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 1 never answers: no more than `AHEAD` updates are fetched meanwhile, and all others count in the end."""
+    monkeypatch.setattr(server, "AHEAD_BYTES", 1)
+    world = grid(12)
+    world.faults[101] = lambda message, answer: None
+    early: list[str] = []
+    pull, begin = world.pull_messages, time.monotonic()
+
+    def noted(numbers: Any) -> Any:
+        found = list(pull(numbers))
+        if time.monotonic() - begin < 2:
+            early.extend(m.metadata.message_type for m in found)
+        return found
+
+    monkeypatch.setattr(world, "pull_messages", noted)
+    fed = silos(world, participation=12, rounds=1, timeout=3.0)
+    assert fed.records[0].refused == [{"client": 1, "why": "it did not answer in time"}]
+    assert early.count("train") == 1 + (server.AHEAD - 1)
+    reference = grid(12)
+    reference.faults[101] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
+    other = silos(reference, participation=12, rounds=1)
+    assert all(torch.equal(fed.state.params[name], tensor) for name, tensor in other.state.params.items())
+
+
+def test_who_always_wants_everything_is_refused() -> None:
+    """It is sent all parameters once more, and not again."""
+    world = grid(3)
+    head = ConfigRecord({"head": '{"lost":"parameters"}'})
+    world.faults[101] = lambda message, answer: Message(RecordDict({"fedstrata": head}), reply_to=message)
+    fed = silos(world, participation=3, rounds=3, method="fedpart(full_rounds=1)")
+    assert [[row["client"] for row in record.refused] for record in fed.records] == [[1]] * 3
+    assert len([m for m in world.sent if m.metadata.message_type == "train"]) <= 3 * 3 + 3
 
 
 def test_nobody_answers_in_anothers_name() -> None:

@@ -77,6 +77,7 @@ class Flower:
         limit: longest update that is looked at, in bytes.
         holds: True if clients should hold on to parameters.
         memories: which memories clients may drop.
+        ahead: how many updates may be here before their turn: what a round holds does not grow with its clients.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost their memories.
         barren: rounds on end in which nobody sent an update.
@@ -89,6 +90,7 @@ class Flower:
     limit: int
     holds: bool
     memories: Memories
+    ahead: int
     state: ServerState | None = None
     lost: set[int] = field(default_factory=set)
     barren: int = 0
@@ -112,24 +114,32 @@ class Flower:
         """What came of the assignments, in client order."""
         self.look_for(assignments)
         self._heard = False
+        places = {assignment.client: place for place, assignment in enumerate(assignments)}
         ready: dict[int, Visit] = {}
-        letters: dict[str, Assignment] = {}
+        asked: dict[str, Assignment] = {}
+        letters: dict[str, int] = {}
+
+        def ask(assignment: Assignment) -> None:
+            """Send an assignment, or note that it cannot be sent."""
+            letter = self._sent(assignment)
+            if letter is None:
+                ready[assignment.client] = (Absence(assignment.client, "its SuperNode is not there"), {})
+            else:
+                asked[letter], letters[letter] = assignment, places[assignment.client]
+
         for assignment in assignments:
-            self._ask(assignment, letters, ready)
-        order = [a.client for a in assignments]
-        at = 0
-        for letter, reply in self.post.replies(letters):
-            assignment = letters[letter]
+            ask(assignment)
+        order = list(places)
+        for letter, reply in self.post.replies(letters, self.ahead):
+            assignment = asked.pop(letter)
             visit = self._read(assignment, reply)
             if visit is None:  # it wants everything
-                self._ask(replace(assignment, fresh=None), letters, ready)
+                ask(replace(assignment, fresh=None))
             else:
                 ready[assignment.client] = visit
-            while at < len(order) and order[at] in ready:
-                yield ready.pop(order[at])
-                at += 1
-        for client in order[at:]:
-            yield ready.pop(client, (Absence(client, "it did not answer in time"), {}))
+            while order and order[0] in ready:
+                yield ready.pop(order.pop(0))
+        yield from ready.values()  # nobody could be sent anything
         self.heard(self._heard)
 
     def look_for(self, assignments: Sequence[Assignment]) -> None:
@@ -146,16 +156,13 @@ class Flower:
         """Count the rounds on end in which nothing came."""
         self.barren = 0 if anything else self.barren + 1
 
-    def _ask(self, assignment: Assignment, letters: dict[str, Assignment], ready: dict[int, Visit]) -> None:
-        """Send an assignment, or note why it cannot be sent."""
-        client = assignment.client
-        node = self.directory.node(client)
+    def _sent(self, assignment: Assignment) -> str | None:
+        """Send an assignment; the letter's number, or None if its client's SuperNode is not there."""
+        node = self.directory.node(assignment.client)
+        if node is None:
+            return None
         content = sealed(self.head(assignment), wire.encode(assignment))
-        letter = None if node is None else self.post.send(node, "train", content, str(assignment.round + 1))
-        if letter is None:
-            ready[client] = (Absence(client, "its SuperNode is not there"), {})
-        else:
-            letters[letter] = assignment
+        return self.post.send(node, "train", content, str(assignment.round + 1))
 
     def head(self, assignment: Assignment) -> Ask:
         """What stands in front of an assignment."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,10 @@ class Reply:
 
     content: RecordDict | None
     why: str = ""
+
+
+LATE = Reply(None, "it did not answer in time")
+"""Stands for a reply that did not come."""
 
 
 @dataclass(eq=False)
@@ -48,15 +52,23 @@ class Post:
         letter = Message(content, node, kind, ttl=self.patience, group_id=group)
         return next(iter(self.grid.push_messages([letter])), None) or None
 
-    def replies(self, letters: Collection[str]) -> Iterator[tuple[str, Reply]]:
-        """(number of the letter, reply) as they come; it ends when all have come, or nothing more is to be expected.
+    def replies(self, letters: Mapping[str, int], ahead: int) -> Iterator[tuple[str, Reply]]:
+        """(number of the letter, reply) for every letter, as they come; a reply that says so for those that do not.
 
-        More letters may be put into a set that was given, while it is being waited for.
+        Args:
+            letters: number of a letter → its place in the order in which replies are wanted. More may be put into it
+                while it is being waited for.
+            ahead: how far a reply may come before the first that is missing; the others wait in the post.
         """
         deadline, pause = time.monotonic() + self.patience, SHORTEST
         seen: set[str] = set()
-        while (waiting := [letter for letter in letters if letter not in seen]) and time.monotonic() < deadline:
+        while missing := [letter for letter in letters if letter not in seen]:
+            end = min(letters[letter] for letter in missing) + ahead
+            waiting = [letter for letter in missing if letters[letter] < end]
+            late = time.monotonic() >= deadline
             found = self.arrived(waiting)
+            if late:
+                found += [(letter, LATE) for letter in waiting if letter not in dict(found)]
             for letter, reply in found:
                 seen.add(letter)
                 yield letter, reply
@@ -83,7 +95,7 @@ def _reply(message: Message) -> Reply:
         return Reply(message.content)
     error: Any = message.error
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-        return Reply(None, "it did not answer in time")
+        return LATE
     if error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reply(None, "its SuperNode is not there")
     reason = str(error.reason or "").strip()

@@ -175,7 +175,7 @@ class Sums(Flower):
             else:
                 letters[letter] = node
         found: Answers = {}
-        for letter, reply in self.post.replies(letters):
+        for letter, reply in self.post.replies(letters, len(letters)):
             node = letters[letter]
             try:
                 found[node] = _part(reply)

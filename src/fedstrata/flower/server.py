@@ -18,6 +18,7 @@ from torch import nn
 from fedstrata import techniques
 from fedstrata.config import LOOKING, Settings
 from fedstrata.core import Slots
+from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.federation import Federation
@@ -243,6 +244,7 @@ class Silos(Federation):
             limit=allowance(weights_of(models.values())),
             holds=self._holds(len(models)),
             memories=memories,
+            ahead=max(AHEAD, AHEAD_BYTES // max(weights_of(models.values()), 1)),
         )
         self.engine = "flower"
 
