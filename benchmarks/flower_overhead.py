@@ -1,29 +1,33 @@
 """What fedstrata adds to a Flower deployment: its FedAvg against Flower's own, on the same SuperLink and SuperNodes.
 
-A SuperLink and three SuperNodes run on this machine, with TLS and keys. Whole runs of the apps take turns on them, in an
-order that is turned around every time. Both train the same model on the same data, in the same full-batch steps, so
+A SuperLink and three SuperNodes run on this machine, with TLS and keys. Whole runs of the apps take turns on them, in
+an order that is turned around every time. Both train the same model on the same data, in the same full-batch steps, so
 their accuracies agree; both judge the model on the server after every round, and note the time then. The first round is
-not counted, nor is what comes before it: medians of the other rounds of all runs.
+not counted, nor is what comes before it.
 
-seconds    from the end of a round to the end of the next. Most of it is waiting: SuperNodes look for messages every three
-           seconds, Flower's own server for replies too
+seconds    from the end of a round to the end of the next, the median of all runs' rounds. Much of it is waiting:
+           SuperNodes look for messages every three seconds, and Flower's own server for replies
 CPU        processor seconds a round, of the SuperLink with the ServerApp, and of the SuperNodes with their ClientApps
 up, down   bytes a round on the SuperNodes' sockets, encrypted
 echo       an app that sends nothing and trains nothing: what Flower needs for itself
-fedpart    FedPart over one cycle, a full round and one for every layer
+by hand    Flower's app without torch.optim, whose first optimiser imports torch's compiler in every process
+fedpart    FedPart over one cycle, a full round and one for every layer; with `keep`, clients hold the other layers in a
+           directory, and not in Flower's context
 
-    python benchmarks/flower_overhead.py [--models small middle large] [--rounds 6] [--repeats 2] [--json FILE]
+    python benchmarks/flower_overhead.py [--models small middle large] [--extras echo "by hand" …] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,13 @@ from tests.flower.deployment import Deployment
 NODES, INPUTS, CLASSES = 3, 784, 10
 MODELS = {"small": (32,), "middle": (800, 460), "large": (1700, 1700, 1700, 1700)}
 SETTINGS = {"epochs": 4, "batch-size": 64, "lr": 0.05}
-ECHO, FEDPART = "echo", "fedpart"
+PARTS = "fedpart(full_rounds=1, rounds_per_stratum=1)"
+EXTRAS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "echo": ("echo", "–", {}),
+    "by hand": ("theirs", "large", {"optimizer": "by hand"}),
+    "fedpart": ("ours", "large", {"method": PARTS}),
+    "fedpart, keep": ("keeping", "large", {"method": PARTS}),
+}
 PAUSE = 6.0
 """Seconds after a run, for its processes to end."""
 LIMIT = 300.0
@@ -58,7 +68,7 @@ def model():
 
 def points(size, seed):
     rng = torch.Generator().manual_seed(seed)
-    centres = 0.06 * torch.randn(SIZES[-1], SIZES[0], generator=torch.Generator().manual_seed(1))
+    centres = 0.2 * torch.randn(SIZES[-1], SIZES[0], generator=torch.Generator().manual_seed(1))
     y = torch.randint(0, SIZES[-1], (size,), generator=rng)
     return torch.randn(size, SIZES[0], generator=rng) + centres[y], y
 
@@ -82,7 +92,7 @@ OUR_CLIENT = """
 from fedstrata.flower import client_app
 from {package}.task import data, model
 
-app = client_app(model, data)
+app = client_app(model, data, keep={keep!r})
 """
 
 OUR_SERVER = """
@@ -128,14 +138,21 @@ def train(message, context):
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = data(int(context.node_config["partition-id"]))
     loader = DataLoader(TensorDataset(x, y), batch_size=settings["batch-size"], shuffle=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=settings["lr"])
+    parameters = list(net.parameters())
+    by_hand = settings["optimizer"] == "by hand"
+    optimizer = None if by_hand else torch.optim.SGD(parameters, lr=settings["lr"])
     total = 0.0
     for _ in range(settings["epochs"]):
         for inputs, labels in loader:
-            optimizer.zero_grad()
+            net.zero_grad()
             loss = nn.functional.cross_entropy(net(inputs), labels)
             loss.backward()
-            optimizer.step()
+            if by_hand:
+                with torch.no_grad():
+                    for parameter in parameters:
+                        parameter -= settings["lr"] * parameter.grad
+            else:
+                optimizer.step()
             total += loss.item()
     metrics = MetricRecord({{"train_loss": total / settings["epochs"], "num-examples": len(y)}})
     return Message(RecordDict({{"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}}), reply_to=message)
@@ -197,16 +214,28 @@ def main(grid, context):
             print(time.time(), "-", len(replies), file=file)
 """
 
-APPS = {"ours": (OUR_CLIENT, OUR_SERVER), "theirs": (THEIR_CLIENT, THEIR_SERVER), ECHO: (ECHO_CLIENT, ECHO_SERVER)}
+APPS = {
+    "ours": (OUR_CLIENT, OUR_SERVER),
+    "keeping": (OUR_CLIENT, OUR_SERVER),
+    "theirs": (THEIR_CLIENT, THEIR_SERVER),
+    "echo": (ECHO_CLIENT, ECHO_SERVER),
+}
 
 
-def make_app(directory: Path, name: str, sizes: tuple[int, ...]) -> Path:
+def sizes(name: str) -> tuple[int, ...]:
+    """The widths of a model, from its inputs to its outputs."""
+    return (INPUTS, *MODELS[name], CLASSES)
+
+
+def make_app(directory: Path, name: str, layers: tuple[int, ...]) -> Path:
     """An app of the command's template, with a model, data and code of its own."""
     app = directory / f"{name}_app"
     write_app(app, "fedavg", NODES)
     client, server = APPS[name]
-    files = {"task": TASK.format(sizes=sizes, clients=NODES)}
-    files |= {"client_app": client.format(package=app.name), "server_app": server.format(package=app.name)}
+    files = {"task": TASK.format(sizes=layers, clients=NODES)}
+    keep = str(directory / "kept") if name == "keeping" else None
+    files["client_app"] = client.format(package=app.name, keep=keep)
+    files["server_app"] = server.format(package=app.name)
     for file, text in files.items():
         (app / app.name / f"{file}.py").write_text(text)
     with open(app / "pyproject.toml", "a") as project:
@@ -216,8 +245,6 @@ def make_app(directory: Path, name: str, sizes: tuple[int, ...]) -> Path:
 
 def processor(root: int) -> float:
     """Processor seconds of a process and all that it started, those that have ended among them."""
-    import os
-
     known: dict[int, tuple[int, float]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -263,14 +290,15 @@ def counts(deployed: Deployment, marks: Path, rounds: int) -> list[Count]:
     return found
 
 
-def one_run(deployed: Deployment, app: Path, marks: Path, rounds: int, method: str) -> dict[str, Any]:
+def one_run(deployed: Deployment, app: Path, rounds: int, **settings: str) -> dict[str, Any]:
     """A run, and what each of its rounds but the first took."""
+    marks = app.parent / "marks"
     marks.unlink(missing_ok=True)
-    deployed.run(app, marks=str(marks), rounds=rounds, method=method, **SETTINGS)
+    deployed.run(app, marks=str(marks), rounds=rounds, **SETTINGS, **settings)
     seen = counts(deployed, marks, rounds)
     time.sleep(PAUSE)
     laps: dict[str, Any] = {
-        name: [getattr(b, name) - getattr(a, name) for a, b in zip(seen, seen[1:], strict=False)]
+        name: [getattr(b, name) - getattr(a, name) for a, b in pairwise(seen)]
         for name in ("time", "link", "nodes", "up", "down")
     }
     return {**laps, "said": [count.said for count in seen]}
@@ -285,37 +313,39 @@ def summary(name: str, app: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def measure(deployed: Deployment, name: str, rounds: int, repeats: int, fedpart: bool) -> list[dict[str, Any]]:
-    """Rows of one size of model."""
+def measure(deployed: Deployment, name: str, rounds: int, repeats: int) -> list[dict[str, Any]]:
+    """Both apps on one size of model, in turns."""
     directory = Path(tempfile.mkdtemp(dir=deployed.directory))
-    sizes = (INPUTS, *MODELS[name], CLASSES)
-    apps = {app: make_app(directory, app, sizes) for app in ("ours", "theirs")}
+    apps = {app: make_app(directory, app, sizes(name)) for app in ("ours", "theirs")}
     runs: dict[str, list[dict[str, Any]]] = {app: [] for app in apps}
     for number in range(repeats):
         for app in sorted(apps, reverse=bool(number % 2)):
-            runs[app].append(one_run(deployed, apps[app], directory / "marks", rounds, "fedavg"))
-            print(name, app, [round(s, 2) for s in runs[app][-1]["time"]], runs[app][-1]["said"], file=sys.stderr)
-    if fedpart:
-        cycle = len(sizes) + 1  # a full round, one for each layer, and the full round of the next cycle
-        method = "fedpart(full_rounds=1, rounds_per_stratum=1)"
-        runs[FEDPART] = [one_run(deployed, apps["ours"], directory / "marks", cycle, method) for _ in range(repeats)]
+            runs[app].append(one_run(deployed, apps[app], rounds))
     return [summary(name, app, taken) for app, taken in runs.items()]
+
+
+def extra(deployed: Deployment, name: str, rounds: int, repeats: int) -> dict[str, Any]:
+    """A row of an app that is not compared with another."""
+    app, model, settings = EXTRAS[name]
+    layers = sizes("large")
+    if "fedpart" in name:  # the first full round is not counted: a cycle is the layers' rounds and the next full one
+        rounds = len(layers) + 1
+    made = make_app(Path(tempfile.mkdtemp(dir=deployed.directory)), app, layers)
+    return summary(model, name, [one_run(deployed, made, rounds, **settings) for _ in range(repeats)])
 
 
 def deploy(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows, on one deployment."""
-    with tempfile.TemporaryDirectory() as directory, Deployment(Path(directory)) as deployed:
-        deployed.register(*range(NODES))
-        for number in range(NODES):
-            deployed.node(number)
-        rows = []
-        if not options.no_echo:
-            app, marks = make_app(Path(directory), ECHO, (INPUTS, CLASSES)), Path(directory) / "marks"
-            runs = [one_run(deployed, app, marks, options.rounds, "fedavg") for _ in range(options.repeats)]
-            rows.append(summary("–", ECHO, runs))
-        for name in options.models:
-            rows += measure(deployed, name, options.rounds, options.repeats, options.fedpart and name == "large")
-        return rows
+    often = options.rounds, options.repeats
+    with tempfile.TemporaryDirectory() as directory:
+        deployment = Deployment(Path(directory))
+        deployment.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every message starts a process, which imports
+        with deployment as deployed:
+            deployed.register(*range(NODES))
+            for number in range(NODES):
+                deployed.node(number)
+            rows = [row for name in options.models for row in measure(deployed, name, *often)]
+            return rows + [extra(deployed, name, *often) for name in options.extras]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -331,8 +361,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         ratios += [(row[a] + row[b]) / (base[a] + base[b]) for a, b in (("link", "nodes"), ("up", "down"))]
         first, second, third = ("" if base is row else f"{ratio:.2f}" for ratio in ratios)
         lines.append(
-            f"| {row['model']} | {row['app']} | {row['seconds']:.2f} | {first} | {row['link']:.2f} | {row['nodes']:.2f} "
-            f"| {second} | {row['up'] / 1e6:.3f} | {row['down'] / 1e6:.3f} | {third} | {row['accuracy']} |"
+            f"| {row['model']} | {row['app']} | {row['seconds']:.2f} | {first} | {row['link']:.2f} "
+            f"| {row['nodes']:.2f} | {second} | {row['up'] / 1e6:.3f} | {row['down'] / 1e6:.3f} "
+            f"| {third} | {row['accuracy']} |"
         )
     return "\n".join(lines)
 
@@ -342,8 +373,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--rounds", type=int, default=6, help="of a run; the first is not counted")
     parser.add_argument("--repeats", type=int, default=2, help="runs of every app and model")
-    parser.add_argument("--no-echo", action="store_true")
-    parser.add_argument("--fedpart", action="store_true", help="also FedPart, with the large model")
+    parser.add_argument("--extras", nargs="*", default=list(EXTRAS), choices=EXTRAS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = deploy(options)

@@ -145,7 +145,7 @@ class RunConfig(Settings):
         return self
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=BaseModel)
 
 SPECS: Mapping[str, Table] = {
     "dataset": DATASETS,

@@ -247,12 +247,14 @@ class Server:
         accepted: dict[int, bool] = {}  # client → it has something to remember
         answered: set[int] = set()
         bytes_up = finite_failures = 0
+        absent = False
         slots_up: Counter[str] = Counter()
         flops = 0.0
         for update, memory in visits:
             answered.add(update.client)
             if isinstance(update, Absence):
                 refused.append((update.client, update.why))
+                absent = True
                 continue
             with timed("check updates"):
                 why = self.fault(asked.get(update.client), update, state.buffers)
@@ -280,7 +282,7 @@ class Server:
                 with timed("keep memories"):
                     keep(update.client, memory)
         refused += [(client, "it did not come") for client in asked if client not in answered]
-        after, diverged = state, not kept and finite_failures > 0
+        after, diverged = state, not kept and finite_failures > 0 and not absent
         if kept:
             answers = [asked[u.client] for u in kept]
             if self._keeps:

@@ -6,20 +6,24 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.flower.worlds import EIGHT, Loopback, data, grid, made, plan, silos  # isort: skip  # skips without flwr
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 import fedstrata as fs
+from fedstrata import wire
 from fedstrata.flower import client_app, server, server_app
 from fedstrata.flower.client import Site
 from fedstrata.flower.directory import Directory
+from fedstrata.flower.letters import Answer, Party, opened, sealed
 from fedstrata.flower.post import Post
 from fedstrata.flower.server import Silos
 from fedstrata.techniques.scaffold import Scaffold
@@ -208,6 +212,101 @@ def test_a_node_that_has_lost_its_memory_begins_anew() -> None:
     check_same(silos(box, method="fedpart(full_rounds=1)", participation=3), serial(3, method="fedpart(full_rounds=1)"))
 
 
+def test_a_context_that_comes_late_is_waited_for() -> None:
+    """A node is asked before Flower has kept what it remembers: it is asked once more, and nothing is lost."""
+    world = grid(3)
+    late: dict[str, Any] = {}
+
+    def stale(message: Message, answer: Any) -> Message:
+        state = world.contexts[101].state
+        if message.metadata.group_id == "3" and not late:
+            late.update({name: state[name] for name in state if name != "fedstrata"})
+            for name in late:
+                del state[name]
+            reply: Message = answer()
+            state.update(late)
+            return reply
+        return answer()  # type: ignore[no-any-return]
+
+    world.faults[101] = stale
+    fed = silos(world, participation=3, method="scaffold")
+    assert late
+    check_same(fed, serial(3, method="scaffold", participation=3))
+
+
+def test_a_run_in_which_nothing_can_be_used_stops() -> None:
+    """They answer, and every answer is refused."""
+    world = grid(3)
+
+    def other(message: Message, answer: Any) -> Message:
+        reply: Message = answer()
+        head, update = opened(reply.content, Answer, 10**9)
+        reply.content = sealed(head, wire.encode(replace(wire.decode_update(update), method="0" * 16)))
+        return reply
+
+    for node in (100, 101, 102):
+        world.faults[node] = other
+    with pytest.raises(fs.UsageError, match="nothing that can be used came from any client in 3 rounds on end"):
+        silos(world, participation=3, rounds=8)
+
+
+def test_one_client_alone_does_not_end_the_run_as_diverged() -> None:
+    """Its numbers are not finite, and the others are away: that says nothing of the training."""
+    world = grid(3)
+
+    def endless(message: Message, answer: Any) -> Message:
+        reply: Message = answer()
+        head, update = opened(reply.content, Answer, 10**9)
+        sent = wire.decode_update(update)
+        reply.content = sealed(
+            head, wire.encode(replace(sent, delta={n: d * torch.nan for n, d in sent.delta.items()}))
+        )
+        return reply
+
+    world.faults[100] = endless
+    for node in (101, 102):
+        world.faults[node] = lambda message, answer: (
+            Message(Error(2, "broken"), reply_to=message) if message.metadata.group_id == "2" else answer()
+        )
+    fed = silos(world, participation=3, rounds=3)
+    assert [len(record.refused) for record in fed.records] == [1, 3, 1]
+
+
+def test_a_site_whose_first_answer_was_an_error_is_asked_again() -> None:
+    world = grid(3)
+    calls = iter([Error(2, "not yet"), Error(2, "not yet")])
+    answered = world._answer
+
+    def first_fails(node: int, message: Message) -> Any:
+        error = next(calls, None) if node == 101 and message.metadata.message_type == "query" else None
+        return answered(node, message) if error is None else Message(error, reply_to=message)
+
+    world._answer = first_fails  # type: ignore[method-assign]
+    assert not silos(world, participation=3, rounds=1).records[0].refused
+
+
+def test_a_greeting_counts_as_a_whole() -> None:
+    """A node that claims a client of somebody else's gets none at all."""
+    configs = [{"partition-id": "0"}, {"partition-id": "1,0"}, {"partition-id": "1"}]
+    world = Loopback(client_app(staged, data), configs)
+    notes: list[str] = []
+    directory = Directory(Post(world, 5.0), 5.0, notes.append)  # type: ignore[arg-type]
+    directory.gather(2)
+    assert [directory.node(client) for client in (0, 1)] == [100, 102]
+    assert len(notes) == 1
+    assert "takes no part" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "party", [{"population": 0}, {"population": 2**40}, {"shape": [2**20, 2**20]}, {"shape": [-1]}, {"examples": -1}]
+)
+def test_greetings_that_ask_for_too_much(party: dict[str, Any]) -> None:
+    sound = {"client": 0, "examples": 3, "shape": [2], "dtype": "float32"}
+    assert Party.model_validate(sound)
+    with pytest.raises(ValidationError):
+        Party.model_validate({**sound, **party})
+
+
 def test_a_run_in_which_nobody_answers_stops() -> None:
     box = grid(3)
     box.faults = dict.fromkeys(box.contexts, garbage)
@@ -265,7 +364,9 @@ def test_nobody_answers_in_anothers_name() -> None:
 
 def test_an_update_beyond_the_limit_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.flower.server.allowance", lambda weights: weights)
-    assert all("and 792 are the limit" in reason for reason in why(silos(grid(3), participation=3, rounds=1)))
+    reasons = why(silos(grid(3), participation=3, rounds=1))
+    assert len(reasons) == 3
+    assert all("and 792 are the limit" in reason for reason in reasons)
 
 
 # Beginning, and going on ---------------------------------------------------------------------------------------------
@@ -327,7 +428,14 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"workers": 2}, "'workers' has no meaning here"),
         ({"eval_clients": True}, "'eval_clients' has no meaning here"),
         ({"round": 3}, r"there is no setting 'round' \(did you mean 'rounds'\?\)"),
-        ({"timeout": 0}, "timeout must be above 0"),
+        ({"timeout": 0}, "timeout = 0 does not fit: input should be greater than 0"),
+        ({"clients": "3"}, "clients = '3' does not fit"),
+        ({"out": 5}, "out = 5 does not fit"),
+        ({"seed": "x"}, "seed = 'x' does not fit"),
+        ({"participation": "all"}, "participation = 'all' does not fit"),
+        ({"dp_clip": "abc"}, "dp_clip = 'abc' does not fit"),
+        ({"secure_quorum": "x"}, "secure_quorum = 'x' does not fit"),
+        ({"secure": 1}, "secure = 1 does not fit"),
     ],
 )
 def test_refusals(given: dict[str, Any], message: str) -> None:

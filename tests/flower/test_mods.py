@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 import fedstrata as fs
+from fedstrata import wire
 from fedstrata.flower import client_app
+from fedstrata.flower.letters import Answer, opened, sealed
 from tests.engines.worlds import mlp, staged
 
 
@@ -122,3 +126,29 @@ def test_a_change_that_is_too_long_is_refused() -> None:
 def test_where_the_bound_would_be_wrong(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(fs.UsageError, match=why):
         plan(mlp, **{"dp_clip": 1.0, **settings}).with_config({})
+
+
+def test_sub_models_are_refused() -> None:
+    with pytest.raises(fs.UsageError, match="a mean of one model"):
+        plan(mlp, dp_clip=1.0, method=UNIFORM, archs={"small": mlp}).with_config({})
+
+
+def test_an_update_without_any_change_does_not_stop_the_server() -> None:
+    def empty(message: Any, answer: Any) -> Any:
+        reply = answer()
+        head, update = opened(reply.content, Answer, 10**9)
+        reply.content = sealed(head, wire.encode(replace(wire.decode_update(update), delta={})))
+        return reply
+
+    world = grid(3, model=mlp, mods=[fixedclipping_mod])
+    world.faults[101] = empty
+    fed = silos(world, model=mlp, participation=3, rounds=1, method=UNIFORM, dp_clip=1.0)
+    assert [row["client"] for row in fed.records[0].refused] == [1]
+
+
+def test_privacy_is_not_dropped_by_a_resume(tmp_path: Path) -> None:
+    private = {"method": UNIFORM, "dp_clip": 1.0, "dp_noise": 0.1, "out": tmp_path / "run"}
+    one_round(fixedclipping_mod, **private)
+    assert "differential privacy" in (tmp_path / "run" / "summary.json").read_text()
+    with pytest.raises(fs.UsageError, match="dp_noise"):
+        one_round(fixedclipping_mod, **{**private, "dp_noise": 0.0}, resume=True)

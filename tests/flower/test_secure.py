@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tests.flower.worlds import data, grid, plan, silos  # isort: skip  # skips without flwr
+from tests.flower.worlds import data, grid, plan, silos, sites  # isort: skip  # skips without flwr
 
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod
 
 import fedstrata as fs
+from fedstrata import wire
+from fedstrata.flower import client_app
 from fedstrata.flower.secure import CONFIGS, MODULUS, Exchange
 from tests.engines.worlds import mlp, staged
 from tests.flower.worlds import Loopback
@@ -171,6 +175,7 @@ def test_both_sides_must_want_it() -> None:
     assert why == {"it says: this site sends nothing but under secure aggregation: the server needs secure=true"}
     found = silos(grid(5, model=mlp), **{**SECURE, "rounds": 1})
     assert len(found.records[0].refused) == 5
+    assert {row["why"] for row in found.records[0].refused} == {"0 of 5 clients held out, too few to see the sum"}
     assert all(torch.equal(found.state.params[n], p) for n, p in mlp().named_parameters())
 
 
@@ -192,7 +197,7 @@ def test_noise_and_masks_together() -> None:
         ({"method": "fedavg(reduce='median')"}, "'median' looks at clients one by one"),
         ({"archs": {"small": mlp}}, "all clients have the same model"),
         ({"secure_clip": 0.0}, "secure_clip"),
-        ({"secure_quorum": 0.5}, "secure_quorum must be above 0.5"),
+        ({"secure_quorum": 0.5}, "secure_quorum = 0.5 does not fit: input should be greater than 0.5"),
     ],
 )
 def test_what_needs_more_than_the_sum_is_refused_at_once(settings: dict[str, Any], why: str) -> None:
@@ -208,15 +213,14 @@ def test_too_few_clients_to_hide_in(tmp_path: Any) -> None:
 
 def test_running_statistics_are_refused() -> None:
     found, _ = masked(model=staged, rounds=1)
+    assert len(found.records[0].refused) == 5
     assert all("running statistics would leave this site as is" in row["why"] for row in found.records[0].refused)
 
 
 def test_several_clients_at_a_node() -> None:
-    from fedstrata.flower import client_app
-
     app = client_app(mlp, data, mods=[secaggplus_mod])
     made = Loopback(app, [{"partition-id": "0,1", "num-partitions": 3}, {"partition-id": 2, "num-partitions": 3}])
-    with pytest.raises(fs.UsageError, match="has several clients; secure aggregation needs one for each"):
+    with pytest.raises(fs.UsageError, match="has several clients, and secure aggregation needs one for each"):
         silos(made, **{**SECURE, "participation": 3})
 
 
@@ -231,4 +235,178 @@ def test_the_records_are_configs() -> None:
     from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
     assert CONFIGS == RECORD_KEY_CONFIGS
-    assert ConfigRecord({"stage": "setup"})["stage"] == "setup"
+
+
+def altered(stage: str, change: Any) -> Any:
+    """A node whose reply to a stage is changed on its way."""
+
+    def fault(message: Message, answer: Any) -> Message:
+        now = stage_of(message)  # the mod takes it out
+        reply: Message = answer()
+        if now == stage:
+            change(reply.content)
+        return reply
+
+    return fault
+
+
+def without(client: int, **settings: Any) -> Any:
+    """The same federation in the clear, with a client that fails."""
+    world = grid(5, model=mlp)
+    world.faults[100 + client] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
+    return silos(world, **{**SECURE, "secure": False, "rounds": 1, **settings})
+
+
+@pytest.mark.parametrize(("field", "value"), [("round", 7), ("method", "0" * 16), ("steps", 10**6)])
+def test_an_update_that_is_refused_is_not_in_the_sum(field: str, value: Any) -> None:
+    def lies(content: Any) -> None:
+        record = content.config_records["fedstrata"]
+        record["message"] = wire.encode(replace(wire.decode_update(record["message"]), **{field: value}))
+
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    made.faults[101] = altered("collect_masked_vectors", lies)
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert [row["client"] for row in found.records[0].refused] == [1]
+    close(found, without(1))
+
+
+def test_masks_that_do_not_cancel_are_noticed() -> None:
+    """A vector of random numbers in the right shapes: nothing of the round is used."""
+
+    def randomised(content: Any) -> None:
+        record, rng = content.config_records[CONFIGS], np.random.default_rng(0)
+        parts = [np.load(io.BytesIO(part)) for part in record["masked_params"]]
+        buffers = [io.BytesIO() for _ in parts]
+        for buffer, part in zip(buffers, parts, strict=True):
+            np.save(buffer, rng.integers(0, MODULUS, part.shape))
+        record["masked_params"] = [buffer.getvalue() for buffer in buffers]
+
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    made.faults[101] = altered("collect_masked_vectors", randomised)
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert {row["why"] for row in found.records[0].refused} == {
+        "the masks do not cancel: somebody did not keep to the protocol"
+    }
+    assert all(torch.equal(found.state.params[n], p) for n, p in mlp().named_parameters())
+
+
+def shorter(content: Any) -> None:
+    content.config_records[CONFIGS]["ctxts"] = content.config_records[CONFIGS]["ctxts"][:1]
+
+
+def floats(content: Any) -> None:
+    record = content.config_records[CONFIGS]
+    record["ctxts"] = [0.5] * len(record["dsts"])
+
+
+def long(content: Any) -> None:
+    record = content.config_records[CONFIGS]
+    record["ctxts"] = [b"x" * 10**6] * len(record["dsts"])
+
+
+@pytest.mark.parametrize("change", [shorter, floats, long])
+def test_shares_that_are_none_leave_their_sender_out(change: Any) -> None:
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    made.faults[101] = altered("share_keys", change)
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert [row["client"] for row in found.records[0].refused] == [1]
+    close(found, without(1))
+
+
+@pytest.mark.parametrize("said", [{"nids": 5}, {"shares": 3.5}, {"nids": ["x"], "shares": [b"y"]}])
+def test_answers_to_the_last_stage_that_are_none(said: dict[str, Any]) -> None:
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    made.faults[101] = altered("unmask", lambda content: content.config_records[CONFIGS].update(said))
+    close(silos(made, **{**SECURE, "rounds": 1}), plain(rounds=1))
+
+
+def test_a_sum_of_too_few_is_not_opened() -> None:
+    """One of five is there: the sum would be its own change."""
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    early = made.get_node_ids
+
+    def only_one() -> Any:
+        return [102] if any(m.metadata.message_type == "query" for m in made.sent) and made.replies == {} else early()
+
+    made.get_node_ids = only_one  # type: ignore[method-assign]
+    found = silos(made, **{**SECURE, "rounds": 1})
+    assert "1 clients are there, too few to hide in: 4 are needed" in {r["why"] for r in found.records[0].refused}
+    assert not [m for m in made.sent if m.metadata.message_type == "train"]
+
+
+def test_clients_without_examples_do_not_count() -> None:
+    def some(partition: int) -> Any:
+        x, y = data(partition)
+        return (x[:0], y[:0]) if partition > 1 else (x, y)
+
+    made = Loopback(client_app(mlp, some, mods=[secaggplus_mod]), sites(4))
+    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients a round, not 2"):
+        silos(made, **{**SECURE, "participation": 1.0})
+
+
+def ask_site(configs: dict[str, Any]) -> str:
+    """What a site answers to a stage, if it refuses."""
+    app = client_app(mlp, data, mods=[secaggplus_mod])
+    made = Loopback(app, sites(1))
+    content = RecordDict({CONFIGS: ConfigRecord(configs)})
+    (number,) = made.push_messages([Message(content, 100, "train")])
+    (reply,) = made.pull_messages([number])
+    record = reply.content.config_records.get("fedstrata") if reply.has_content() else None
+    return "" if record is None else str(record["head"])
+
+
+@pytest.mark.parametrize(("clients", "threshold", "sound"), [(1, 1, False), (5, 2, False), (2, 2, False), (5, 3, True)])
+def test_a_site_takes_no_part_where_it_could_be_unmasked(clients: int, threshold: int, sound: bool) -> None:
+    rules = Exchange(tuple(range(clients)), threshold, 1.0, 1.0).setup()[0]
+    assert ("hide nothing" in ask_site(rules)) is not sound
+
+
+def test_a_site_gives_no_shares_of_both_secrets() -> None:
+    assert "would unmask it" in ask_site({"stage": "unmask", "active_nids": [1, 2, 3], "dead_nids": [3]})
+
+
+class Scaled(nn.Module):
+    """A model with a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.temperature = mlp(), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x) * self.temperature  # type: ignore[no-any-return]
+
+
+def test_a_parameter_without_dimensions() -> None:
+    close(masked(model=Scaled, rounds=1)[0], plain(model=Scaled, rounds=1))
+
+
+def test_who_has_lost_parameters_keeps_its_memory() -> None:
+    """It is left out of the round, and then goes on with what it remembers, as if it had never been asked."""
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    settings = {**SECURE, "method": "moon + fedpart(full_rounds=1)", "rounds": 4}
+
+    def loses(message: Message, answer: Any) -> Message:
+        if message.metadata.group_id == "3" and stage_of(message) == "collect_masked_vectors":
+            state = made.contexts[101].state
+            for name in [name for name in state if "held" in name]:
+                del state[name]
+        return answer()  # type: ignore[no-any-return]
+
+    made.faults[101] = loses
+    found = silos(made, **settings)
+    assert [[row["client"] for row in record.refused] for record in found.records] == [[], [], [1], []]
+    assert "the parameters that it held" in found.records[2].refused[0]["why"]
+    world = grid(5, model=mlp)
+    world.faults[101] = lambda message, answer: (
+        Message(Error(2, "broken"), reply_to=message) if message.metadata.group_id == "3" else answer()
+    )
+    close(found, silos(world, **{**settings, "secure": False}), atol=1e-5)
+
+
+@pytest.mark.parametrize("other", [{"secure": False}, {"secure_clip": 2.0}])
+def test_a_run_does_not_go_on_in_another_way(other: dict[str, Any], tmp_path: Any) -> None:
+    masked(out=tmp_path / "run", rounds=1)
+    assert "secure aggregation" in (tmp_path / "run" / "summary.json").read_text()
+    with pytest.raises(fs.UsageError, match="secure"):
+        masked(out=tmp_path / "run", rounds=1, resume=True, **other)
+    assert masked(out=tmp_path / "run", rounds=1, resume=True)[0].done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.letters import HEAD_LIMIT, Greeting, Head, Party, opened, sealed
@@ -12,6 +13,8 @@ from fedstrata.flower.post import Post, Reply
 
 PAUSE = 0.5
 """Seconds between two looks for sites, at least."""
+TRIES = 5
+"""How often a node is asked that answers with an error."""
 HELLO = 600.0
 """Seconds that a site has to say who it is; a slow one keeps nobody waiting."""
 
@@ -38,6 +41,7 @@ class Directory:
     _met: set[int] = field(default_factory=set)
     _asked: dict[str, int] = field(default_factory=dict)
     _online: set[int] = field(default_factory=set)
+    _tries: dict[int, int] = field(default_factory=dict)
 
     def node(self, client: int) -> int | None:
         """The node of a client, if it is there."""
@@ -91,13 +95,14 @@ class Directory:
                 f"{len(self.parties)} clients came within {self.wait:g} seconds, and nobody says how many there are: "
                 "give clients=…, or start the SuperNodes with --node-config 'partition-id=… num-partitions=…'"
             )
-        absent = [client for client in range(expected) if client not in self.parties]
-        return f"clients {absent[:20]} of {expected} did not come within {self.wait:g} seconds"
+        absent = list(islice((client for client in range(expected) if client not in self.parties), 20))
+        return f"clients {absent} of {expected} did not come within {self.wait:g} seconds"
 
     def _look(self) -> None:
         """Ask nodes that are new who they are, and hear who has answered; nobody is waited for."""
         self._online = self.post.online()
         self._met &= self._online
+        self._asked = {letter: node for letter, node in self._asked.items() if node in self._online}
         post = replace(self.post, patience=HELLO)
         for node in sorted(self._online - self._met - set(self._asked.values())):
             letter = post.send(node, "query", sealed(Hello()), "hello")
@@ -107,7 +112,11 @@ class Directory:
             self._hear(self._asked.pop(letter), reply)
 
     def _hear(self, node: int, reply: Reply) -> None:
-        """Note what a node answered."""
+        """Note what a node answered; one that could not is asked again, a few times."""
+        if reply.content is None:
+            self._tries[node] = self._tries.get(node, 0) + 1
+            if self._tries[node] < TRIES:
+                return
         try:
             if reply.content is None:
                 raise UsageError(reply.why)
@@ -118,13 +127,16 @@ class Directory:
         except FedstrataError as error:
             self.note(f"SuperNode {node} takes no part: {error}")
         self._met.add(node)
+        self._tries.pop(node, None)
 
     def _welcome(self, node: int, greeting: Greeting) -> None:
         for party in greeting.parties:
             there = self.node(party.client)
             if there not in (None, node):
                 raise UsageError(f"the data of client {party.client} is at SuperNode {there} already")
-            known = self.parties.setdefault(party.client, party)
+            known = self.parties.get(party.client, party)
             if (known.examples, known.shape, known.dtype) != (party.examples, party.shape, party.dtype):
                 raise UsageError(f"client {party.client} had {known.examples} examples before, now {party.examples}")
+        for party in greeting.parties:
+            self.parties.setdefault(party.client, party)
             self._where[party.client] = node

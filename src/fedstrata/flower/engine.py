@@ -79,7 +79,7 @@ class Flower:
         memories: which memories clients may drop.
         ahead: how many updates may be here before their turn: what a round holds does not grow with its clients.
         state: what the server knows before the round; to be set before every `run`.
-        lost: clients that said they have lost their memories.
+        lost: clients that said they have lost what they held or remembered → which of the two.
         barren: rounds on end in which nobody sent an update.
     """
 
@@ -92,9 +92,8 @@ class Flower:
     memories: Memories
     ahead: int
     state: ServerState | None = None
-    lost: set[int] = field(default_factory=set)
+    lost: dict[int, str] = field(default_factory=dict)
     barren: int = 0
-    _heard: bool = False
     spent: Clock = field(default_factory=Clock)
     workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False
@@ -102,9 +101,10 @@ class Flower:
     def begin(self, state: ServerState) -> ServerState:
         """Take up a state, in which clients that have lost their memories begin anew."""
         if self.lost:
-            gone = torch.tensor(sorted(self.lost))
             held, remembers = state.held.clone(), state.remembers.clone()
-            held[gone], remembers[gone] = -1, -1
+            for client, what in self.lost.items():
+                held[client] = -1
+                remembers[client] = -1 if what == "memory" else remembers[client]
             state = replace(state, held=held, remembers=remembers)
             self.lost.clear()
         self.state = state
@@ -113,10 +113,10 @@ class Flower:
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
         self.look_for(assignments)
-        self._heard = False
         places = {assignment.client: place for place, assignment in enumerate(assignments)}
         ready: dict[int, Visit] = {}
         asked: dict[str, Assignment] = {}
+        again: set[int] = set()
         letters: dict[str, int] = {}
 
         def ask(assignment: Assignment) -> None:
@@ -132,15 +132,15 @@ class Flower:
         order = list(places)
         for letter, reply in self.post.replies(letters, self.ahead):
             assignment = asked.pop(letter)
-            visit = self._read(assignment, reply)
-            if visit is None:  # it wants everything
+            visit = self._read(assignment, reply, last=assignment.client in again)
+            if visit is None:
+                again.add(assignment.client)
                 ask(replace(assignment, fresh=None))
             else:
                 ready[assignment.client] = visit
             while order and order[0] in ready:
                 yield ready.pop(order.pop(0))
         yield from ready.values()  # nobody could be sent anything
-        self.heard(self._heard)
 
     def look_for(self, assignments: Sequence[Assignment]) -> None:
         """See which of a round's clients are there.
@@ -178,18 +178,26 @@ class Flower:
             holds=self.holds,
         )
 
-    def _read(self, assignment: Assignment, reply: Reply) -> Visit | None:
-        """What a reply says; None if the client has lost the parameters, which it can be sent again."""
+    def noted(self, client: int, answer: Answer) -> str:
+        """Note what a client has lost; says what comes of it."""
+        self.lost[client] = answer.lost
+        if answer.lost == "memory":
+            return "it has lost what it remembered, and will begin anew"
+        return "it has lost the parameters that it held, and will be sent all of them"
+
+    def _read(self, assignment: Assignment, reply: Reply, last: bool) -> Visit | None:
+        """What a reply says; None if the client does not find what it held or remembered, and this was not its last
+        chance: Flower may have kept its context a little later than its answer.
+        """
         client = assignment.client
         try:
             if reply.content is None:
                 raise UsageError(reply.why)
             answer, message = opened(reply.content, Answer, self.limit)
-            if answer.lost == "parameters" and assignment.fresh is not None:
+            if answer.lost and not last:
                 return None
             if answer.lost:
-                self.lost.add(client)
-                raise UsageError("it has lost what it remembered, and will begin anew")
+                raise UsageError(self.noted(client, answer))
             if answer.refusal:
                 raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
             update = wire.decode_update(message)
@@ -198,7 +206,6 @@ class Flower:
             check_length(update.delta, self.setting.clip)
         except FedstrataError as error:
             return Absence(client, str(error)), {}
-        self._heard = True
         return update, KEPT if answer.kept else {}
 
     def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:

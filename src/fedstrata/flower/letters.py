@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedstrata.core import Buffers
 from fedstrata.errors import UsageError
@@ -105,7 +106,14 @@ class Party(Head):
     examples: int = Field(ge=0, lt=2**53)
     shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=16)
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-    population: int | None = None
+    population: int | None = Field(None, ge=1, lt=2**31)
+
+    @field_validator("shape")
+    @classmethod
+    def _shape(cls, value: list[int]) -> list[int]:
+        if math.prod(value) > 2**28:
+            raise ValueError("an input of more than 2²⁸ numbers")
+        return value
 
 
 class Greeting(Head):

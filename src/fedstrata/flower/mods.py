@@ -7,7 +7,7 @@ names as they are now. What it makes of them is what is sent.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,9 @@ def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> 
     if asked is None:
         why = "this site sends nothing but under secure aggregation: the server needs secure=true"
         return Letter(sealed(Answer(refusal=why)), reply_to=message)
+    why = _hides_nothing(asked)
+    if why:
+        return Letter(sealed(Answer(refusal=why)), reply_to=message)
     content: RecordDict | None = None
     if asked.get("stage") == "collect_masked_vectors":
         answer, update, weight = answered(message, context)
@@ -112,6 +115,19 @@ def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> 
     with fresh_numbers():
         reply: Message = mod(message, context, lambda message, context: Letter(content, reply_to=message))
     return reply
+
+
+def _hides_nothing(asked: Mapping[str, Any]) -> str:
+    """Why a site must not take part in a stage that would unmask it; the mod itself does not look."""
+    if asked.get("stage") == "setup":
+        clients, threshold = asked.get("sample_num"), asked.get("threshold")
+        if not (isinstance(clients, int) and isinstance(threshold, int) and 3 <= clients < 2 * threshold):
+            return "so few clients, or so few that could unmask one, hide nothing"
+    if asked.get("stage") == "unmask":
+        stayed, gone = asked.get("active_nids"), asked.get("dead_nids")
+        if not (isinstance(stayed, list) and isinstance(gone, list)) or set(stayed) & set(gone):
+            return "the shares of both secrets of a client would unmask it"
+    return ""
 
 
 def _result(delta: Tensors, weight: float) -> RecordDict:

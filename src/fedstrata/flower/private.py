@@ -7,12 +7,14 @@ z·C/n.
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from fedstrata.errors import UsageError, not_negative
+from fedstrata.errors import UsageError
 from fedstrata.methods import Method
 from fedstrata.tensors import Tensors
 from fedstrata.trained import Trained
@@ -33,13 +35,12 @@ class Privacy:
     clip: float = 0.0
     noise: float = 0.0
 
-    def check(self, method: Method) -> None:
+    def check(self, method: Method, archs: int) -> None:
         """Refuse what would make the bound on one client's influence wrong.
 
         Raises:
             UsageError: with what it is.
         """
-        not_negative("server_app", dp_clip=self.clip, dp_noise=self.noise)
         if not self.clip:
             if self.noise:
                 raise UsageError("dp_noise is a multiple of dp_clip: give both")
@@ -49,6 +50,13 @@ class Privacy:
                 raise UsageError(f"'{technique.name}' makes something else of the mean than dp_clip bounds")
         if method.reducer is not None or method.weight != "uniform":
             raise UsageError("dp_clip bounds a client's part in a plain mean: write fedavg(weight='uniform')")
+        if archs > 1:
+            raise UsageError("dp_clip bounds a client's part in a mean of one model: leave archs out")
+
+    @property
+    def note(self) -> str:
+        """What a reader of the results must know."""
+        return f"differential privacy: changes of norm {self.clip:g} at most, noise of {self.noise:g} times that over n"
 
     def noised(self, trained: Trained, server_lr: float) -> Trained:
         """A closed round with noise on what travelled; from a source that no seed tells."""
@@ -56,11 +64,12 @@ class Privacy:
         if not (self.clip and self.noise and accepted):
             return trained
         deviation = server_lr * self.noise * self.clip / accepted
-        rng = torch.Generator().manual_seed(secrets.randbits(63))
+        rng = np.random.Generator(np.random.Philox(secrets.randbits(128)))  # torch's have seeds of 32 bits
         params: Tensors = dict(trained.after.params)
         for name in trained.assignments[0].travels:
             like = params[name]
-            params[name] = like + deviation * torch.randn(like.shape, generator=rng, dtype=like.dtype)
+            noise = np.asarray(deviation * rng.standard_normal(like.shape))
+            params[name] = like + torch.from_numpy(noise).to(like.dtype)
         return replace(trained, after=replace(trained.after, params=params))
 
 
@@ -70,5 +79,5 @@ def check_length(delta: Tensors, clip: float) -> None:
     Raises:
         UsageError: if it is.
     """
-    if clip and torch.stack([d.double().square().sum() for d in delta.values()]).sum().sqrt() > SLACK * clip:
+    if clip and math.sqrt(sum(float(d.double().square().sum()) for d in delta.values())) > SLACK * clip:
         raise UsageError("its change is longer than dp_clip allows")

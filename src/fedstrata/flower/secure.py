@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from fedstrata.core import Absence, Assignment, Update, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.flower.engine import KEPT, Flower
-from fedstrata.flower.letters import Answer, opened, sealed
+from fedstrata.flower.letters import Answer, Party, opened, sealed
 from fedstrata.flower.mods import CONFIGS
 from fedstrata.flower.post import Reply
 from fedstrata.methods import Method
@@ -32,11 +32,15 @@ if TYPE_CHECKING:
 
 LEVELS = 2**22
 """Steps between the smallest and the largest number that is sent."""
+SECRET = 2**12
+"""Longest key or share that is looked at, in bytes."""
+LEAST = 3
+"""Fewest clients whose sum is opened."""
 MODULUS = 2**32
 """Masks and sums are taken modulo this: room for 1,023 clients."""
 
 
-def check_sums(method: Method, archs: int, quorum: float) -> None:
+def check_sums(method: Method, archs: int) -> None:
     """Refuse what needs more than the sum of a round's updates.
 
     Raises:
@@ -52,19 +56,21 @@ def check_sums(method: Method, archs: int, quorum: float) -> None:
         raise UsageError(_refusal(str(method.base.reduce)))
     if archs > 1:
         raise UsageError("under secure aggregation all clients have the same model: leave archs out")
-    if not 0.5 < quorum <= 1:
-        raise UsageError(f"secure_quorum must be above 0.5 and at most 1, not {quorum}")
 
 
-def check_clients(participation: int | float, population: int) -> None:
-    """Refuse too few clients a round to hide in, and more than fit.
+def check_clients(participation: int | float, parties: Sequence[Party], node_of: Callable[[int], int | None]) -> None:
+    """Refuse too few clients a round to hide in, more than fit, and several at one SuperNode.
 
     Raises:
-        UsageError: with how many there may be.
+        UsageError: with what there may be.
     """
-    clients = participation if isinstance(participation, int) else round(participation * population)
-    if not 3 <= clients < MODULUS // LEVELS:
-        raise UsageError(f"secure aggregation needs between 3 and 1,023 clients a round, not {clients}")
+    some = sum(party.examples > 0 for party in parties)
+    clients = participation if isinstance(participation, int) else round(participation * some)
+    if not LEAST <= clients < MODULUS // LEVELS:
+        raise UsageError(f"secure aggregation needs between {LEAST} and 1,023 clients a round, not {clients}")
+    nodes = [node for party in parties if (node := node_of(party.client)) is not None]
+    if len(set(nodes)) < len(nodes):
+        raise UsageError("a SuperNode has several clients, and secure aggregation needs one for each")
 
 
 def _refusal(name: str) -> str:
@@ -78,11 +84,13 @@ class Sums(Flower):
     Every accepted client is then taken to have sent that mean, which leaves the mean of a round what it is.
 
     Args:
+        fault: (assignment, update) → why the update must be refused, or None.
         clip: largest number of a change that is sent, times the client's share of the largest client's examples.
         quorum: share of a round's clients that must hold out to the end, and that could unmask a client together.
         weighs: True if clients are weighed by their examples.
     """
 
+    fault: Callable[[Assignment, Update], str | None] = lambda assignment, update: None
     clip: float = 1.0
     quorum: float = 0.67
     weighs: bool = True
@@ -97,24 +105,29 @@ class Sums(Flower):
             if node is None:
                 absent[assignment.client] = "its SuperNode is not there"
             elif node in asked:
-                raise UsageError(f"SuperNode {node} has several clients; secure aggregation needs one for each")
+                absent[assignment.client] = "another client of its SuperNode takes part"
             else:
                 asked[node] = assignment
         try:
-            found = self._sum(asked, absent)
+            found = self._sum(asked, max(LEAST, math.ceil(self.quorum * len(assignments))), absent)
         except FedstrataError as error:
             found = {}
             absent = {a.client: str(error) for a in asked.values()} | absent
         for assignment in assignments:
             client = assignment.client
             yield found.get(client) or (Absence(client, absent.get(client, "it did not answer in time")), {})
-        self.heard(bool(found))
 
-    def _sum(self, asked: Mapping[int, Assignment], absent: dict[int, str]) -> dict[int, Visit]:
-        """The visits of those who held out, each with the mean; why others did not is put into `absent`."""
+    def _sum(self, asked: Mapping[int, Assignment], least: int, absent: dict[int, str]) -> dict[int, Visit]:
+        """The visits of those who held out, each with the mean; why others did not is put into `absent`.
+
+        Raises:
+            UsageError: if fewer than `least` hold out, or somebody does not keep to the protocol.
+        """
+        if len(asked) < least:
+            raise UsageError(f"{len(asked)} clients are there, too few to hide in: {least} are needed")
         first = next(iter(asked.values()))
         largest = max(self.directory.parties[a.client].examples for a in asked.values()) if self.weighs else 1
-        exchange = Exchange(tuple(asked), math.ceil(self.quorum * len(asked)), self.clip, float(max(largest, 1)))
+        exchange = Exchange(tuple(asked), least, self.clip, float(max(largest, 1)))
         clients = {node: assignment.client for node, assignment in asked.items()}
         group = str(first.round + 1)
 
@@ -135,7 +148,8 @@ class Sums(Flower):
                 visits.pop(clients[node], None)
                 absent[clients[node]] = str(error)
         mean = exchange.opened(stage(exchange.unmask()))
-        delta = {n: torch.from_numpy(x).to(first.params[n].dtype) for n, x in zip(first.travels, mean, strict=True)}
+        found = (torch.from_numpy(np.asarray(x)) for x in mean)
+        delta = {n: x.to(first.params[n].dtype) for n, x in zip(first.travels, found, strict=True)}
         return {client: (replace(update, delta=delta), kept) for client, (update, kept) in visits.items()}
 
     def _letter(self, assignment: Assignment) -> RecordDict:
@@ -145,13 +159,16 @@ class Sums(Flower):
         """A client's update without its change."""
         answer, message = opened(content, Answer, self.limit)
         if answer.lost:
-            self.lost.add(assignment.client)
-            raise UsageError("it has lost what it held or remembered, and will begin anew")
+            raise UsageError(self.noted(assignment.client, answer))
         if answer.refusal:
             raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
         update = wire.decode_update(message)
         if update.client != assignment.client or update.delta or update.slots or update.buffers:
             raise UsageError("its update is not what secure aggregation leaves of one")
+        nothing = {name: torch.zeros_like(assignment.params[name]) for name in assignment.travels}
+        why = self.fault(assignment, replace(update, delta=nothing))  # later it would be in the sum already
+        if why is not None:
+            raise UsageError(why)
         return update, KEPT if answer.kept else {}
 
     def _asked(
@@ -235,7 +252,7 @@ class Exchange:
     def take_keys(self, answers: Answers) -> None:
         for node, (said, _) in answers.items():
             keys = [said.get("pk1"), said.get("pk2")]
-            if all(isinstance(key, bytes) and len(key) < 2**12 for key in keys):
+            if all(isinstance(key, bytes) and len(key) < SECRET for key in keys):
                 self.keys[node] = [key for key in keys if isinstance(key, bytes)]
         self._enough(len(self.keys))
 
@@ -247,8 +264,11 @@ class Exchange:
     def take_shares(self, answers: Answers) -> None:
         for node, (said, _) in answers.items():
             to, secrets = said.get("dsts"), said.get("ctxts")
-            if isinstance(to, list) and isinstance(secrets, list) and set(to) == self.keys.keys() - {node}:
-                self.shared[node] = dict(zip(to, secrets, strict=False))
+            if not isinstance(to, list) or not isinstance(secrets, list) or len(to) != len(secrets):
+                continue
+            sound = all(isinstance(secret, bytes) and len(secret) < SECRET for secret in secrets)
+            if sound and set(to) == self.keys.keys() - {node}:
+                self.shared[node] = dict(zip(to, secrets, strict=True))
         self._enough(len(self.shared))
 
     def collect(self) -> dict[int, dict[str, Any]]:
@@ -287,14 +307,18 @@ class Exchange:
         """
         shares: dict[int, list[bytes]] = {node: [] for node in self.shared}
         for said, _ in answers.values():
-            for node, share in zip(said.get("nids") or [], said.get("shares") or [], strict=False):
-                if node in shares and isinstance(share, bytes):
-                    shares[node].append(share)
+            nodes, parts = said.get("nids"), said.get("shares")
+            if isinstance(nodes, list) and isinstance(parts, list):
+                for node, part in zip(nodes, parts, strict=False):
+                    if node in shares and isinstance(part, bytes) and len(part) < SECRET:
+                        shares[node].append(part)
         total = [array.copy() for array in self.total]
         for node, found in shares.items():
             self._enough(len(found))
             for mask, sign in self._masks(node, found, [array.shape for array in total]):
                 total = [(array - sign * part) % MODULUS for array, part in zip(total, mask, strict=True)]
+        if any((array > len(self.masked) * LEVELS).any() for array in total):
+            raise UsageError("the masks do not cancel: somebody did not keep to the protocol")
         weight = float(total[0][0]) / LEVELS
         if not weight > 0:
             raise UsageError("the clients' weights add up to nothing")

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config import LOOKING, Settings
-from fedstrata.core import Slots
+from fedstrata.config import LOOKING, Settings, checked
+from fedstrata.core import Assignment, Slots, Update
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall
-from fedstrata.errors import UsageError, did_you_mean, positive
+from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.files import write_atomic
 from fedstrata.flower.client import Model, built, weights_of
@@ -127,6 +128,22 @@ def server_app(
     return app
 
 
+class Given(BaseModel):
+    """What a ServerApp is given of its own, besides a Federation's settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    out: str | Path | None = None
+    resume: bool = False
+    timeout: float = Field(3600.0, gt=0)
+    wait: float = Field(600.0, gt=0)
+    clients: int | None = Field(None, ge=1)
+    secure: bool = False
+    secure_clip: float = Field(1.0, gt=0)
+    secure_quorum: float = Field(0.67, gt=0.5, le=1)
+    dp_clip: float = Field(0.0, ge=0)
+    dp_noise: float = Field(0.0, ge=0)
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """All that a ServerApp was given: `given` are its own arguments, `settings` a Federation's."""
@@ -142,21 +159,21 @@ class Plan:
     def with_config(self, config: Mapping[str, Any]) -> Plan:
         """The same, with what Flower's run configuration says; its other entries are the user's own."""
         said = {name.replace("-", "_"): value for name, value in config.items()}
-        given = {name: said.get(name, value) for name, value in self.given.items()}
+        given = checked(Given, {name: said.get(name, value) for name, value in self.given.items()}).model_dump()
         settings = {**self.settings, **{name: said[name] for name in Settings.model_fields if name in said}}
         for name in settings:
             if name in AT_HOME:
                 raise UsageError(f"'{name}' has no meaning here: clients and their data are at other sites")
             if name not in Settings.model_fields:
                 raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")
-        positive("server_app", **{name: given[name] for name in ("timeout", "wait", "secure_clip")})
         chosen = techniques.method(settings["method"])
+        checked(Settings, {**settings, "method": str(chosen)})
         if given["secure"]:
-            check_sums(chosen, 1 + len(self.archs), given["secure_quorum"])
+            check_sums(chosen, 1 + len(self.archs))
         if chosen.personal or chosen.pools:
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
         plan = Plan(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
-        plan.privacy.check(chosen)
+        plan.privacy.check(chosen, 1 + len(self.archs))
         return plan
 
     def run(self, grid: Grid) -> Federation:
@@ -164,6 +181,8 @@ class Plan:
         post = Post(grid, float(self.given["timeout"]))
         directory = Directory(post, float(self.given["wait"]), logging.getLogger("flwr").warning)
         parties = directory.gather(self.given["clients"])
+        if self.given["secure"]:
+            check_clients(self.settings.get("participation", 1.0), parties, directory.node)
         federation = Silos(self, post, directory, parties)
         federation.fit(lambda record: logging.getLogger("flwr").info(told(record, federation.settings.rounds)))
         return federation
@@ -172,6 +191,21 @@ class Plan:
     def out(self) -> Path | None:
         """The run's directory."""
         return Path(self.given["out"]) if self.given["out"] else None
+
+    @property
+    def protection(self) -> dict[str, Any]:
+        """What protects clients from the server or from those who see the model, where it is not what is usual.
+
+        It stands in run.toml, and a run does not go on with another one.
+        """
+        names = ("secure", "secure_clip", "secure_quorum", "dp_clip", "dp_noise")
+        return {name: self.given[name] for name in names if self.given[name] != Given.model_fields[name].default}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the results must know."""
+        secure = ["secure aggregation: the server saw sums only"] if self.given["secure"] else []
+        return secure + ([self.privacy.note] if self.privacy.clip else [])
 
     @property
     def resumes(self) -> bool:
@@ -183,12 +217,12 @@ class Plan:
         """How changes are clipped and the mean is noised."""
         return Privacy(float(self.given["dp_clip"]), float(self.given["dp_noise"]))
 
-    def engine(self, method: Method) -> Callable[..., Flower]:
-        """What makes the engine."""
+    def engine(self, method: Method, fault: Callable[[Assignment, Update], str | None]) -> Callable[..., Flower]:
+        """What makes the engine; `fault` says what is wrong with an update."""
         if not self.given["secure"]:
             return Flower
         clip, quorum = self.given["secure_clip"], self.given["secure_quorum"]
-        return partial(Sums, clip=clip, quorum=quorum, weighs=method.weight == "examples")
+        return partial(Sums, fault=fault, clip=clip, quorum=quorum, weighs=method.weight == "examples")
 
     def models(self) -> dict[str, nn.Module]:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
@@ -206,8 +240,6 @@ class Silos(Federation):
 
     def __init__(self, plan: Plan, post: Post, directory: Directory, parties: Sequence[Party]) -> None:
         models = plan.models()
-        if plan.given["secure"]:
-            check_clients(plan.settings.get("participation", 1.0), len(parties))
         super().__init__(
             models[""],
             [Elsewhere(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
@@ -219,6 +251,8 @@ class Silos(Federation):
             public=plan.public() if callable(plan.public) else plan.public,
             out=plan.out,
             resume=plan.resumes,
+            recipe={"engine": "flower", **plan.protection},
+            notes=plan.notes,
         )
         s = self.settings
         arch_of = plan.arch_of or (lambda client: "")
@@ -236,7 +270,7 @@ class Silos(Federation):
         self._privacy = plan.privacy
         memories = Memories()
         self._journal.store = memories
-        self._sites = self._engine = plan.engine(self.method)(
+        self._sites = self._engine = plan.engine(self.method, self._fault)(
             post=post,
             directory=directory,
             setting=setting,
@@ -248,6 +282,9 @@ class Silos(Federation):
         )
         self.engine = "flower"
 
+    def _fault(self, assignment: Assignment, update: Update) -> str | None:
+        return self._server.fault(assignment, update, self.state.buffers)
+
     def _holds(self, architectures: int) -> bool:
         """True if some parameters may stay as they are in a round: clients then hold on to them."""
         frozen = any(not p.requires_grad for p in self._shop.build("").parameters())
@@ -257,6 +294,7 @@ class Silos(Federation):
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
     ) -> Trained:
         trained = super()._close(self._sites.begin(state), prober, recall, keep)
+        self._sites.heard(bool(trained.outcome.accepted))
         return self._privacy.noised(trained, self.method.server_lr)
 
 
@@ -282,5 +320,5 @@ def told(record: Record, rounds: int) -> str:
     if record.accuracy is not None:
         parts.append(f"accuracy {record.accuracy:.4f}")
     parts.append(f"{len(record.clients) - len(record.refused)} of {len(record.clients)} clients")
-    parts += [f"client {refused['client']} refused: {refused['why']}" for refused in record.refused]
+    parts += [f"client {refused['client']} refused: {one_line(refused['why'], 300)}" for refused in record.refused]
     return ", ".join(parts)
