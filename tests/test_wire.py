@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from fedstrata.core import Assignment, Update, Work
 from fedstrata.tensors import Tensors
 from fedstrata.wire import (
+    REMEMBERED,
     WireError,
     bytes_of,
     decode_assignment,
@@ -693,6 +695,32 @@ def test_an_index_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length - 1)
     with pytest.raises(WireError, match="index is too long"):
         unpack(sound)
+
+
+LONG = "x" * 2**20
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda n: {"delta": dict.fromkeys([f"{n} {i} {LONG[:2000]}" for i in range(500)], torch.ones(1))},
+        lambda n: {"delta": {f"{n}{LONG}": torch.ones(1)}},
+        lambda n: {"slots": {f"{n}{LONG}": {}}},
+        lambda n: {"metrics": {f"{n}{LONG}": 1.0}},
+        lambda n: {"method": f"{n}{LONG}"},
+    ],
+    ids=["many names", "a long name", "slots", "metrics", "method"],
+)
+def test_what_clients_call_things_is_not_remembered_for_ever(changes: Callable[[int], dict[str, Any]]):
+    """Forty updates, each with a megabyte of names or so that were never seen before."""
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            size(an_update(**changes(number)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 6 * REMEMBERED
 
 
 def test_an_update_is_no_assignment():

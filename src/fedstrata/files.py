@@ -33,12 +33,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a file so that at every moment either the old or the whole new one is there."""
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o666) -> None:
+    """Write a file so that at every moment either the old or the whole new one is there; `mode` as `os.open` has it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -110,9 +110,9 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def write_sealed(path: Path, data: bytes) -> None:
+def write_sealed(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write bytes with their SHA-256, so that `read_sealed` notices every change."""
-    write_atomic(path, _MAGIC + hashlib.sha256(data).digest() + data)
+    write_atomic(path, _MAGIC + hashlib.sha256(data).digest() + data, mode)
 
 
 def read_sealed(path: Path) -> bytes:

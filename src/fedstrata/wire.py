@@ -25,6 +25,10 @@ HEAD_LIMIT = 4 * 2**20
 """Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 30,000 names.
 
 What JSON says in a byte takes up to fifty in memory."""
+REMEMBERED = 4 * 2**20
+"""Bytes of safetensors headers that are kept for the next message; with all that belongs to it, one takes up to six.
+
+Clients choose the names in what they send: a server must not fill its memory with them."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -54,8 +58,10 @@ class NotHeld(WireError):
     """An assignment that counts on parameters which the client does not hold."""
 
 
-@lru_cache(maxsize=4096)
-def _index(structure: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[bytes, int]:
+Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+def _made(structure: Structure) -> tuple[bytes, int]:
     """(safetensors header, number of bytes of tensor data) for tensors of this structure, in this order."""
     header: dict[str, Any] = {}
     end = 0
@@ -70,7 +76,25 @@ def _index(structure: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> t
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _structure(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
+class _Index(dict[Structure, tuple[bytes, int]]):
+    """What `_made` made, for the next message; all of it is dropped when there is no room for more."""
+
+    room = 0
+
+    def __missing__(self, structure: Structure) -> tuple[bytes, int]:
+        made = _made(structure)
+        self.room += len(made[0])
+        if self.room > REMEMBERED:
+            self.clear()
+            self.room = len(made[0])
+        self[structure] = made
+        return made
+
+
+_index = _Index()
+
+
+def _structure(tensors: Mapping[str, Tensor]) -> Structure:
     return tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors.items())
 
 
@@ -83,7 +107,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """A JSON head and named tensors as bytes."""
     text = _text(head)
-    header, _ = _index(_structure(tensors))
+    header, _ = _index[_structure(tensors)]
     data = [bytes_of(t) for t in tensors.values()]
     return b"".join([len(text).to_bytes(8, "little"), text, header, *data])
 
@@ -229,23 +253,17 @@ def _common(a: Assignment) -> tuple[Any, ...]:
     return *first, trains, travels, a.fresh is not None, *last
 
 
-def _update_head(
-    method: str,
-    metrics: Mapping[str, float],
-    slots: Names,
-    round: int = 0,
-    client: int = 0,
-    examples: int = 0,
-    steps: int = 0,
-) -> dict[str, Any]:
+def _head(message: Assignment | Update) -> dict[str, Any]:
+    if isinstance(message, Assignment):
+        return {**_assignment_head(*_common(message)), "client": message.client, "seed": message.seed}
     return {
-        "round": round,
-        "client": client,
-        "method": method,
-        "examples": examples,
-        "steps": steps,
-        "metrics": metrics,
-        "slots": slots,
+        "round": message.round,
+        "client": message.client,
+        "method": message.method,
+        "examples": message.examples,
+        "steps": message.steps,
+        "metrics": message.metrics,
+        "slots": tuple(message.slots),
     }
 
 
@@ -259,30 +277,22 @@ def _tensors(message: Assignment | Update) -> Tensors:
     return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _assignment_frame(*common: Any) -> int:
     return len(_text(_assignment_head(*common)))
-
-
-@lru_cache(maxsize=4096)
-def _update_frame(method: str, metrics: Names, slots: Names) -> int:
-    return len(_text(_update_head(method, dict.fromkeys(metrics, 0), slots)))
 
 
 def size(message: Assignment | Update) -> int:
     """Number of bytes that the message takes on the wire, without encoding it.
 
-    What a head has besides its numbers is measured once; JSON writes finite numbers as Python does.
+    What assignments have in common is measured once.
     """
     if isinstance(message, Assignment):
-        frame, numbers = _assignment_frame(*_common(message)), [message.client, message.seed]
+        head = _assignment_frame(*_common(message)) + len(str(message.client)) + len(str(message.seed)) - 2
     else:
-        frame = _update_frame(message.method, tuple(message.metrics), tuple(message.slots))
-        numbers = [message.round, message.client, message.examples, message.steps]
-        for value in message.metrics.values():
-            frame += len(_text(value)) - 1
-    header, data = _index(_structure(_tensors(message)))
-    return 8 + frame + sum(len(str(number)) - 1 for number in numbers) + len(header) + data
+        head = len(_text(_head(message)))
+    header, data = _index[_structure(_tensors(message))]
+    return 8 + head + len(header) + data
 
 
 def slot_sizes(update: Update) -> dict[str, int]:
@@ -290,18 +300,9 @@ def slot_sizes(update: Update) -> dict[str, int]:
     return {name: sum(t.numel() * t.itemsize for t in slot.values()) for name, slot in update.slots.items()}
 
 
-def _parts(message: Assignment | Update) -> tuple[dict[str, Any], Tensors]:
-    if isinstance(message, Assignment):
-        head = {**_assignment_head(*_common(message)), "client": message.client, "seed": message.seed}
-    else:
-        u = message
-        head = _update_head(u.method, u.metrics, tuple(u.slots), u.round, u.client, u.examples, u.steps)
-    return head, _tensors(message)
-
-
 def encode(message: Assignment | Update) -> bytes:
     """The message as bytes. An assignment carries only what its client does not hold (`fresh`)."""
-    return pack(*_parts(message))
+    return pack(_head(message), _tensors(message))
 
 
 def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignment:

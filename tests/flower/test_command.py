@@ -56,6 +56,32 @@ def test_a_name_that_python_cannot_import_gets_another(name: str, tmp_path: Path
     assert (tmp_path / name / words / "task.py").exists()
 
 
+def named(directory: Path) -> tuple[str, str]:
+    """The names of a new app's project and package."""
+    config = tomllib.loads((directory / "pyproject.toml").read_text())
+    package = config["tool"]["flwr"]["app"]["components"]["serverapp"].partition(".")[0]
+    assert (directory / package / "task.py").exists()
+    return config["project"]["name"], package
+
+
+@pytest.mark.parametrize("name", ["numpy", "google"])  # a package, and one in parts that other packages bring
+def test_an_app_hides_no_package_that_is_installed(name: str, tmp_path: Path) -> None:
+    assert fedstrata("flower", "new", tmp_path / name) == 0
+    assert named(tmp_path / name) == (f"app-{name}", f"app_{name}")
+
+
+@pytest.mark.parametrize("place", ["", "."])
+def test_what_stands_in_the_current_directory_takes_no_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m fedstrata` looks for modules there too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(place and str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    assert fedstrata("flower", "new", "mine") == 0
+    assert named(tmp_path / "mine") == ("mine", "mine")
+
+
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("x")
     for command in ("new", "certs"):
@@ -66,12 +92,33 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+NO_HOSTS = [
+    "not a host",
+    "",
+    "999.1.1.1",
+    "010.1.1.1",
+    "1.2.3",
+    "a..b",
+    ".x",
+    "x.",
+    "-x",
+    "x-.org",
+    "a_b",
+    "größe.org",
+    "*.example.org",
+    "::g",
+    "a" * 64,
+    "a" * 300,
+    ".".join(["a" * 62] * 4 + ["org"]),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("new", "x", "--method", "fedavgg"), "did you mean"),
         (("new", "x", "--clients", "0"), "clients"),
-        (("certs", "x", "--host", "not a host"), "'not a host' is no host"),
+        *((("certs", "x", f"--host={host}"), "' is no host") for host in NO_HOSTS),
         (("certs", "x", "--nodes", "-1"), "nodes are 0 to 100,000"),
         (("certs", "x", "--days", "0"), "days 1 to 36,500"),
     ],
@@ -89,10 +136,20 @@ def test_refusals(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    "host", ["2001:db8::7", "10.0.0.7", "3com.example", "A-1.xn--bcher-kva.org", "a" * 63, ".".join(["a" * 62] * 4)]
+)
+def test_hosts(host: str, tmp_path: Path) -> None:
+    assert fedstrata("flower", "certs", tmp_path / "keys", "--host", host, "--nodes", 0) == 0
+    server = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.crt").read_bytes())
+    hosts = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert host in [str(name.value) for name in hosts]
+
+
 def test_certificates(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     assert fedstrata("flower", "certs", keys, "--host", "server.example.org", "--host", "10.0.0.7", "--nodes", 2) == 0
-    names = {"ca.crt", "ca.key", "server.crt", "server.key", "node-0.key", "node-0.pub", "node-1.key", "node-1.pub"}
+    names = {"ca.crt", "server.crt", "server.key", "node-0.key", "node-0.pub", "node-1.key", "node-1.pub"}
     assert {path.name for path in keys.iterdir()} == names
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys.glob("*.key"))
     root, server = (x509.load_pem_x509_certificate((keys / f).read_bytes()) for f in ("ca.crt", "server.crt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,21 +21,27 @@ def test_nodes_that_are_not_admitted(deployed: Deployment, tmp_path: Path) -> No
     from fedstrata.flower.certs import write_certs
 
     write_certs(tmp_path / "other", [], 0, 1)
-    key = ("--auth-supernode-private-key", f"{deployed.keys}/node-3.key")
+    known, unknown = (("--auth-supernode-private-key", f"{deployed.keys}/node-{n}.key") for n in (0, 3))
     right, wrong = (
         ("--root-certificates", f"{deployed.keys}/ca.crt"),
         ("--root-certificates", f"{tmp_path}/other/ca.crt"),
     )
     few = ("--max-retries", "1")
-    for name, options in {
-        "unregistered": (*right, *key, *few),
-        "stranger": (*wrong, "--auth-supernode-private-key", f"{deployed.keys}/node-0.key", *few),
-        "insecure": ("--insecure", *few),
-    }.items():
+    for number in range(len(SITES)):  # those that are admitted say so; else the absence of these words proves nothing
+        waited(lambda number=number: "SuperNode ID" in deployed.log(f"node{number}"), 180, f"SuperNode {number}")
+    for name, options, why in (
+        ("unregistered", (*right, *unknown, *few), "failed to activate"),
+        ("stranger", (*wrong, *known, *few), "certificate verify"),
+        ("insecure", ("--insecure", *few), "server disconnected|connection reset"),
+    ):
         node = deployed.node(3, *options, name=name)
         waited(lambda node=node: node.poll() is not None, 180, name)
+        said = deployed.log(f"{name}3")
         assert node.returncode != 0
-        assert "SuperNode ID" not in deployed.log(f"{name}3")
+        assert "SuperNode ID" not in said
+        assert re.search(why, said, re.IGNORECASE), said
+    assert deployed.superlink.poll() is None
+    assert re.search("no supernode found with the given public key", deployed.log("superlink"), re.IGNORECASE)
 
 
 def test_a_superlink_that_is_killed(deployed: Deployment, tmp_path: Path) -> None:

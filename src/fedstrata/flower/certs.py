@@ -1,6 +1,6 @@
 """Certificates and keys for a Flower deployment: who the server is, and which sites may take part.
 
-ca.crt, ca.key          the authority that all sites trust; its key signs nothing more once this is done
+ca.crt                  the authority that all sites trust; its key is not kept, for it signs nothing more
 server.crt, server.key  the SuperLink's
 node-N.key, node-N.pub  a SuperNode's: the key stays at its site, the public part is registered at the SuperLink
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE | re.ASCII)
 
 
 def check_cryptography() -> None:
@@ -46,7 +48,6 @@ def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) ->
     root = _certificate(authority, None, days, ())
     signed = _certificate(server, (authority, root), days, names)
     files = {
-        "ca.key": _private(authority),
         "ca.crt": _pem(root),
         "server.key": _private(server),
         "server.crt": _pem(signed),
@@ -67,15 +68,18 @@ def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) ->
 
 
 def _name(host: str) -> x509.GeneralName:
-    """A host as certificates name it."""
+    """A host as certificates name it: an address, or the name of one machine (RFC 1123)."""
     from cryptography import x509
 
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host.isascii() or not host.replace("-", "").replace(".", "").isalnum():
-        raise UsageError(f"'{host}' is no host: give a name such as server.example.org, or an address")
+    labels = host.split(".")
+    # A name that ends in a number would be read as an address.
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)) or labels[-1].isdigit():
+        shown = host if len(host) <= 100 else host[:100] + "…"
+        raise UsageError(f"'{shown}' is no host: give a name such as server.example.org, or an address")
     return x509.DNSName(host)
 
 

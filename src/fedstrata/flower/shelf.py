@@ -53,7 +53,11 @@ class InState(Cupboard):
 
 
 class InDirectory(Cupboard):
-    """Bytes in sealed files, which outlive the SuperNode; a damaged one counts as lost."""
+    """Bytes in sealed files, which outlive the SuperNode; a damaged one counts as lost.
+
+    Memories tell of the data that they come from: nobody but the SuperNode's user may read them. Those of other runs
+    are never dropped here, for any of these may be under way, or be resumed one day.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -66,8 +70,8 @@ class InDirectory(Cupboard):
 
     def __setitem__(self, name: str, data: bytes) -> None:
         with disk_errors(self._directory):
-            self._directory.mkdir(parents=True, exist_ok=True)
-        write_sealed(self._directory / name, data)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_sealed(self._directory / name, data, mode=0o600)
 
     def __delitem__(self, name: str) -> None:
         (self._directory / name).unlink(missing_ok=True)

@@ -115,13 +115,16 @@ already, say so first: `export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1`.
 
 With `--run-config 'out="/srv/runs/first"'` the server writes metrics, checkpoints and the final model there. A run that
 was stopped goes on with `out="/srv/runs/first" resume=true`; so that clients, too, remember what they knew, give them a
-directory: `client_app(model, data, keep="/srv/memory")`.
+directory: `client_app(model, data, keep="/srv/memory")`. Files of runs that are over stay there until you delete them.
 
 ## Across sites
 
 Certificates and keys, once; `--host` names the server as the sites reach it:
 
     fedstrata flower certs keys --host server.example.org --nodes {clients}
+
+A site that comes later needs `ca.crt` and a key pair, made by `ssh-keygen -t ecdsa -b 384` without a passphrase. When
+certificates end (`--days`), or the server gets another name, make all of them anew: the authority's key is not kept.
 
 The server:
 
@@ -145,6 +148,14 @@ Then, from anywhere: `flwr run . federation --stream`.
 """
 
 
+def _taken(package: str) -> bool:
+    """True if a package of this name would hide another; what stands in the current directory is the user's own."""
+    if package in {*sys.stdlib_module_names, "flwr", "fedstrata", "torch", "test", "tests"}:
+        return True
+    places = [place for place in sys.path if Path(place).resolve() != Path.cwd()]
+    return any(finder.find_spec(package, places) for finder in sys.meta_path)
+
+
 def write_app(directory: Path, method: str, clients: int) -> None:
     """Write a whole app.
 
@@ -153,9 +164,8 @@ def write_app(directory: Path, method: str, clients: int) -> None:
     """
     project = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "federation"
     package = project.replace("-", "_")
-    taken = {*sys.stdlib_module_names, "flwr", "fedstrata", "torch", "test", "tests"}
-    if not package.isidentifier() or keyword.iskeyword(package) or package in taken:
-        package = f"app_{package}"
+    if not package.isidentifier() or keyword.iskeyword(package) or _taken(package):
+        project, package = f"app-{project}", f"app_{package}"
     names = {"project": project, "package": package, "method": method, "clients": clients}
     names["directory"] = directory.resolve()
     files = {
