@@ -97,6 +97,7 @@ Answered = Callable[["Message", "Context"], tuple[Answer, Update | None, float]]
 def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> Message:
     """The reply to one stage of secure aggregation; in the stage that asks for an update, what trains is called."""
     from flwr.app import Message as Letter
+    from flwr.app import RecordDict as Records
 
     asked = message.content.config_records.get(CONFIGS)
     if asked is None:
@@ -105,7 +106,7 @@ def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> 
     why = _hides_nothing(asked)
     if why:
         return Letter(sealed(Answer(refusal=why)), reply_to=message)
-    content: RecordDict | None = None
+    content = Records()
     if asked.get("stage") == "collect_masked_vectors":
         answer, update, weight = answered(message, context)
         if update is None:
