@@ -22,7 +22,7 @@ from fedstrata import wire
 from fedstrata.flower import client_app
 from fedstrata.flower.secure import CONFIGS, MODULUS, Exchange
 from tests.engines.worlds import mlp, staged
-from tests.flower.worlds import Loopback
+from tests.flower.worlds import Loopback, context
 
 SECURE: dict[str, Any] = {"model": mlp, "secure": True, "participation": 5, "rounds": 2}
 
@@ -57,6 +57,21 @@ def test_the_mean_is_that_of_plain_updates(method: str) -> None:
     start = dict(mlp().named_parameters())
     assert max((reference.state.params[n] - w).abs().max() for n, w in start.items()) > 0.01
     assert [r.train_loss for r in found.records] == pytest.approx([r.train_loss for r in reference.records], rel=1e-4)
+
+
+def test_node_numbers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's are random numbers of 64 bits; all nodes are waited for together."""
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    numbers = [2**63 - 7, 12, 2**40, 5, 2**62]
+    made.contexts = {
+        number: context(number, old.node_config) for number, old in zip(numbers, made.contexts.values(), strict=True)
+    }
+    made.online = set(numbers)
+    asked: list[int] = []
+    pull = made.pull_messages
+    monkeypatch.setattr(made, "pull_messages", lambda ids: (asked.append(len(list(ids))), pull(ids))[1])
+    close(silos(made, **{**SECURE, "rounds": 1}), plain(rounds=1))
+    assert asked[-4:] == [5] * 4
 
 
 def test_the_server_sees_no_update() -> None:
@@ -175,7 +190,9 @@ def test_both_sides_must_want_it() -> None:
     assert why == {"it says: this site sends nothing but under secure aggregation: the server needs secure=true"}
     found = silos(grid(5, model=mlp), **{**SECURE, "rounds": 1})
     assert len(found.records[0].refused) == 5
-    assert {row["why"] for row in found.records[0].refused} == {"0 of 5 clients held out, too few to see the sum"}
+    assert {row["why"] for row in found.records[0].refused} == {
+        "it says: secure aggregation needs Flower's mod here too: client_app(…, mods=[secaggplus_mod])"
+    }
     assert all(torch.equal(found.state.params[n], p) for n, p in mlp().named_parameters())
 
 

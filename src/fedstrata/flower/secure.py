@@ -160,8 +160,6 @@ class Sums(Flower):
         answer, message = opened(content, Answer, self.limit)
         if answer.lost:
             raise UsageError(self.noted(assignment.client, answer))
-        if answer.refusal:
-            raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
         update = wire.decode_update(message)
         if update.client != assignment.client or update.delta or update.slots or update.buffers:
             raise UsageError("its update is not what secure aggregation leaves of one")
@@ -183,32 +181,38 @@ class Sums(Flower):
         from flwr.app import ConfigRecord, RecordDict
 
         letters: dict[str, int] = {}
-        for node, values in configs.items():
+        nodes = list(configs)
+        for place, (node, values) in enumerate(configs.items()):
             content = extra.get(node) or RecordDict()
             content[CONFIGS] = ConfigRecord(values)
             letter = self.post.send(node, "train", content, group)
             if letter is None:
                 absent[clients[node]] = "its SuperNode is not there"
             else:
-                letters[letter] = node
+                letters[letter] = place
         found: Answers = {}
-        for letter, reply in self.post.replies(letters, len(letters)):
-            node = letters[letter]
+        for letter, reply in self.post.replies(letters, len(nodes)):
+            node = nodes[letters[letter]]
             try:
-                found[node] = _part(reply)
+                found[node] = self._part(reply)
             except FedstrataError as error:
                 absent[clients[node]] = str(error)
         return found
 
+    def _part(self, reply: Reply) -> tuple[Mapping[str, Any], RecordDict]:
+        """What a node answers to a stage."""
+        if reply.content is None:
+            raise UsageError(reply.why)
+        said = reply.content.config_records.get(CONFIGS)
+        if said is None:
+            answer, _ = opened(reply.content, Answer, self.limit)
+            if answer.refusal:
+                raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
+        return said or {}, reply.content
+
 
 Answers = dict[int, tuple[Mapping[str, Any], "RecordDict"]]
 """Node → (what the mod says, everything that came with it)."""
-
-
-def _part(reply: Reply) -> tuple[Mapping[str, Any], RecordDict]:
-    if reply.content is None:
-        raise UsageError(reply.why)
-    return reply.content.config_records.get(CONFIGS) or {}, reply.content
 
 
 @dataclass(eq=False)
