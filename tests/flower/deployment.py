@@ -148,6 +148,7 @@ class Deployment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
         }
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every message starts a process that imports everything
 
     def __enter__(self) -> Deployment:
         self.counter = Counter(self.wire, self.link)
