@@ -50,7 +50,7 @@ def test_a_superlink_that_is_killed(deployed: Deployment, tmp_path: Path) -> Non
     settings = {**CHAIN, "rounds": 4, "participation": 2, "checkpoint_seconds": 0.0}
     given = {**settings, "out": str(tmp_path / "run"), "timeout": 60 * PATIENCE}
     deployed.run(tmp_path / "long", **given)
-    waited(lambda: (tmp_path / "run").exists() and metrics(tmp_path / "run"), 360, "a round")
+    waited(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and metrics(tmp_path / "run"), 360, "a round")
     kill(deployed.superlink)
     done = len(metrics(tmp_path / "run"))
     deployed.superlink = deployed.start_superlink()
