@@ -128,8 +128,11 @@ certificates end (`--days`), or the server gets another name, make all of them a
 
 The server:
 
-    flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \\
+    flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth --database superlink.db \\
         --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key
+
+With a database it knows its sites again after a restart. Whoever reaches its port may register a key and start a run:
+let only sites and operators reach it.
 
 Tell Flower where it is, in `~/.flwr/config.toml`, and which sites may take part:
 
