@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,16 +20,17 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.engines import cluster, pool
 from fedstrata.engines import ray as actors
+from fedstrata.engines.shared import Memory, OwnMemory, SharedMemory, plan
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
-from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, staged
-from tests.runs import fedstrata, one_sentence, options
+from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
+from tests.runs import fedstrata, one_sentence, options, process
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -62,6 +67,19 @@ def images() -> dict[str, Any]:
     return {"model": convnet(), "clients": clients, "test": pictures(20, 99), "participation": 3, "rounds": 3}
 
 
+class Widen(nn.Module):
+    """Goes on in double precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+def two_types() -> nn.Module:
+    """Parameters of two types, more of them than an actor's memory has room for at first."""
+    model: nn.Module = seeded(lambda: nn.Sequential(nn.Linear(6, 400), Widen(), nn.Linear(400, 4, dtype=torch.float64)))
+    return model
+
+
 def mixed(method: str) -> dict[str, Any]:
     shallow = staged("first", "norm", "relu", "head")
     return {
@@ -80,11 +98,23 @@ def mixed(method: str) -> dict[str, Any]:
         (lambda: {"method": fs.chain(Scaffold(), Keep(limit=0.05)), "participation": 1.0}, 2),
         (lambda: mixed("inco"), 2),
         (lambda: mixed("groupavg"), 1),
+        (lambda: {"model": two_types(), "method": "scaffold"}, 1),
     ],
-    ids=["batch norm", "fedpart", "scaffold", "inco", "groupavg"],
+    ids=["batch norm", "fedpart", "scaffold", "inco", "groupavg", "two types"],
 )
 def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
     check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))
+
+
+@pytest.mark.parametrize("kind", [OwnMemory, SharedMemory])
+def test_what_is_written_to_tensors_of_two_types_stays(kind: type[Memory]) -> None:
+    """Also where the section grows as they are read: all of them lie in what it has become."""
+    memory = kind()
+    layout, _ = plan({"a": torch.empty(3000), "b": torch.empty(3000, dtype=torch.float64), "c": torch.empty(0)}, 64)
+    for tensor in memory.read(0, layout).values():
+        tensor.fill_(7)
+    assert all((tensor == 7).all() for tensor in memory.read(0, layout).values())
+    assert memory.read(1, ()) == {}
 
 
 class Shy(fs.TensorExamples):
@@ -286,6 +316,20 @@ def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.Monk
         fed.fit()
 
 
+@pytest.mark.parametrize("address", ["auto", "HOST:PORT"])
+def test_closed_before_the_first_round(address: str, on_ray: dict[str, Any], tmp_path: Path) -> None:
+    """By the user, or because a run is finished already."""
+    if address != "auto":
+        on_ray["ray_address"] = ray.get_runtime_context().gcs_address
+    fed = federation(rounds=1, workers=1, **on_ray, out=tmp_path / "run")
+    fed.close()
+    fed.close()
+    fed.fit()
+    finished = federation(rounds=1, workers=1, **on_ray, out=tmp_path / "run", resume=True)
+    finished.fit()
+    check_same(finished, fed)
+
+
 # Addresses -----------------------------------------------------------------------------------------------------------
 
 
@@ -311,11 +355,183 @@ def test_nobody_at_the_address(
     assert time.monotonic() - begin < 20
 
 
-def test_somebody_else_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of somebody who says always the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as pipe:
+                        pipe.recv(4096)
+                        pipe.sendall(answer)
+                        pipe.recv(4096)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a server of HTTP/2 begins."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "timed out"),
+        (b"220 mail.example ESMTP", "something else answers there"),
+        (SETTINGS, "something else answers there"),
+        (SETTINGS + b"\x0bgrpc-status\x0212", "something else answers there"),
+    ],
+    ids=["nothing", "another protocol", "HTTP/2", "gRPC"],
+)
+def test_somebody_else_at_the_address(answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "REACH", 0.5)
-    says = pytest.raises(fs.UsageError, match=r"there is no Ray cluster at .*: timed out")
-    with socket.create_server(("127.0.0.1", 0)) as server, says:
-        cluster._check_answers(f"127.0.0.1:{server.getsockname()[1]}")
+    says = pytest.raises(fs.UsageError, match=f"there is no Ray cluster at .*: {why}")
+    with answering(answer) as address, says:
+        cluster._ask(address)
+
+
+def test_lengths_in_headers() -> None:
+    """The examples of HPACK's specification (RFC 7541, C.1), for seven bits: 1337 - 127 = 1210 = 9 · 128 + 58."""
+    assert [*cluster._length(10)] == [10]
+    assert [*cluster._length(126)] == [126]
+    assert [*cluster._length(127)] == [127, 0]
+    assert [*cluster._length(1337)] == [127, 128 + 58, 9]
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home without a token: where it is."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_where_a_token_is(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Ray's order, the last first."""
+    assert cluster._token() == ""
+    (no_token / ".ray").mkdir()
+    (no_token / ".ray/auth_token").write_text("home\n")
+    assert cluster._token() == "home"
+    (no_token / "file").write_text("file")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(no_token / "file"))
+    assert cluster._token() == "file"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "told")
+    assert cluster._token() == "told"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "mode", "agreed"),
+    [
+        ("", "", None, None),
+        ("", "a", None, None),  # with the token of a Ray of our own, say: no actor could answer
+        ("", "a", "disabled", "disabled"),
+        ("", "a", "token", "was started without a token: unset RAY_AUTH_MODE"),
+        ("a", "a", None, "token"),
+        ("a", "a", "token", "token"),
+        ("a", "", "token", "token"),  # Ray may know another place
+        ("a", "", None, r"asks for a token, and there is none: .*ray get-auth-token"),
+        ("a", "b", None, r"asks for a token, and refuses the one that is here: .*ray get-auth-token"),
+        ("a", "a", "disabled", "asks for a token, but RAY_AUTH_MODE = disabled"),
+    ],
+)
+def test_a_token_is_used_where_it_is_asked_for(
+    theirs: str, ours: str, mode: str | None, agreed: str | None, no_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that it is put back
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    for name, value in (("RAY_AUTH_TOKEN", ours), ("RAY_AUTH_MODE", mode)):
+        if value:
+            monkeypatch.setenv(name, value)
+
+    def ask(address: str, token: str = "") -> int:
+        return cluster.OPEN if theirs in ("", token) else cluster.ASKS
+
+    monkeypatch.setattr(cluster, "_ask", ask)
+    if agreed in (None, "token", "disabled"):
+        cluster._agree(None, "host:1")
+        assert os.environ.get("RAY_AUTH_MODE") == agreed
+    else:
+        with pytest.raises(fs.UsageError, match=f"the Ray cluster at host:1 {agreed}"):
+            cluster._agree(None, "host:1")
+        assert os.environ.get("RAY_AUTH_MODE") == mode
+
+
+def test_the_cluster_that_auto_means_is_asked_too(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would use a token there because this machine has one, whether the cluster asks for it or not."""
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:6379")
+    assert cluster._running_here(ray) == "192.0.2.9:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://192.0.2.9:10001")
+    assert cluster._running_here(ray) == "auto"  # another protocol, which is left to Ray
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextmanager
+def started(home: Path) -> Iterator[str]:
+    """The address of a cluster that the command `ray start` has made."""
+    port = free_port()
+    # Paths of sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        command = f"ray start --head --block --num-cpus 2 --include-dashboard false --disable-usage-stats --port {port}"
+        words = [*command.split(), "--ray-client-server-port", str(free_port()), "--temp-dir", place]
+        path = os.pathsep.join(map(str, (Path(fs.__file__).parents[1], Path(__file__).parents[2])))
+        environment = {**os.environ, "HOME": str(home), "PYTHONPATH": path}
+        code = "from ray.scripts.scripts import main; main()"
+        with open(home / "head.log", "w") as log:
+            head = subprocess.Popen(
+                [sys.executable, "-c", code, *words[1:]],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            end = time.monotonic() + 60
+            while "Ray runtime started" not in (home / "head.log").read_text():
+                assert head.poll() is None, (home / "head.log").read_text()
+                assert time.monotonic() < end, (home / "head.log").read_text()
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                head.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
+
+
+@pytest.mark.slow
+def test_the_command_joins_a_cluster_that_asks_for_a_token(no_token: Path) -> None:
+    """With the token that is here, and nothing on standard error; without it one sentence says what is missing."""
+    signal.alarm(180)  # a Ray that is started and a process that joins it, on a machine that may be busy
+    home, token = no_token / "home", "0123456789abcdef" * 10
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray/auth_token").write_text(token)
+    with started(home) as address:
+        with pytest.raises(fs.UsageError, match=f"{address} asks for a token, and there is none: "):
+            cluster._agree(None, address)
+        assert cluster._ask(address, "wrong") == cluster.ASKS
+        assert cluster._ask(address, token) == cluster.OPEN
+        shutil.copytree(home / ".ray", no_token / ".ray")
+        command = ("run", *options(rounds=1), "--engine", "ray", "--workers", "1", "--ray-address", address)
+        member = process(*command, "--out", "run", cwd=no_token)
+        try:
+            _, error = member.communicate(timeout=120)
+        finally:
+            member.kill()
+        assert (member.returncode, error) == (0, "")
 
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UsageError, one_line
@@ -58,6 +60,8 @@ def check_address(address: str) -> str:
 
 _own = 0
 """How many engines of this process use the Ray that one of them has started or joined."""
+_told: str | None = None
+"""Whether the user wants a token to be used; at the next cluster Ray would take our choice, or its own, for that."""
 _lock = threading.Lock()
 
 
@@ -68,14 +72,19 @@ class Session:
     """
 
     def __init__(self, cluster: Cluster, actors: int) -> None:
-        global _own
+        global _own, _told
         ray = import_ray()
         with _lock:
             self._ours = _own > 0 or not ray.is_initialized()
             if ray.is_initialized():
                 _check_same(ray, cluster.address)
             else:
-                _join(ray, cluster, actors)
+                _told = os.environ.get(MODE)
+                try:
+                    _join(ray, cluster, actors)
+                except BaseException:
+                    _set_mode(ray, _told)
+                    raise
             _own += self._ours
 
     def leave(self) -> None:
@@ -86,6 +95,7 @@ class Session:
                 self._ours, _own = False, _own - 1
                 if not _own:
                     import_ray().shutdown()
+                    _set_mode(import_ray(), _told)
 
 
 def _check_same(ray: Any, address: str) -> None:
@@ -112,10 +122,10 @@ def _join(ray: Any, cluster: Cluster, actors: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         wanted |= {"address": "local", "num_cpus": max(1, math.ceil(actors * cluster.cpus)), "include_dashboard": False}
     else:
-        told = os.environ.get("RAY_ADDRESS", "") if cluster.address == "auto" else cluster.address
-        if ADDRESS.fullmatch(told):
-            _check_answers(told)
-        wanted |= {"address": cluster.address}
+        address = _running_here(ray) if cluster.address == "auto" else cluster.address
+        if ADDRESS.fullmatch(address) and os.environ.get("RAY_USE_TLS", "0") == "0":
+            _agree(ray, address)
+        wanted |= {"address": address}
     try:
         with _same_handlers():
             ray.init(**wanted)
@@ -124,7 +134,8 @@ def _join(ray: Any, cluster: Cluster, actors: int) -> None:
             raise UsageError("there is no Ray cluster running here: start one, or use ray_address = 'local'") from error
         why = one_line(f"{type(error).__name__}: {error}", 200)
         what = "a Ray of our own cannot be started" if cluster.address == "local" else f"cannot join {cluster.address}"
-        raise UsageError(f"{what}: {why}") from error
+        token = "" if cluster.address == "local" else f"; if it asks for a token, {REMEDY}, and set {MODE}=token"
+        raise UsageError(f"{what}: {why}{token}") from error
     # Ray prints of every dead actor to standard output, whatever it is told; the engine tells it in its own words.
     with suppress(Exception):
         ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
@@ -141,23 +152,130 @@ def _same_handlers() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How gRPC, which Ray speaks, begins; the other side answers with a frame of type 4."""
+def _running_here(ray: Any) -> str:
+    """The address of the cluster that `auto` means, or `auto` if that is left to Ray."""
+    with suppress(Exception):
+        found: str = ray._private.services.canonicalize_bootstrap_address("auto")
+        if ADDRESS.fullmatch(found):
+            return found
+    return "auto"
 
 
-def _check_answers(address: str) -> None:
-    """Refuse an address where nobody speaks as Ray does; Ray itself would try for five minutes."""
+# Is it Ray, and does it ask for a token? --------------------------------------------------------------------------
+
+MODE = "RAY_AUTH_MODE"
+REMEDY = "copy its head's (`ray get-auth-token` prints it) to ~/.ray/auth_token here"
+OPEN, ASKS = 0, 16
+"""What Ray answers with, as gRPC's codes: it is well, or it wants a token, or another."""
+
+
+def _agree(ray: Any, address: str) -> None:
+    """Speak to a cluster with a token if it asks for one, and only then: Ray itself does not look, and fails late.
+
+    With a token that nobody asked for it joins, but no actor of the cluster can answer then.
+    """
+    told, token = os.environ.get(MODE), _token()
+    if _ask(address) == OPEN:
+        if told is not None and told.lower() == "token":
+            raise UsageError(f"the Ray cluster at {address} was started without a token: unset {MODE}")
+        _set_mode(ray, told)
+        return
+    asks = f"the Ray cluster at {address} asks for a token"
+    if told is not None and told.lower() != "token":
+        raise UsageError(f"{asks}, but {MODE} = {told}: set it to token, or unset it")
+    if not token and told is None:
+        raise UsageError(f"{asks}, and there is none: {REMEDY}")
+    if token and _ask(address, token) != OPEN:
+        raise UsageError(f"{asks}, and refuses the one that is here: {REMEDY}")
+    _set_mode(ray, "token")
+
+
+def _token() -> str:
+    """The token that Ray will use, or nothing."""
+    told = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if told:
+        return told
+    with suppress(OSError, ValueError):
+        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().read_text().strip()
+    return ""
+
+
+def _set_mode(ray: Any, mode: str | None) -> None:
+    """Tell Ray whether to use a token, also if it has looked, and has used one for an earlier cluster."""
+    if mode is None:
+        os.environ.pop(MODE, None)
+    else:
+        os.environ[MODE] = mode
+    with suppress(Exception):
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def _question(token: str) -> bytes:
+    """A whole request to Ray, "are you alive?", as gRPC, which is HTTP/2: hello, headers and an empty message."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/ray.rpc.NodeInfoGcsService/CheckAlive",
+        ":authority": "ray",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    packed = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
+    return hello + _frame(1, 4, 1, packed) + _frame(0, 1, 1, bytes(5))
+
+
+def _text(text: str) -> bytes:
+    """A text in a header of HTTP/2: its length, and itself."""
+    data = text.encode()
+    return _length(len(data)) + data
+
+
+def _length(number: int) -> bytes:
+    """A length in a header of HTTP/2: seven bits, and if those are full the rest in sevens, the lowest first."""
+    if number < 127:
+        return bytes([number])
+    rest, more = number - 127, [127]
+    while rest > 127:
+        more.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*more, rest])
+
+
+STATUS = re.compile(rb"\x0bgrpc-status(?:\x01(\d)|\x02(\d\d))")
+MOST = 1 << 16
+"""Bytes of an answer in which the status must have come."""
+
+
+def _ask(address: str, token: str = "") -> int:
+    """Whether a cluster would take us, `OPEN` or `ASKS`. Refuses an address where nobody speaks as Ray does.
+
+    Ray itself would try for up to five minutes, and print a line a second.
+    """
     host, _, port = address.rpartition(":")
     wrong = f"there is no Ray cluster at {address}"
+    answer, end = b"", time.monotonic() + REACH
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH) as pipe:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            pipe.settimeout(REACH)
-            pipe.sendall(HELLO)
-            answer = pipe.recv(9)
+            pipe.sendall(_question(token))
+            while not (status := STATUS.search(answer)) and len(answer) < MOST:
+                pipe.settimeout(max(0.01, end - time.monotonic()))
+                new = pipe.recv(4096)
+                if not new:
+                    break
+                answer += new
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = "something else answers there" if answer else getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{wrong}: {one_line(why, 200).lower()}") from None
-    if len(answer) < 4 or answer[3] != 4:
+    code = int(status[1] or status[2]) if status else None
+    if code not in (OPEN, ASKS):
         raise UsageError(f"{wrong}: something else answers there")
+    return code

@@ -207,6 +207,8 @@ class RayActors(Pool[_Actor]):
                 data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
         self._queues: list[list[tuple[int, int, Task]]] = [[] for _ in range(workers)]
+        self._shelf = _ObjectShelf(self._ray.put)
+        self._shop_object: Any = None
 
     # Actors.
 
@@ -227,8 +229,6 @@ class RayActors(Pool[_Actor]):
             ray.exceptions.WorkerCrashedError,
             ray.exceptions.OutOfMemoryError,
         )
-        self._shelf = _ObjectShelf(ray.put)
-        self._shop_object: Any = None
         self._failures, self._since = 0, time.monotonic()
         resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
         self._kind_of_actor = ray.remote(Hand).options(**resources, max_restarts=0, max_task_retries=0)
@@ -264,7 +264,7 @@ class RayActors(Pool[_Actor]):
         if self._session is None:
             return
         self._session = self._shop_object = None
-        self._shelf.objects.clear()
+        self._shelf = _ObjectShelf(self._ray.put)  # lets go of the objects
         self._closer()
 
     # Messages.

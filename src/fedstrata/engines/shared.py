@@ -46,6 +46,12 @@ def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
     return tuple(blocks), begin
 
 
+def end_of(layout: Layout) -> int:
+    """Where the last tensor of a layout ends."""
+    dtype, offset, _, _, sizes = layout[-1]
+    return offset + sum(sizes) * dtype.itemsize
+
+
 class Memory:
     """Sections of memory that tensors lie in."""
 
@@ -133,16 +139,26 @@ class OwnMemory(Memory):
         self._sections: dict[int, Tensor] = {}
         self._ends: dict[int, int] = {}
 
-    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-        end = offset + count * dtype.itemsize
+    def read(self, section: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a section, in place; views of one that grows between them would be left behind."""
+        if layout:
+            self._grown(section, end_of(layout))
+        return super().read(section, layout)
+
+    def _grown(self, section: int, end: int) -> Tensor:
+        """A section, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""
         memory = self._sections.get(section)
-        if memory is None or len(memory) < end:  # views of a shorter one are whole by now: they were filled in turn
+        if memory is None or len(memory) < end:
             grown = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
             if memory is not None:
                 grown[: len(memory)] = memory
             memory = self._sections[section] = grown
         self._ends[section] = max(end, self._ends.get(section, 0))
-        return memory[offset:end].view(dtype)
+        return memory
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        end = offset + count * dtype.itemsize
+        return self._grown(section, end)[offset:end].view(dtype)
 
     def fill(self, section: int, data: Bytes) -> None:
         """Make a section of a copy of these bytes, which may be in memory that must not be written to."""
@@ -208,6 +224,5 @@ class Shelf:
 
     def _take_off(self, place: Place) -> None:
         _, layout = place
-        dtype, last, _, _, sizes = layout[-1]
         begin = layout[0][1]
-        self._free.setdefault(last + sum(sizes) * dtype.itemsize - begin, []).append(begin)
+        self._free.setdefault(end_of(layout) - begin, []).append(begin)
