@@ -45,7 +45,7 @@ def train(message, context):
     if str(context.node_config["partition-id"]).startswith("2"):
         if message.metadata.group_id == "3":
             time.sleep({timeout} + 3)
-        if message.metadata.group_id == "4":
+        if message.metadata.group_id in ("4", "5", "6"):
             return Message(RecordDict({{"fedstrata": ConfigRecord({{"head": "garbage"}})}}), reply_to=message)
     return reply
 """

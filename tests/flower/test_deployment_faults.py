@@ -73,8 +73,8 @@ def admitted(deployed: Deployment) -> bool:
 
 
 def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_path: Path) -> None:
-    """SuperNode 1 is killed in round 2 and started again; SuperNode 2 is late in round 3 and sends garbage then."""
-    timeout = 30 * PATIENCE
+    """SuperNode 1 is killed in round 2 and started again; SuperNode 2 is late in round 3, and then sends garbage."""
+    timeout = 45 * PATIENCE
     make_app(tmp_path / "failing", clients=3, failing=timeout)
     out = tmp_path / "run"
     before = len(deployed.log("node1"))
@@ -89,7 +89,9 @@ def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_pat
     assert refused[0] == {}
     assert refused[1] == {1: "it did not answer in time"}
     assert refused[2][2] == "it did not answer in time"
-    assert "garbage" in refused[3][2] or "not that of answer" in refused[3][2]
+    garbage = [line[2] for line in refused[3:6] if line.get(2) != "it did not answer in time"]  # it may still be busy
+    assert garbage
+    assert all("not that of answer" in why for why in garbage)
     assert "it has lost what it remembered, and will begin anew" in [line.get(1) for line in refused]
     assert refused[-1] == {}
     assert all(0 not in line for line in refused)
