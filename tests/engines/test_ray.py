@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -209,7 +210,9 @@ def test_an_actor_that_dies_once_leaves_no_trace(tmp_path: Path, on_ray: dict[st
     assert (tmp_path / "dead").exists()
     check_same(fed, run(**settings, engine="serial"))
     (note,) = [note for note in fed.summary()["notes"] if "died" in note]
-    assert note == "round 1: client 2: its Ray actor died (worker process has died) and was replaced"
+    # On a busy machine the answer of the visit before may be lost too: then it is that client's.
+    told = r"round 1: client [23]: its Ray actor died \(worker process has died\) and was replaced"
+    assert re.fullmatch(told, note)
 
 
 def test_an_actor_killed_from_outside_between_two_visits(on_ray: dict[str, Any]) -> None:
