@@ -112,6 +112,16 @@ def test_what_is_accepted_is_no_larger_than_what_came(data: bytes, section: str)
     assert sum(t.nbytes for t in tensors) == len(data)
 
 
+def peak_of(data: bytes) -> int:
+    """Bytes that were taken while a message was refused, at most."""
+    tracemalloc.start()
+    try:
+        assert refused(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     "filler", ["[],", "{},", '"",', "0.5,", '{"a":0},', "[[[]]],", "[[[[[[[[]]]]]]]],", '"\\u00e9",', "1e308,"]
 )
@@ -120,23 +130,11 @@ def test_json_that_swells(filler: str, where: str) -> None:
     """A megabyte of JSON takes at most fifty in memory; its limit makes that 200 MB at the very most."""
     text = b'{"a":[' + filler.encode() * (2**20 // len(filler)) + b"0]}"
     data = message(text, {}) if where == "head" else message(UPDATE_HEAD, text)
-    tracemalloc.start()
-    try:
-        assert refused(data)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 50 * len(data)
+    assert peak_of(data) < 50 * len(data)
 
 
 @pytest.mark.parametrize("where", ["head", "index"])
 def test_json_beyond_the_limit_is_not_parsed(where: str) -> None:
     text = b'{"a":"' + b"x" * wire.HEAD_LIMIT + b'"}'
     data = message(text, {}) if where == "head" else message(UPDATE_HEAD, text)
-    tracemalloc.start()
-    try:
-        assert refused(data)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**20
+    assert peak_of(data) < 2**20

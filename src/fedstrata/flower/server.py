@@ -268,17 +268,17 @@ class Silos(Federation):
             clip=plan.privacy.clip,
         )
         self._privacy = plan.privacy
-        memories = Memories()
+        memories, weights = Memories(), weights_of(models.values())
         self._journal.store = memories
         self._sites = self._engine = plan.engine(self.method, self._fault)(
             post=post,
             directory=directory,
             setting=setting,
             run_id=run_id(plan.out),
-            limit=allowance(weights_of(models.values())),
+            limit=allowance(weights),
             holds=self._holds(len(models)),
             memories=memories,
-            ahead=max(AHEAD, AHEAD_BYTES // max(weights_of(models.values()), 1)),
+            ahead=max(AHEAD, AHEAD_BYTES // max(weights, 1)),
         )
         self.engine = "flower"
 
@@ -288,7 +288,7 @@ class Silos(Federation):
     def _holds(self, architectures: int) -> bool:
         """True if some parameters may stay as they are in a round: clients then hold on to them."""
         frozen = any(not p.requires_grad for p in self._shop.build("").parameters())
-        return frozen or architectures > 1 or any(True for _ in self.method.at("plan"))
+        return frozen or architectures > 1 or any(self.method.at("plan"))
 
     def _close(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
