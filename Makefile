@@ -14,8 +14,9 @@ demo: $(CORE)
 	$(BIN)/fedstrata demo
 
 # Files with slow tests go first (tests/conftest.py); one worker more than there are cores, since deployments mostly wait.
+# One thread each: more threads than cores would wait for each other, and use up what the others need.
 test: $(TEST)
-	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 
 check: lint types test
 

@@ -338,7 +338,7 @@ def deploy(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows, on one deployment."""
     often = options.rounds, options.repeats
     with tempfile.TemporaryDirectory() as directory:
-        deployment = Deployment(Path(directory))
+        deployment = Deployment(Path(directory), counted=True)
         deployment.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every message starts a process, which imports
         with deployment as deployed:
             deployed.register(*range(NODES))

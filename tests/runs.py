@@ -21,6 +21,8 @@ import fedstrata as fs
 from fedstrata.cli import _guarded
 from fedstrata.config import RunConfig, checked
 
+LONG = 300
+"""Seconds: a limit against hanging and not against slowness, for whatever takes some seconds alone."""
 SETTINGS: dict[str, Any] = {
     "dataset": "synthetic(shape=(3, 8, 8), classes=4, examples=80, test_examples=40)",
     "model": "resnet8(width=2, stem='3x3', maxpool=False)",

@@ -29,6 +29,7 @@ from fedstrata.data.sources import Remote
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
 from tests.runs import (
+    LONG,
     SETTINGS,
     config,
     fedstrata,
@@ -551,7 +552,7 @@ def test_a_full_device_as_output(tmp_path: Path) -> None:
         pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
         child = process("list", "models", "--json", cwd=tmp_path, stdout=full)
-        _, error = child.communicate(timeout=60)
+        _, error = child.communicate(timeout=LONG)
     assert child.returncode == 2
     assert sentence(error) == "No space left on device"
 
@@ -559,7 +560,7 @@ def test_a_full_device_as_output(tmp_path: Path) -> None:
 def test_a_full_disk_in_a_process_of_its_own(tmp_path: Path) -> None:
     limited = "from fedstrata.cli import main; import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); main()"
     child = process("run", "--out", "run", *options(), cwd=tmp_path, code=limited)
-    _, error = child.communicate(timeout=60)
+    _, error = child.communicate(timeout=LONG)
     assert child.returncode == 2
     assert re.match(r"cannot write run/.*: file too large$", sentence(error))
     assert not strays(tmp_path)

@@ -24,7 +24,7 @@ from fedstrata.config import RunConfig, checked, to_toml
 from fedstrata.errors import Diverged, FedstrataError, UsageError
 from fedstrata.federation import Federation
 from fedstrata.run import open_run
-from tests.runs import fedstrata, metrics, one_sentence, process, same, sentence, strays
+from tests.runs import LONG, fedstrata, metrics, one_sentence, process, same, sentence, strays
 
 Capture = pytest.CaptureFixture[str]
 UNIFORM = "fedavg(weight='uniform')"
@@ -636,11 +636,11 @@ def test_stopped(jobs: int, how: signal.Signals, tmp_path: Path) -> None:
         paths = [run / "metrics.jsonl" for run in runs]
         return [path.read_bytes().count(b"\n") if path.exists() else 0 for path in paths]
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG
     while min(written()) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     child.send_signal(how)
-    output, error = child.communicate(timeout=60)
+    output, error = child.communicate(timeout=LONG)
     assert output == ""
     if how is signal.SIGINT:
         assert child.returncode == 130

@@ -26,7 +26,7 @@ from fedstrata import checkpoint
 from fedstrata.files import LOCK
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
-from tests.runs import config, fedstrata, metrics, one_sentence, options, process, same, sentence, shorten, strays
+from tests.runs import LONG, config, fedstrata, metrics, one_sentence, options, process, same, sentence, shorten, strays
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_stopped_in_every_round(tmp_path: Path, changes: dict[str, Any]) -> None
 
 def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
     """Wait until something is so, or the process has ended."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + LONG
     while not condition() and child.poll() is None:
         assert time.monotonic() < limit
         time.sleep(0.0005)
@@ -207,7 +207,7 @@ def test_kill_9_five_times(tmp_path: Path) -> None:
         child.communicate()
         assert not (run / "summary.json").exists()
     child = process("resume", run, "--quiet", cwd=tmp_path)
-    printed, error = child.communicate(timeout=60)
+    printed, error = child.communicate(timeout=LONG)
     assert (child.returncode, error) == (0, "")
     assert printed.startswith("accuracy ")
     assert printed.count("\n") == 1
@@ -220,7 +220,7 @@ def test_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     child = process("run", "--out", run, *options(rounds=100_000, checkpoint_seconds=1e6), cwd=tmp_path)
     wait_for(lambda: rounds_done(run) >= 2, child)
     child.send_signal(signal.SIGINT)
-    printed, error = child.communicate(timeout=60)
+    printed, error = child.communicate(timeout=LONG)
     assert child.returncode == 130
     assert "round 1/100000  accuracy" in printed
     said = re.fullmatch(rf"stopped after round (\d+); go on with: fedstrata resume '{run}'", sentence(error))
@@ -423,7 +423,7 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path, whole: Path) -> None:
     assert resume_run(run).state.round == federation.state.round  # in one process they can
     before = contents(run)
     child = process("resume", run, cwd=tmp_path)
-    _, error = child.communicate(timeout=60)
+    _, error = child.communicate(timeout=LONG)
     assert child.returncode == 2
     assert sentence(error) == f"another process is at work in {run}"
     assert contents(run) == before

@@ -8,16 +8,16 @@ from types import FrameType
 
 import pytest
 
-LIMIT = 180
+from tests.runs import LONG
 
 
 @pytest.fixture(autouse=True)
 def _no_hanging() -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test hangs: nothing came of it in {LIMIT} seconds")
+        raise TimeoutError(f"the test hangs: nothing came of it in {2 * LONG} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(LIMIT)
+    signal.alarm(2 * LONG)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -20,10 +20,7 @@ import fedstrata as fs
 from fedstrata.run import open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
-from tests.runs import config, fedstrata, metrics, options, process, sentence, shorten, strays
-
-GENEROUS = 60
-"""Seconds that nothing here takes; a test waits for as long before it says that something hangs."""
+from tests.runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
 
 
 def alive(pid: int) -> bool:
@@ -37,7 +34,7 @@ def alive(pid: int) -> bool:
 
 def eventually(condition: Callable[[], Any], what: str) -> None:
     """Wait until something is so."""
-    end = time.monotonic() + GENEROUS
+    end = time.monotonic() + LONG
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.01)
@@ -69,7 +66,7 @@ def test_ctrl_c_ends_all_processes_and_the_run_goes_on_later(tmp_path: Path) -> 
     """A terminal sends SIGINT to the whole group: the workers must leave it to the main process."""
     child, run_, workers = begun(tmp_path)
     os.killpg(child.pid, signal.SIGINT)
-    _, error = child.communicate(timeout=GENEROUS)
+    _, error = child.communicate(timeout=LONG)
     assert child.returncode == 130
     said = re.fullmatch(rf"stopped after round (\d+); go on with: fedstrata resume {quote(str(run_))}", sentence(error))
     assert said, error
@@ -91,7 +88,7 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
     """And the run goes on later, from its last checkpoint."""
     child, run_, workers = begun(tmp_path, checkpoint_seconds=0.0)
     child.kill()
-    child.communicate(timeout=GENEROUS)
+    child.communicate(timeout=LONG)
     eventually(lambda: not any(map(alive, workers)), "a worker is left")
     done = resume_run(run_).state.round
     assert done >= 1
@@ -114,7 +111,7 @@ print(*(w.pid for w in multiprocessing.active_children()))
 
 def test_a_program_that_ends_in_the_middle_of_a_run(tmp_path: Path) -> None:
     child = process(cwd=tmp_path, code=ABANDON)
-    printed, error = child.communicate(timeout=GENEROUS)
+    printed, error = child.communicate(timeout=LONG)
     assert (child.returncode, error) == (0, "")
     workers = [int(pid) for pid in printed.split()]
     assert len(workers) == 2

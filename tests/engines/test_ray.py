@@ -31,7 +31,7 @@ from fedstrata.engines.shared import Memory, OwnMemory, SharedMemory, plan
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
-from tests.runs import fedstrata, one_sentence, options, process
+from tests.runs import LONG, fedstrata, one_sentence, options, process
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -54,7 +54,7 @@ def nodes() -> Iterator[Any]:
 def on_ray(nodes: Any) -> Iterator[dict[str, Any]]:
     """Settings of a federation on the cluster that this program has joined; no actor is left behind."""
     yield {"engine": "ray", "ray_address": "auto", "ray_cpus": 0.5}
-    end = time.monotonic() + 90
+    end = time.monotonic() + LONG
     while ray.available_resources().get("CPU") != 4 and time.monotonic() < end:
         time.sleep(0.1)
     assert ray.available_resources().get("CPU") == 4
@@ -311,12 +311,28 @@ class Locked(Wrong):
 
 
 def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing will ever fit, a run gives up sooner than where it has to wait for its turn."""
     monkeypatch.setattr(actors, "PATIENCE", 1.0)
     fed = federation(**{**on_ray, "ray_cpus": 64}, workers=1)
     with pytest.raises(
-        fs.UsageError, match=r"no Ray actor could be started .* ray_cpus = 64 .* the cluster has 4 CPUs"
+        fs.UsageError, match=r"in 1 seconds: each wants ray_cpus = 64 .* the cluster has 4 CPUs .* 4 and 0 of them free"
     ):
         fed.fit()
+    monkeypatch.setattr(actors, "BUSY", 2.0)
+    with taken(4), pytest.raises(fs.UsageError, match=r"in 2 seconds: .* 4 CPUs and 0 GPUs, 0 and 0 of them free"):
+        federation(**on_ray, workers=1, rounds=1).fit()
+    monkeypatch.setattr(actors, "PATIENCE", 0.0)
+    monkeypatch.setattr(actors, "BUSY", 60.0)
+    assert federation(**on_ray, workers=1, rounds=1).fit().records
+
+
+@contextmanager
+def taken(cpus: int) -> Iterator[None]:
+    """Somebody else uses the cluster."""
+    there = ray.util.placement_group([{"CPU": cpus}])
+    ray.get(there.ready())
+    yield
+    ray.util.remove_placement_group(there)
 
 
 @pytest.mark.parametrize("address", ["auto", "HOST:PORT"])
@@ -500,7 +516,7 @@ def started(home: Path) -> Iterator[str]:
                 start_new_session=True,
             )
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + LONG
             while "Ray runtime started" not in (home / "head.log").read_text():
                 assert head.poll() is None, (home / "head.log").read_text()
                 assert time.monotonic() < end, (home / "head.log").read_text()
@@ -530,7 +546,7 @@ def test_the_command_joins_a_cluster_that_asks_for_a_token(no_token: Path) -> No
         command = ("run", *options(rounds=1), "--engine", "ray", "--workers", "1", "--ray-address", address)
         member = process(*command, "--out", "run", cwd=no_token)
         try:
-            _, error = member.communicate(timeout=120)
+            _, error = member.communicate(timeout=LONG)
         finally:
             member.kill()
         assert (member.returncode, error) == (0, "")

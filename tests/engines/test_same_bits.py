@@ -35,7 +35,7 @@ from tests.engines.worlds import (
     staged,
     tensors,
 )
-from tests.runs import config, fedstrata, options, same
+from tests.runs import LONG, config, fedstrata, options, same
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2, 3, "auto"])
 
@@ -216,7 +216,7 @@ class Patient:
 
     def wait(self) -> None:
         """Until all that may come have come, and a little longer for those that must not."""
-        seen, end = 0, time.monotonic() + 60
+        seen, end = 0, time.monotonic() + LONG
         while seen < self.others and time.monotonic() < end:
             seen = len(list(self.marks.iterdir()))
             time.sleep(0.01)

@@ -13,6 +13,7 @@ from tests.flower.worlds import CHAIN, at_home
 from tests.runs import metrics, same
 
 pytestmark = pytest.mark.slow
+COUNTED = True
 
 
 def test_eight_techniques_have_the_bits_of_serial(deployed: Deployment, tmp_path: Path) -> None:
@@ -27,7 +28,9 @@ def test_bytes_on_the_socket_are_those_accounted_for(deployed: Deployment, tmp_p
     """FedPart: one round with all strata, three with one each; all that Flower and TLS add is below 5 %."""
     make_app(tmp_path / "part", width=400, clients=3)
     out = tmp_path / "run"
-    before = deployed.counter.up, deployed.counter.down
+    counter = deployed.counter
+    assert counter is not None
+    before = counter.up, counter.down
     settings = {"method": "fedpart(full_rounds=1, rounds_per_stratum=1)", "rounds": 4, "eval_every": 4}
     deployed.run(tmp_path / "part", **settings, out=str(out), timeout=60 * PATIENCE)
     deployed.finished(out)
@@ -35,8 +38,8 @@ def test_bytes_on_the_socket_are_those_accounted_for(deployed: Deployment, tmp_p
     assert not any(row["refused"] for row in rows)
     assert all(row["bytes_up"] < rows[0]["bytes_up"] / 2.5 for row in rows[1:])
     for counted, name in (
-        (deployed.counter.up - before[0], "bytes_up"),
-        (deployed.counter.down - before[1], "bytes_down"),
+        (counter.up - before[0], "bytes_up"),
+        (counter.down - before[1], "bytes_down"),
     ):
         accounted = sum(row[name] for row in rows)
         print(name, accounted, counted, counted / accounted)

@@ -13,9 +13,8 @@ pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
 import fedstrata as fs
-from tests.flower.deployment import PATIENCE
 from tests.flower.worlds import at_home
-from tests.runs import metrics, same
+from tests.runs import LONG, metrics, same
 
 SIMULATION = """
 from flwr.simulation import run_simulation
@@ -49,14 +48,15 @@ def test_on_one_machine(engine: str, reference: Path, tmp_path: Path) -> None:
 def test_in_flowers_simulation(reference: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(Path(fs.__file__).parents[1]), str(root), os.environ.get("PYTHONPATH", "")])
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    alone = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    alone["RAY_ADDRESS"] = "local"  # Flower would join the cluster of another test, and go down with it
     done = subprocess.run(
         [sys.executable, "-c", SIMULATION, str(tmp_path / "run")],
         cwd=tmp_path,
-        env={**os.environ, **quiet, "PYTHONPATH": path},
+        env={**os.environ, **alone, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=170 * PATIENCE,
+        timeout=LONG,
     )
     assert done.returncode == 0, done.stderr
     assert same(tmp_path / "run", reference)

@@ -38,8 +38,8 @@ from fedstrata.machine import computing, cores, keep_memory
 from fedstrata.timing import Clock, current, use
 from fedstrata.workshop import Workshop
 
-PATIENCE = 60.0
-"""Seconds in which the first actor must have started."""
+PATIENCE, BUSY = 60.0, 600.0
+"""Seconds in which the first actor must have started: where no node has room for one, and where one has, when free."""
 OUT, STAGE, INBOX = 0, 1, 2
 """Sections: an actor's results, what the main process is about to put, and what a task's clients remember."""
 FIRST = 3
@@ -299,7 +299,7 @@ class RayActors(Pool[_Actor]):
     def _wait(self) -> Sequence[_Actor]:
         waits = {w.start if w.start is not None else w.answers[0]: w for w in self._workers if w.start or w.answers}
         nobody = all(w.start is not None for w in self._workers)
-        limit = max(0.0, self._since + PATIENCE - time.monotonic()) if nobody else None
+        limit = max(0.0, self._since + self._patience() - time.monotonic()) if nobody else None
         done, rest = self._ray.wait(list(waits), num_returns=1, timeout=limit)
         if not done:
             raise UsageError(self._no_room())
@@ -307,12 +307,19 @@ class RayActors(Pool[_Actor]):
         answered = [waits[answer] for answer in done]
         return [w for w in answered if w.start is None or not self._started(w)]
 
+    def _patience(self) -> float:
+        """Seconds to wait for the first actor: longer if it only has to wait for its turn, or for a slow start."""
+        wanted = {"CPU": self._cluster.cpus, "GPU": self._cluster.gpus}
+        has = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return BUSY if any(all(one.get(n, 0) >= w for n, w in wanted.items()) for one in has) else PATIENCE
+
     def _no_room(self) -> str:
         """Why no actor could be started, in one sentence."""
-        there = self._ray.cluster_resources()
+        there, free = self._ray.cluster_resources(), self._ray.available_resources()
         has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        has += f", {free.get('CPU', 0):g} and {free.get('GPU', 0):g} of them free"
         wanted = f"each wants ray_cpus = {self._cluster.cpus:g} and ray_gpus = {self._cluster.gpus:g}"
-        return f"no Ray actor could be started in {PATIENCE:.0f} seconds: {wanted}, and the cluster has {has}"
+        return f"no Ray actor could be started in {self._patience():.0f} seconds: {wanted}, and the cluster has {has}"
 
     def _started(self, worker: _Actor) -> bool:
         """True if an actor has started; it may have died instead."""
