@@ -19,7 +19,7 @@ from flwr.clientapp.mod import LocalDpMod
 
 import fedstrata as fs
 from fedstrata import wire
-from fedstrata.flower import client_app
+from fedstrata.flower import client_app, server
 from fedstrata.flower.secure import CONFIGS, MODULUS, Exchange
 from tests.engines.worlds import mlp, staged
 from tests.flower.worlds import Loopback, context
@@ -123,6 +123,29 @@ def test_who_drops_out_is_left_out(stage: str) -> None:
     others = grid(5, model=mlp)
     for client in gone:
         others.faults[100 + client] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
+    close(found, silos(others, **{**SECURE, "secure": False, "rounds": 1}))
+
+
+def test_few_masked_vectors_are_here_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in the post until they are added to the sum, also behind one that never comes."""
+    monkeypatch.setattr(server, "AHEAD", 2)
+    monkeypatch.setattr(server, "AHEAD_BYTES", 1)
+    made = grid(5, model=mlp, mods=[secaggplus_mod])
+    made.faults[100] = lambda message, answer: None if stage_of(message) == "collect_masked_vectors" else answer()
+    fetched: list[int] = []
+    pull = made.pull_messages
+
+    def noted(numbers: Any) -> Any:
+        replies = list(pull(numbers))
+        fetched.append(sum("masked_params" in r.content.config_records.get(CONFIGS, {}) for r in replies))
+        return replies
+
+    made.pull_messages = noted  # type: ignore[method-assign]
+    found = silos(made, **{**SECURE, "rounds": 1, "timeout": 1.0})
+    assert [row["client"] for row in found.records[0].refused] == [0]
+    assert (max(fetched), sum(fetched)) == (2, 4)
+    others = grid(5, model=mlp)
+    others.faults[100] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
     close(found, silos(others, **{**SECURE, "secure": False, "rounds": 1}))
 
 

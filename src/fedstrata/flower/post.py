@@ -46,10 +46,14 @@ class Post:
         return set(self.grid.get_node_ids())
 
     def send(self, node: int, kind: str, content: RecordDict, group: str) -> str | None:
-        """Send a letter; its number, or None if it cannot be delivered."""
+        """Send a letter; its number, or None if it cannot be delivered.
+
+        A SuperLink throws a reply away when its letter's time is over, also one that came in time and waits for its
+        turn (`ahead`). So a letter has as long again as it is waited for.
+        """
         from flwr.app import Message
 
-        letter = Message(content, node, kind, ttl=self.patience, group_id=group)
+        letter = Message(content, node, kind, ttl=2 * self.patience, group_id=group)
         return next(iter(self.grid.push_messages([letter])), None) or None
 
     def replies(self, letters: Mapping[str, int], ahead: int) -> Iterator[tuple[str, Reply]]:

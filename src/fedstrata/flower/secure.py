@@ -131,16 +131,16 @@ class Sums(Flower):
         clients = {node: assignment.client for node, assignment in asked.items()}
         group = str(first.round + 1)
 
-        def stage(configs: Mapping[int, dict[str, Any]], extra: Mapping[int, RecordDict] | None = None) -> Answers:
-            return self._asked(configs, extra or {}, clients, group, absent)
+        def stage(configs: Configs) -> Answers:
+            return dict(self._asked(configs, {}, len(configs), clients, group, absent))
 
         exchange.take_keys(stage(exchange.setup()))
         exchange.take_shares(stage(exchange.share_keys()))
         letters = {node: self._letter(asked[node]) for node in exchange.shared}
         shapes = [first.params[name].shape for name in first.travels]
-        replies = stage(exchange.collect(), letters)
         visits = {}
-        for node, (configs, content) in replies.items():
+        replies = self._asked(exchange.collect(), letters, self.ahead, clients, group, absent)
+        for node, (configs, content) in replies:  # each is added to the sum as it comes
             try:
                 visits[clients[node]] = self._visited(asked[node], content)
                 exchange.take_masked(node, configs, shapes)
@@ -171,13 +171,14 @@ class Sums(Flower):
 
     def _asked(
         self,
-        configs: Mapping[int, dict[str, Any]],
+        configs: Configs,
         extra: Mapping[int, RecordDict],
+        ahead: int,
         clients: Mapping[int, int],
         group: str,
         absent: dict[int, str],
-    ) -> Answers:
-        """Send every node its part of a stage, and wait for the answers."""
+    ) -> Iterator[tuple[int, Part]]:
+        """Send every node its part of a stage; (node, answer) as they come, `ahead` of them at a time."""
         from flwr.app import ConfigRecord, RecordDict
 
         letters: dict[str, int] = {}
@@ -190,16 +191,16 @@ class Sums(Flower):
                 absent[clients[node]] = "its SuperNode is not there"
             else:
                 letters[letter] = place
-        found: Answers = {}
-        for letter, reply in self.post.replies(letters, len(nodes)):
+        for letter, reply in self.post.replies(letters, ahead):
             node = nodes[letters[letter]]
             try:
-                found[node] = self._part(reply)
+                part = self._part(reply)
             except FedstrataError as error:
                 absent[clients[node]] = str(error)
-        return found
+            else:
+                yield node, part
 
-    def _part(self, reply: Reply) -> tuple[Mapping[str, Any], RecordDict]:
+    def _part(self, reply: Reply) -> Part:
         """What a node answers to a stage."""
         if reply.content is None:
             raise UsageError(reply.why)
@@ -211,8 +212,11 @@ class Sums(Flower):
         return said or {}, reply.content
 
 
-Answers = dict[int, tuple[Mapping[str, Any], "RecordDict"]]
-"""Node → (what the mod says, everything that came with it)."""
+Configs = Mapping[int, dict[str, Any]]
+"""Node → what its mod is told."""
+Part = tuple[Mapping[str, Any], "RecordDict"]
+"""What a node's mod says, and everything that came with it."""
+Answers = dict[int, Part]
 
 
 @dataclass(eq=False)
@@ -239,7 +243,7 @@ class Exchange:
     masked: list[int] = field(default_factory=list)
     total: list[Any] = field(default_factory=list)
 
-    def setup(self) -> dict[int, dict[str, Any]]:
+    def setup(self) -> Configs:
         """Tell everybody the rules."""
         rules = {
             "stage": "setup",
@@ -260,7 +264,7 @@ class Exchange:
                 self.keys[node] = [key for key in keys if isinstance(key, bytes)]
         self._enough(len(self.keys))
 
-    def share_keys(self) -> dict[int, dict[str, Any]]:
+    def share_keys(self) -> Configs:
         """Tell everybody the others' public keys."""
         known = {str(node): keys for node, keys in self.keys.items()}
         return {node: {**known, "stage": "share_keys"} for node in self.keys}
@@ -275,7 +279,7 @@ class Exchange:
                 self.shared[node] = dict(zip(to, secrets, strict=True))
         self._enough(len(self.shared))
 
-    def collect(self) -> dict[int, dict[str, Any]]:
+    def collect(self) -> Configs:
         """Hand on the shares, and ask for masked vectors."""
         configs = {}
         for node in self.shared:
@@ -297,7 +301,7 @@ class Exchange:
         self.total = [(a + b) % MODULUS for a, b in zip(self.total, arrays, strict=True)] if self.total else arrays
         self.masked.append(node)
 
-    def unmask(self) -> dict[int, dict[str, Any]]:
+    def unmask(self) -> Configs:
         """Ask for shares: of the own masks of those who sent a vector, of the keys of those who did not."""
         self._enough(len(self.masked))
         gone = [node for node in self.shared if node not in self.masked]
