@@ -43,7 +43,7 @@ from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall, Serial
 from fedstrata.flower.directory import Directory
 from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Setting, allowance, opened, sealed
+from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, opened, sealed
 from fedstrata.flower.post import Post
 from fedstrata.machine import peak_memory
 from fedstrata.store import DirectoryStore
@@ -445,10 +445,10 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
     post = Post(Grid(count, trained), 600.0)
     directory = Directory(post, 0.0, print)
     directory.gather(count)
-    setting = Setting(method="fedavg", buffers="average")
+    regime = Regime(method="fedavg", buffers="average")
     limit = allowance(4 * 10**9)
     ahead = max(AHEAD, AHEAD_BYTES // sum(p.nbytes for p in federation.state.params.values()))
-    engine = Flower(post, directory, setting, "0" * 16, limit, False, Memories(), ahead, federation.state)
+    engine = Flower(post, directory, regime, "0" * 16, limit, False, Memories(), ahead, federation.state)
     federation._engine = engine
     before = resident()
     lower()

@@ -92,7 +92,7 @@ def test_the_comparison_renders_without_an_error_or_a_request(visit: Visit) -> N
 
 
 def test_header_and_tables_are_painted_at_once(visit: Visit) -> None:
-    """The issue asks for two seconds; a loaded machine gets ten."""
+    """Alone it takes less than two seconds; a loaded machine gets ten."""
     paints = visit.ask("performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])")
     milliseconds = dict(paints)["first-contentful-paint"]
     print(f"first contentful paint after {milliseconds:.0f} ms")

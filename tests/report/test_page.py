@@ -90,7 +90,7 @@ def test_numbers_that_are_none_do_not_break_the_page() -> None:
 
 
 def test_three_methods_of_a_hundred_rounds_are_small(tmp_path: Path) -> None:
-    """The issue's measure: 3 methods × 100 rounds × 21 strata with all probes in at most 8 MB."""
+    """3 methods × 100 rounds × 21 strata with all probes in at most 8 MB."""
     write_comparison(tmp_path / "runs", rounds=100, strata=21, seeds=1, sampled=20)
     runs = [Saved.read(path) for path in sorted((tmp_path / "runs").iterdir())]
     path = report.write(runs, tmp_path / "report.html")

@@ -17,7 +17,7 @@ from fedstrata.data.examples import Examples, sizes
 from fedstrata.engines.serial import Recall
 from fedstrata.engines.shared import Shelf
 from fedstrata.engines.training import Trainer
-from fedstrata.engines.worker import Failure, Judge, Places, Visit
+from fedstrata.engines.worker import Errand, Failure, Judge, Places
 from fedstrata.errors import FedstrataError
 from fedstrata.evaluate import Exam, Mark, total
 from fedstrata.timing import Clock, timed
@@ -324,11 +324,11 @@ class Pool(ABC, Generic[W]):
         """Drop the tasks of training that no worker has yet."""
         self._ready.clear()
 
-    def _visits(self, assignments: Sequence[Assignment], memories: Sequence[Places]) -> list[Visit]:
+    def _visits(self, assignments: Sequence[Assignment], memories: Sequence[Places]) -> list[Errand]:
         """Visits as they are sent: without tensors, which go to the shelf."""
         shelf = self._tensors
         return [
-            Visit(
+            Errand(
                 assignment=altered(a, params={}, buffers={}, slots={}),
                 params=shelf.put(a.params),
                 buffers=shelf.put(a.buffers),

@@ -33,8 +33,8 @@ Places = dict[str, Place]
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
-    """One client's visit: the assignment without its tensors, and where they lie.
+class Errand:
+    """One client's visit, for a worker: the assignment without its tensors, and where they lie.
 
     `params`, `buffers` and `slots` are on the shelf; `memory` is in a section of the task's own.
     """
@@ -53,7 +53,7 @@ class Train:
     number: int
     section: int
     begin: int
-    visits: Sequence[Visit]
+    visits: Sequence[Errand]
 
 
 @dataclass(frozen=True, eq=False)

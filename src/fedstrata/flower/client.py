@@ -20,9 +20,9 @@ from fedstrata.core import Assignment, Update
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Setting, allowance, check_flower, opened, sealed
+from fedstrata.flower.cupboard import Cupboard, Drawer, InDirectory, InState
+from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
-from fedstrata.flower.shelf import Cupboard, InDirectory, InState, Shelf
 from fedstrata.machine import computing, device_of
 from fedstrata.methods import Method
 from fedstrata.tensors import own_rng
@@ -159,9 +159,9 @@ class Site:
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
             cupboard: Cupboard = InState(context.state) if self.keep is None else InDirectory(self.keep)
-            leave = partial(modified, self.mods, clip=ask.setting.clip, message=message, context=context)
-            answer, update = self.visit(ask, body, data, Shelf(cupboard, ask.run, ask.client), leave)
-            uniform = self.shop(ask.setting, _like(data)).method.weight == "uniform"
+            leave = partial(modified, self.mods, clip=ask.regime.clip, message=message, context=context)
+            answer, update = self.visit(ask, body, data, Drawer(cupboard, ask.run, ask.client), leave)
+            uniform = self.shop(ask.regime, _like(data)).method.weight == "uniform"
             return answer, update, 1.0 if uniform else float(len(data))
         except FedstrataError as error:
             return Answer(refusal=str(error)), None, 0.0
@@ -171,55 +171,55 @@ class Site:
         ask: Ask,
         message: bytes,
         data: Examples,
-        shelf: Shelf,
+        drawer: Drawer,
         leave: Callable[[Assignment, Update], Update] = lambda assignment, update: update,
     ) -> tuple[Answer, Update | None]:
         """Train as asked: the answer and the update; or what the server must know before that can be done.
 
         `leave` has the last word on what is sent.
         """
-        shelf.settle(ask.held, ask.memory, ask.until)
-        memory = shelf.memory(ask.memory)
+        drawer.settle(ask.held, ask.memory, ask.until)
+        memory = drawer.memory(ask.memory)
         if memory is None:
             return Answer(lost="memory"), None
         try:
-            assignment = wire.decode_assignment(message, shelf.held(ask.held))
+            assignment = wire.decode_assignment(message, drawer.held(ask.held))
         except wire.NotHeld:
             return Answer(lost="parameters"), None
-        shop = self.shop(ask.setting, _like(data))
+        shop = self.shop(ask.regime, _like(data))
         if assignment.client != ask.client or assignment.arch not in shop.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != shop.method.digest:
             raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
-        with own_rng(), computing(ask.setting.threads):
+        with own_rng(), computing(ask.regime.threads):
             update, kept = train_client(shop, assignment, data, memory)
         update = leave(assignment, update)
         if ask.holds:
-            shelf.hold(assignment)
+            drawer.hold(assignment)
         if kept:
-            shelf.remember(assignment.round, kept)
+            drawer.remember(assignment.round, kept)
         return Answer(kept=bool(kept)), update
 
-    def shop(self, setting: Setting, like: Tensor) -> Workshop:
+    def shop(self, regime: Regime, like: Tensor) -> Workshop:
         """Where clients are trained; the last one is kept, for as long as this process lives."""
-        key = f"{setting.model_dump_json()} {like.shape} {like.dtype}"
+        key = f"{regime.model_dump_json()} {like.shape} {like.dtype}"
         if key not in self.shops:
-            self.shops = {key: self._shop(setting, like)}
+            self.shops = {key: self._shop(regime, like)}
         return self.shops[key]
 
-    def _shop(self, setting: Setting, like: Tensor) -> Workshop:
-        chosen = techniques.method(setting.method) if self.method is None else self.method.with_buffers(setting.buffers)
+    def _shop(self, regime: Regime, like: Tensor) -> Workshop:
+        chosen = techniques.method(regime.method) if self.method is None else self.method.with_buffers(regime.buffers)
         models = self.models
-        if chosen.branches and setting.branches:
-            models, _ = branched(models, setting.branches.__getitem__, len(setting.branches))
+        if chosen.branches and regime.branches:
+            models, _ = branched(models, regime.branches.__getitem__, len(regime.branches))
         return Workshop(
             build=lambda arch: copy.deepcopy(models[arch]),
             method=chosen,
-            augment=build_augment(setting.augment, tuple(like.shape[1:])),
+            augment=build_augment(regime.augment, tuple(like.shape[1:])),
             device=device_of(self.device),
             sample=like,
-            channels_last=setting.channels_last,
-            compile=setting.compile,
+            channels_last=regime.channels_last,
+            compile=regime.compile,
             archs=tuple(models),
         )
 

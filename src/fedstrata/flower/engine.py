@@ -16,7 +16,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluate import Exam
 from fedstrata.flower.directory import Directory
-from fedstrata.flower.letters import Answer, Ask, Setting, opened, sealed
+from fedstrata.flower.letters import Answer, Ask, Regime, opened, sealed
 from fedstrata.flower.post import Post, Reply
 from fedstrata.flower.private import check_length
 from fedstrata.server import ServerState
@@ -72,7 +72,7 @@ class Flower:
     Args:
         post: sends letters.
         directory: where each client is.
-        setting: how clients train.
+        regime: how clients train.
         run_id: identifies the run.
         limit: longest update that is looked at, in bytes.
         holds: True if clients should hold on to parameters.
@@ -85,7 +85,7 @@ class Flower:
 
     post: Post
     directory: Directory
-    setting: Setting
+    regime: Regime
     run_id: str
     limit: int
     holds: bool
@@ -170,7 +170,7 @@ class Flower:
         client = assignment.client
         return Ask(
             run=self.run_id,
-            setting=self.setting,
+            regime=self.regime,
             client=client,
             held=-1 if assignment.fresh is None else int(self.state.held[client]),
             memory=int(self.state.remembers[client]),
@@ -203,7 +203,7 @@ class Flower:
             update = wire.decode_update(message)
             if update.client != client:
                 raise UsageError(f"it answers for client {one_line(str(update.client), 20)}")
-            check_length(update.delta, self.setting.clip)
+            check_length(update.delta, self.regime.clip)
         except FedstrataError as error:
             return Absence(client, str(error)), {}
         return update, KEPT if answer.kept else {}

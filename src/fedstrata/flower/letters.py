@@ -36,7 +36,7 @@ class Head(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Setting(Head):
+class Regime(Head):
     """How the server has its clients train, the same in every round.
 
     Args:
@@ -68,7 +68,7 @@ class Ask(Head):
 
     Args:
         run: identifies the run, also after it was resumed.
-        setting: how to train.
+        regime: how to train.
         client: whom it is for.
         held: the round of which the server believes that the client holds the parameters, −1 for none.
         memory: the round in which the client last wrote a memory that was accepted, −1 for never.
@@ -77,7 +77,7 @@ class Ask(Head):
     """
 
     run: Run
-    setting: Setting
+    regime: Regime
     client: int = Field(ge=0)
     held: int = -1
     memory: int = -1

@@ -27,7 +27,7 @@ from fedstrata.files import write_atomic
 from fedstrata.flower.client import Model, built, weights_of
 from fedstrata.flower.directory import Directory
 from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.letters import Party, Setting, allowance, check_flower
+from fedstrata.flower.letters import Party, Regime, allowance, check_flower
 from fedstrata.flower.post import Post
 from fedstrata.flower.private import Privacy
 from fedstrata.flower.secure import Sums, check_clients, check_sums
@@ -257,7 +257,7 @@ class Silos(Federation):
         s = self.settings
         arch_of = plan.arch_of or (lambda client: "")
         used = sorted({arch_of(party.client) for party in parties})
-        setting = Setting(
+        regime = Regime(
             method=str(self.method),
             buffers=self.method.buffers,
             augment=s.augment,
@@ -273,7 +273,7 @@ class Silos(Federation):
         self._sites = self._engine = plan.engine(self.method, self._fault)(
             post=post,
             directory=directory,
-            setting=setting,
+            regime=regime,
             run_id=run_id(plan.out),
             limit=allowance(weights),
             holds=self._holds(len(models)),

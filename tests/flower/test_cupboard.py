@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.core import Slots
-from fedstrata.flower.shelf import InDirectory, Shelf
+from fedstrata.flower.cupboard import Drawer, InDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def a_memory(value: float = 1.0) -> Slots:
 
 def test_nobody_else_may_read_memories(tmp_path: Path) -> None:
     keep = tmp_path / "site" / "memory"
-    shelf = Shelf(InDirectory(keep), "run", 0)
-    shelf.remember(0, a_memory())
-    shelf.remember(0, a_memory(2.0))
+    drawer = Drawer(InDirectory(keep), "run", 0)
+    drawer.remember(0, a_memory())
+    drawer.remember(0, a_memory(2.0))
     assert mode(keep) == 0o700
     assert [mode(path) for path in keep.iterdir()] == [0o600]
-    found = shelf.memory(0)
+    found = drawer.memory(0)
     assert found is not None
     assert found["scaffold"]["weight"].tolist() == [2.0, 2.0]
 
@@ -60,7 +60,7 @@ def test_a_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_new_run_leaves_what_others_remember(tmp_path: Path) -> None:
     """Another run of the same client may be under way, or be resumed."""
-    first, second = (Shelf(InDirectory(tmp_path), run, 3) for run in ("first", "second"))
+    first, second = (Drawer(InDirectory(tmp_path), run, 3) for run in ("first", "second"))
     first.remember(4, a_memory(4.0))
     second.settle(held=-1, memory=-1, until=0)
     second.remember(0, a_memory())

@@ -84,7 +84,7 @@ class InDirectory(Cupboard):
 
 
 @dataclass(frozen=True, eq=False)
-class Shelf:
+class Drawer:
     """One client's part of a cupboard, for one run."""
 
     cupboard: Cupboard
