@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from tests.flower.worlds import EIGHT, Loopback, data, grid, made, plan, silos  # isort: skip  # skips without flwr
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata as fs
 from fedstrata import wire
@@ -454,6 +455,16 @@ def test_the_run_configuration_goes_first() -> None:
     assert changed.out is None
     with pytest.raises(fs.UsageError, match="'workers' has no meaning here"):
         plan().with_config({"workers": 3})
+
+
+def test_a_mistake_in_the_run_configuration_is_told_briefly() -> None:
+    """Flower prints the traceback of what a ServerApp raises."""
+    app, context = server_app(staged), Context(7, 1, {}, RecordDict(), {"method": "feddynn"})
+    with pytest.raises(fs.UsageError, match=r"there is no method 'feddynn' \(did you mean 'feddyn'\?\)") as error:
+        app(grid(1), context)  # type: ignore[arg-type]
+    functions = [frame.name for frame in traceback.extract_tb(error.value.__traceback__)]
+    assert functions[-1] == "main"
+    assert error.value.__suppress_context__
 
 
 def test_without_flower_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from fedstrata.config import LOOKING, Settings, checked
 from fedstrata.core import Assignment, Slots, Update
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall
-from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.files import write_atomic
 from fedstrata.flower.client import Model, built, weights_of
@@ -123,7 +123,10 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        plan.with_config(context.run_config).run(grid)
+        try:
+            plan.with_config(context.run_config).run(grid)
+        except FedstrataError as error:
+            raise error.with_traceback(None) from None  # Flower prints the way to a mistake of the user's, too
 
     return app
 

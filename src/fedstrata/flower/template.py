@@ -147,6 +147,8 @@ Every site, with a key and a `partition-id` of its own; it needs `ca.crt` and it
     flower-supernode --superlink server.example.org:8000 --root-certificates keys/ca.crt \\
         --auth-supernode-private-key keys/node-0.key --node-config 'partition-id=0'
 
+Several on one machine need a port each, too: `--port 9095`, and so on.
+
 Then, from anywhere: `flwr run . federation --stream`.
 """
 
