@@ -385,7 +385,7 @@ def disk_table(options: argparse.Namespace) -> None:
 
 
 class Grid:
-    """A stand-in for Flower's: every node answers at once, and the last one asked is the first to be heard."""
+    """A stand-in for Flower's: every node answers at once, and the first one asked to train is the last to be heard."""
 
     def __init__(self, nodes: int, reply: Callable[[Any], Any]) -> None:
         from flwr.supercore.task_identity import TaskIdentity
@@ -405,7 +405,11 @@ class Grid:
         return ids
 
     def pull_messages(self, ids: Sequence[str]) -> list[Any]:
-        return [self._made(number) for number in reversed(list(ids))]
+        return [self._made(number) for number in ids if len(ids) == 1 or not self._first(number)]
+
+    def _first(self, number: str) -> bool:
+        metadata = self._waiting[number].metadata
+        return bool(metadata.message_type == "train" and metadata.dst_node_id == self.nodes[0])
 
     def _made(self, number: str) -> Any:
         message = self._waiting[number]
@@ -432,7 +436,7 @@ def one_sites(count: int) -> dict[str, Any]:
 
 
 def one_replies(count: int, width: int) -> dict[str, Any]:
-    """Peak memory of a round whose replies have all arrived when the server looks, the last client's first."""
+    """Peak memory of a round whose replies have all arrived when the server looks, but for the first client's."""
     change: Tensors = {}
 
     def trained(message: Any) -> Any:
@@ -447,8 +451,8 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
     directory.gather(count)
     regime = Regime(method="fedavg", buffers="average")
     limit = allowance(4 * 10**9)
-    ahead = max(AHEAD, AHEAD_BYTES // sum(p.nbytes for p in federation.state.params.values()))
-    engine = Flower(post, directory, regime, "0" * 16, limit, False, Memories(), ahead, federation.state)
+    few = max(AHEAD, AHEAD_BYTES // sum(p.nbytes for p in federation.state.params.values()))
+    engine = Flower(post, directory, regime, "0" * 16, limit, False, Memories(), few, state=federation.state)
     federation._engine = engine
     before = resident()
     lower()

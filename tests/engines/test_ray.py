@@ -312,17 +312,19 @@ class Locked(Wrong):
 
 def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing will ever fit, a run gives up sooner than where it has to wait for its turn."""
+    monkeypatch.setattr(actors, "LOOK", 0.5)
     monkeypatch.setattr(actors, "PATIENCE", 1.0)
     fed = federation(**{**on_ray, "ray_cpus": 64}, workers=1)
     with pytest.raises(
-        fs.UsageError, match=r"in 1 seconds: each wants ray_cpus = 64 .* the cluster has 4 CPUs .* 4 and 0 of them free"
+        fs.UsageError,
+        match=r"in \d+ seconds: each wants ray_cpus = 64 .* has \d+ CPUs and 0 GPUs, \d+ and 0 of them free",
     ):
         fed.fit()
     monkeypatch.setattr(actors, "BUSY", 2.0)
-    with taken(4), pytest.raises(fs.UsageError, match=r"in 2 seconds: .* 4 CPUs and 0 GPUs, 0 and 0 of them free"):
+    with taken(4), pytest.raises(fs.UsageError, match=r"in \d+ seconds: .* of them free"):
         federation(**on_ray, workers=1, rounds=1).fit()
     monkeypatch.setattr(actors, "PATIENCE", 0.0)
-    monkeypatch.setattr(actors, "BUSY", 60.0)
+    monkeypatch.setattr(actors, "BUSY", float(LONG))
     assert federation(**on_ray, workers=1, rounds=1).fit().records
 
 
@@ -330,9 +332,11 @@ def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.Monk
 def taken(cpus: int) -> Iterator[None]:
     """Somebody else uses the cluster."""
     there = ray.util.placement_group([{"CPU": cpus}])
-    ray.get(there.ready())
-    yield
-    ray.util.remove_placement_group(there)
+    try:
+        ray.get(there.ready())
+        yield
+    finally:
+        ray.util.remove_placement_group(there)
 
 
 @pytest.mark.parametrize("address", ["auto", "HOST:PORT"])

@@ -79,7 +79,7 @@ def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_pat
     make_app(tmp_path / "failing", clients=3, failing=timeout)
     out = tmp_path / "run"
     before = len(deployed.log("node1"))
-    deployed.run(tmp_path / "failing", method="scaffold", rounds=8, out=str(out), timeout=timeout)
+    deployed.run(tmp_path / "failing", method="scaffold", rounds=9, out=str(out), timeout=timeout)
     waited(lambda: "ROUND 2]" in deployed.log("node1")[before:], 360, "round 2")
     kill(deployed.nodes[1])
     waited(lambda: len(metrics(out)) >= 2, 180, "the end of round 2")
@@ -88,7 +88,7 @@ def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_pat
     rows = metrics(out)
     refused = [{row["client"]: row["why"] for row in line["refused"]} for line in rows]
     assert refused[0] == {}
-    assert refused[1] == {1: "it did not answer in time"}
+    assert refused[1] in ({1: "it did not answer in time"}, {1: "its SuperNode is not there"})
     assert refused[2][2] == "it did not answer in time"
     garbage = [line[2] for line in refused[3:5] if line.get(2) != "it did not answer in time"]  # it may still be busy
     assert garbage

@@ -21,15 +21,17 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata as fs
 from fedstrata import wire
-from fedstrata.flower import client_app, server, server_app
+from fedstrata.flower import client_app, post, server, server_app
 from fedstrata.flower.client import Site
 from fedstrata.flower.directory import Directory
+from fedstrata.flower.early import Early
 from fedstrata.flower.letters import Answer, Party, opened, sealed
 from fedstrata.flower.post import Post
 from fedstrata.flower.server import Silos
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, points, staged
+from tests.runs import strays
 
 
 def serial(clients: int = 5, **settings: Any) -> fs.Federation:
@@ -315,32 +317,41 @@ def test_a_run_in_which_nobody_answers_stops() -> None:
         silos(box, participation=3, rounds=20)
 
 
-def test_updates_wait_in_the_post_until_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Client 1 never answers: no more than `AHEAD` updates are fetched meanwhile, and all others count in the end."""
+def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Client 1 never answers. All others are fetched long before its time is over, after which a SuperLink would throw
+    them away: four at a time, and four of them stay in memory."""
     monkeypatch.setattr(server, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(post, "LOOKS", 1)
     world = grid(12)
     world.faults[101] = lambda message, answer: None
-    early: list[str] = []
-    began: list[float] = []
-    pull = world.pull_messages
+    pulls: list[tuple[float, int, int]] = []
+    filed: list[int] = []
+    pull, write = world.pull_messages, Early._write
 
     def noted(numbers: Any) -> Any:
         found = list(pull(numbers))
-        kinds = [m.metadata.message_type for m in found]
-        if "train" in kinds:
-            began.append(time.monotonic())
-        if "train" in kinds and began[-1] - began[0] < 2:
-            early.extend(kinds)
+        trained = sum(m.metadata.message_type == "train" for m in found)
+        pulls.append((time.monotonic(), len(numbers), trained))
         return found
 
+    def counted(early: Early, data: bytes) -> tuple[int, int]:
+        filed.append(len(data))
+        return write(early, data)
+
     monkeypatch.setattr(world, "pull_messages", noted)
-    fed = silos(world, participation=12, rounds=1, timeout=3.0)
+    monkeypatch.setattr(Early, "_write", counted)
+    fed = silos(world, participation=12, rounds=1, timeout=5.0, out=tmp_path / "run")
     assert fed.records[0].refused == [{"client": 1, "why": "it did not answer in time"}]
-    assert early.count("train") == 1 + (server.AHEAD - 1)
+    trained = [row for row in pulls if row[2]]
+    assert sum(row[2] for row in trained) == 11
+    assert max(row[1] for row in trained) == server.AHEAD
+    assert trained[-1][0] - trained[0][0] < 4
+    assert len(filed) == 11 - 1 - server.AHEAD
     reference = grid(12)
     reference.faults[101] = lambda message, answer: Message(Error(2, "broken"), reply_to=message)
     other = silos(reference, participation=12, rounds=1)
     assert all(torch.equal(fed.state.params[name], tensor) for name, tensor in other.state.params.items())
+    assert not strays(tmp_path)
 
 
 def test_who_always_wants_everything_is_refused() -> None:

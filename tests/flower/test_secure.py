@@ -127,7 +127,7 @@ def test_who_drops_out_is_left_out(stage: str) -> None:
 
 
 def test_few_masked_vectors_are_here_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait in the post until they are added to the sum, also behind one that never comes."""
+    """Each is added to the sum as it comes, whoever never comes."""
     monkeypatch.setattr(server, "AHEAD", 2)
     monkeypatch.setattr(server, "AHEAD_BYTES", 1)
     made = grid(5, model=mlp, mods=[secaggplus_mod])

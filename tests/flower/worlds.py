@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedstrata as fs
@@ -78,20 +76,7 @@ class Loopback:
         return answer() if fault is None else fault(message, answer)
 
     def pull_messages(self, numbers: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there; one that nobody fetched in time is gone, as at a SuperLink."""
-        found = [self.replies.pop(number) for number in numbers if number in self.replies]
-        return [_gone(reply) if _expired(reply) else reply for reply in found]
-
-
-def _expired(reply: Message) -> bool:
-    return reply.metadata.created_at + reply.metadata.ttl < time.time()
-
-
-def _gone(reply: Message) -> Message:
-    """What a SuperLink says instead."""
-    gone = Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "too late"), reply_to=reply)
-    gone.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
-    return gone
+        return [self.replies.pop(number) for number in numbers if number in self.replies]
 
 
 def context(node: int, config: dict[str, Any]) -> Context:

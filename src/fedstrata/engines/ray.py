@@ -39,7 +39,9 @@ from fedstrata.timing import Clock, current, use
 from fedstrata.workshop import Workshop
 
 PATIENCE, BUSY = 60.0, 600.0
-"""Seconds in which the first actor must have started: where no node has room for one, and where one has, when free."""
+"""Seconds in which the first actor must have started: where no node is large enough, and where one is but busy."""
+LOOK = 2.0
+"""Seconds between two looks at which of them it is: nodes come and go."""
 OUT, STAGE, INBOX = 0, 1, 2
 """Sections: an actor's results, what the main process is about to put, and what a task's clients remember."""
 FIRST = 3
@@ -299,10 +301,11 @@ class RayActors(Pool[_Actor]):
     def _wait(self) -> Sequence[_Actor]:
         waits = {w.start if w.start is not None else w.answers[0]: w for w in self._workers if w.start or w.answers}
         nobody = all(w.start is not None for w in self._workers)
-        limit = max(0.0, self._since + self._patience() - time.monotonic()) if nobody else None
-        done, rest = self._ray.wait(list(waits), num_returns=1, timeout=limit)
-        if not done:
-            raise UsageError(self._no_room())
+        done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK if nobody else None)
+        while not done:
+            if (waited := time.monotonic() - self._since) > self._patience():
+                raise UsageError(self._no_room(waited))
+            done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK)
         done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
         answered = [waits[answer] for answer in done]
         return [w for w in answered if w.start is None or not self._started(w)]
@@ -313,13 +316,13 @@ class RayActors(Pool[_Actor]):
         has = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return BUSY if any(all(one.get(n, 0) >= w for n, w in wanted.items()) for one in has) else PATIENCE
 
-    def _no_room(self) -> str:
-        """Why no actor could be started, in one sentence."""
+    def _no_room(self, seconds: float) -> str:
+        """Why no actor could be started in some time, in one sentence."""
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
         has += f", {free.get('CPU', 0):g} and {free.get('GPU', 0):g} of them free"
         wanted = f"each wants ray_cpus = {self._cluster.cpus:g} and ray_gpus = {self._cluster.gpus:g}"
-        return f"no Ray actor could be started in {self._patience():.0f} seconds: {wanted}, and the cluster has {has}"
+        return f"no Ray actor could be started in {seconds:.0f} seconds: {wanted}, and the cluster has {has}"
 
     def _started(self, worker: _Actor) -> bool:
         """True if an actor has started; it may have died instead."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluate import Exam
 from fedstrata.flower.directory import Directory
+from fedstrata.flower.early import Early
 from fedstrata.flower.letters import Answer, Ask, Regime, opened, sealed
 from fedstrata.flower.post import Post, Reply
 from fedstrata.flower.private import check_length
@@ -77,7 +79,9 @@ class Flower:
         limit: longest update that is looked at, in bytes.
         holds: True if clients should hold on to parameters.
         memories: which memories clients may drop.
-        ahead: how many updates may be here before their turn: what a round holds does not grow with its clients.
+        few: how many updates are fetched at once, and held in memory before their turn: what a round takes does not
+            grow with its clients.
+        aside: the directory in which the others wait for their turn; None for the system's temporary one.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost what they held or remembered → which of the two.
         barren: rounds on end in which nobody sent an update.
@@ -90,7 +94,8 @@ class Flower:
     limit: int
     holds: bool
     memories: Memories
-    ahead: int
+    few: int
+    aside: Path | None = None
     state: ServerState | None = None
     lost: dict[int, str] = field(default_factory=dict)
     barren: int = 0
@@ -113,34 +118,45 @@ class Flower:
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
         self.look_for(assignments)
-        places = {assignment.client: place for place, assignment in enumerate(assignments)}
-        ready: dict[int, Visit] = {}
+        with Early(self.few, self.aside) as early:
+            yield from self._visits(assignments, early)
+
+    def _visits(self, assignments: Sequence[Assignment], early: Early) -> Iterator[Visit]:
+        """Ask everybody, and put what comes in order."""
+        order = [assignment.client for assignment in assignments]
         asked: dict[str, Assignment] = {}
         again: set[int] = set()
-        letters: dict[str, int] = {}
+        letters: list[str] = []
 
         def ask(assignment: Assignment) -> None:
             """Send an assignment, or note that it cannot be sent."""
             letter = self._sent(assignment)
             if letter is None:
-                ready[assignment.client] = (Absence(assignment.client, "its SuperNode is not there"), {})
+                early.put(assignment.client, (Absence(assignment.client, "its SuperNode is not there"), {}))
             else:
-                asked[letter], letters[letter] = assignment, places[assignment.client]
+                asked[letter] = assignment
+                letters.append(letter)
+
+        def due() -> Iterator[Visit]:
+            """Those whose turn it is."""
+            while order and order[0] in early:
+                yield early.pop(order.pop(0))
 
         for assignment in assignments:
             ask(assignment)
-        order = list(places)
-        for letter, reply in self.post.replies(letters, self.ahead):
+        yield from due()
+        for letter, reply in self.post.replies(letters, self.few):
             assignment = asked.pop(letter)
             visit = self._read(assignment, reply, last=assignment.client in again)
             if visit is None:
                 again.add(assignment.client)
                 ask(replace(assignment, fresh=None))
+            elif assignment.client == order[0]:
+                order.pop(0)
+                yield visit
             else:
-                ready[assignment.client] = visit
-            while order and order[0] in ready:
-                yield ready.pop(order.pop(0))
-        yield from ready.values()  # nobody could be sent anything
+                early.put(assignment.client, visit)
+            yield from due()
 
     def look_for(self, assignments: Sequence[Assignment]) -> None:
         """See which of a round's clients are there.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 SHORTEST, LONGEST = 0.05, 1.0
 """Seconds between two looks into the letter box, at first and after a while without letters."""
+LOOKS = 16
+"""Times that a few replies are asked for in one look; the others have their turn at the next one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,38 +50,38 @@ class Post:
         return set(self.grid.get_node_ids())
 
     def send(self, node: int, kind: str, content: RecordDict, group: str) -> str | None:
-        """Send a letter; its number, or None if it cannot be delivered.
-
-        A SuperLink throws a reply away when its letter's time is over, also one that came in time and waits for its
-        turn (`ahead`). So a letter has as long again as it is waited for.
-        """
+        """Send a letter; its number, or None if it cannot be delivered."""
         from flwr.app import Message
 
-        letter = Message(content, node, kind, ttl=2 * self.patience, group_id=group)
+        letter = Message(content, node, kind, ttl=self.patience, group_id=group)
         return next(iter(self.grid.push_messages([letter])), None) or None
 
-    def replies(self, letters: Mapping[str, int], ahead: int) -> Iterator[tuple[str, Reply]]:
+    def replies(self, letters: Sequence[str], few: int) -> Iterator[tuple[str, Reply]]:
         """(number of the letter, reply) for every letter, as they come; a reply that says so for those that do not.
 
         Args:
-            letters: number of a letter → its place in the order in which replies are wanted. More may be put into it
-                while it is being waited for.
-            ahead: how far a reply may come before the first that is missing; the others wait in the post.
+            letters: numbers of letters; more may be added while these are being waited for.
+            few: how many replies may be fetched at once.
         """
         deadline, pause = time.monotonic() + self.patience, SHORTEST
-        seen: set[str] = set()
-        while missing := [letter for letter in letters if letter not in seen]:
-            end = min(letters[letter] for letter in missing) + ahead
-            waiting = [letter for letter in missing if letters[letter] < end]
-            late = time.monotonic() >= deadline
-            found = self.arrived(waiting)
-            if late:
-                found += [(letter, LATE) for letter in waiting if letter not in dict(found)]
-            for letter, reply in found:
-                seen.add(letter)
-                yield letter, reply
-            pause = SHORTEST if found else min(pause * 1.5, LONGEST)
-            if not found:
+        waiting: deque[str] = deque()
+        known = 0
+        while known < len(letters) or waiting:
+            waiting.extend(letters[known:])
+            known = len(letters)
+            late, anything = time.monotonic() >= deadline, False
+            looks = math.ceil(len(waiting) / few)
+            for _ in range(looks if late else min(looks, LOOKS)):
+                some = [waiting.popleft() for _ in range(min(few, len(waiting)))]
+                found = dict(self.arrived(some))
+                missing = [letter for letter in some if letter not in found]
+                found |= dict.fromkeys(missing, LATE) if late else {}
+                waiting.extend(() if late else missing)
+                for letter, reply in found.items():
+                    anything = True
+                    yield letter, reply
+            pause = SHORTEST if anything else min(pause * 1.5, LONGEST)
+            if not anything:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
 
     def arrived(self, letters: list[str]) -> list[tuple[str, Reply]]:

@@ -139,7 +139,7 @@ class Sums(Flower):
         letters = {node: self._letter(asked[node]) for node in exchange.shared}
         shapes = [first.params[name].shape for name in first.travels]
         visits = {}
-        replies = self._asked(exchange.collect(), letters, self.ahead, clients, group, absent)
+        replies = self._asked(exchange.collect(), letters, self.few, clients, group, absent)
         for node, (configs, content) in replies:  # each is added to the sum as it comes
             try:
                 visits[clients[node]] = self._visited(asked[node], content)
@@ -173,26 +173,25 @@ class Sums(Flower):
         self,
         configs: Configs,
         extra: Mapping[int, RecordDict],
-        ahead: int,
+        few: int,
         clients: Mapping[int, int],
         group: str,
         absent: dict[int, str],
     ) -> Iterator[tuple[int, Part]]:
-        """Send every node its part of a stage; (node, answer) as they come, `ahead` of them at a time."""
+        """Send every node its part of a stage; (node, answer) as they come, `few` of them at a time."""
         from flwr.app import ConfigRecord, RecordDict
 
         letters: dict[str, int] = {}
-        nodes = list(configs)
-        for place, (node, values) in enumerate(configs.items()):
+        for node, values in configs.items():
             content = extra.get(node) or RecordDict()
             content[CONFIGS] = ConfigRecord(values)
             letter = self.post.send(node, "train", content, group)
             if letter is None:
                 absent[clients[node]] = "its SuperNode is not there"
             else:
-                letters[letter] = place
-        for letter, reply in self.post.replies(letters, ahead):
-            node = nodes[letters[letter]]
+                letters[letter] = node
+        for letter, reply in self.post.replies(list(letters), few):
+            node = letters[letter]
             try:
                 part = self._part(reply)
             except FedstrataError as error:

@@ -281,7 +281,8 @@ class Silos(Federation):
             limit=allowance(weights),
             holds=self._holds(len(models)),
             memories=memories,
-            ahead=max(AHEAD, AHEAD_BYTES // max(weights, 1)),
+            few=max(AHEAD, AHEAD_BYTES // max(weights, 1)),
+            aside=plan.out,
         )
         self.engine = "flower"
 
