@@ -40,14 +40,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 # torch comes first and by its pinned version alone: a range would bring the newest build with its GPU packages.
-# Modules are compiled when they are first imported: most never are.
 $(CORE): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
 $(TEST): $(CORE)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
 	@touch $@
 
 clean:
