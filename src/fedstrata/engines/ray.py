@@ -301,11 +301,11 @@ class RayActors(Pool[_Actor]):
     def _wait(self) -> Sequence[_Actor]:
         waits = {w.start if w.start is not None else w.answers[0]: w for w in self._workers if w.start or w.answers}
         nobody = all(w.start is not None for w in self._workers)
-        done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK if nobody else None)
+        done, rest = list[Any](), list[Any]()
         while not done:
-            if (waited := time.monotonic() - self._since) > self._patience():
+            done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK if nobody else None)
+            if not done and (waited := time.monotonic() - self._since) > self._patience():
                 raise UsageError(self._no_room(waited))
-            done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK)
         done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
         answered = [waits[answer] for answer in done]
         return [w for w in answered if w.start is None or not self._started(w)]
