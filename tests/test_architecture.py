@@ -12,7 +12,7 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version", "wording"],
     ["spec"],
-    ["strata", "tensors", "files", "machine", "compiling", "timing", "branches"],
+    ["strata", "tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
     ["data", "cost", "prefix", "receptive"],
     ["anatomy"],
     ["zoo"],

@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 
 from fedstrata.errors import UsageError, one_line
 
+_OPTIONS: dict[str, Any] = {"layout_optimization": False}
+"""The layout of convolutions is chosen by fedstrata.layouts; the compiler would put every channel last."""
+
 
 class CompiledForward:
     """A module whose forward and backward pass are compiled at the first call with every shape of inputs.
@@ -21,7 +24,7 @@ class CompiledForward:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False))
+        self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False, options=_OPTIONS))
         self._known: set[tuple[Any, ...]] = set()
         self._model, self._modules = model, list(model.modules())
 
@@ -64,7 +67,7 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         return [t for t in pytree.tree_leaves(values) if t is not None]
 
     graph = _first(lambda: make_fx(flat)(*given(arguments)))
-    compiled: Any = _first(lambda: torch.compile(graph, dynamic=False))
+    compiled: Any = _first(lambda: torch.compile(graph, dynamic=False, options=_OPTIONS))
     _first(lambda: compiled(*given(arguments)))
     return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
 

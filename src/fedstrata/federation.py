@@ -30,7 +30,8 @@ from fedstrata.facts import facts
 from fedstrata.fitting import check_fit, fingerprint
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.journal import Journal, remembered
-from fedstrata.machine import computing, device_of, keep_memory, peak_memory
+from fedstrata.layouts import is_foreign
+from fedstrata.machine import device_of, keep_memory, peak_memory
 from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
 from fedstrata.probing import PROBES, Prober, Watch
@@ -181,6 +182,7 @@ class Federation:
             channels_last=channels_last,
             compile=compile,
             archs=tuple(models),
+            foreign=any(map(is_foreign, models.values())),
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)
@@ -345,7 +347,7 @@ class Federation:
     ) -> Trained:
         """Open a round on a state, train its clients, and close it."""
         number = state.round
-        with own_rng(), computing(self.settings.threads), using(self.clock):
+        with own_rng(), self._shop.computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.roster.sample(number), work)
@@ -366,7 +368,7 @@ class Federation:
     def _settle(self, trained: Trained) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
         after, quality = trained.after, Quality()
-        with own_rng(), computing(self.settings.threads), using(self.clock):
+        with own_rng(), self._shop.computing(self.settings.threads), using(self.clock):
             if trained.exam is not None:
                 with timed("evaluate"):
                     quality = trained.exam()

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from fedstrata.core import Assignment, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
-from fedstrata.machine import computing
 from fedstrata.probes import (
     client_gradients,
     crossing,
@@ -348,7 +347,7 @@ class Prober:
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
         missed: dict[str, str] = {}
-        with own_rng(), computing(self.settings.threads), using(clock), timed("probe"):
+        with own_rng(), self.shop.computing(self.settings.threads), using(clock), timed("probe"):
             seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
             sight = self._sight(before, watched.after, visits, asked[0].work) if visits else None
             for name in self.probes:

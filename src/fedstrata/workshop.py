@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,8 @@ from fedstrata.compiling import CompiledForward
 from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment, Examples
 from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.layouts import guarded, is_foreign, lay_out
+from fedstrata.machine import computing
 from fedstrata.methods import Method
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, generator, load, whole_lines
@@ -98,6 +100,7 @@ class Workshop:
         channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
+        foreign: whether a model may have modules that neither torch nor we have written.
         benches: the scratch models, by architecture.
         flops: what was counted, by what was computed.
         kept: whatever else a way of training keeps between visits.
@@ -112,16 +115,24 @@ class Workshop:
     channels_last: bool = False
     compile: bool = False
     archs: tuple[str, ...] = ("",)
+    foreign: bool = True
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
     room: Callable[[Tensors], Tensors] | None = None
 
+    @contextmanager
+    def computing(self, threads: int) -> Iterator[None]:
+        """torch as it is to be wherever one of this worker's models runs: threads, denormal numbers, convolutions."""
+        with computing(threads), guarded(self.foreign):
+            yield
+
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""
         if arch not in self.benches:
-            model, turned = self._turned(self.build(arch).to(self.device).train())
-            _flatten(list(model.parameters()), turned)
+            model = self.build(arch).to(self.device).train()
+            turned = lay_out(model, self.channels_last)
+            _flatten(dict(model.named_parameters()), turned)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.benches[arch] = Bench(
                 model=model,
@@ -132,8 +143,8 @@ class Workshop:
                 constants=_constants(model),
                 strata=strata(model, sample),
                 batch_norm=normalises_batches(model),
-                channels_last=turned,
-                own_code=not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules()),
+                channels_last=bool(turned),
+                own_code=is_foreign(model),
                 sample=sample,
             )
             if sample is not None and any(self.method.at("local")):
@@ -147,36 +158,45 @@ class Workshop:
         """
         model = self.build(arch)
         if turn:
-            model, _ = self._turned(model)
+            _turn(dict(model.named_parameters()), lay_out(model, self.channels_last))
         mine: Tensors = {**dict(model.named_parameters()), **running(model)}
         load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
         if self.method.buffers == "drop":
             without_statistics(model)
         return model.eval()
 
-    def _turned(self, model: nn.Module) -> tuple[nn.Module, bool]:
-        """(the model, with the channels last if that is wanted and it has convolutions; whether it has)."""
-        turned = self.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        return model.to(memory_format=torch.channels_last) if turned else model, turned  # type: ignore[call-overload]
 
-
-def _flatten(params: list[nn.Parameter], turned: bool) -> None:
+def _flatten(params: Tensors, last: Collection[str]) -> None:
     """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
 
-    Kernels with the channels last have strides that say so even where there is one channel: convolutions look at them.
+    Args:
+        params: are changed in place.
+        last: the names of those that get their channels last.
     """
-    for dtype in {p.dtype for p in params}:
-        mine = [p for p in params if p.dtype == dtype]
-        room = [whole_lines(p.numel(), dtype) for p in mine]
-        flat = torch.zeros(sum(room), dtype=dtype, device=mine[0].device)
-        for p, part in zip(mine, torch.split(flat, room), strict=True):
-            whole = part[: p.numel()]
-            if turned and p.dim() == 4:
-                n, c, h, w = p.shape
-                view = whole.view(n, h, w, c).permute(0, 3, 1, 2)
-            else:
-                view = whole.view(p.shape)
+    for dtype in {p.dtype for p in params.values()}:
+        mine = {n: p for n, p in params.items() if p.dtype == dtype}
+        room = [whole_lines(p.numel(), dtype) for p in mine.values()]
+        flat = torch.zeros(sum(room), dtype=dtype, device=next(iter(mine.values())).device)
+        for (name, p), part in zip(mine.items(), torch.split(flat, room), strict=True):
+            view = _view(part[: p.numel()], p.shape, name in last)
             p.data = view.copy_(p.data)
+
+
+def _turn(params: Tensors, last: Collection[str]) -> None:
+    """Give parameters with these names their channels last."""
+    for p in (params[name] for name in last):
+        p.data = _view(torch.empty(p.numel(), dtype=p.dtype, device=p.device), p.shape, last=True).copy_(p.data)
+
+
+def _view(flat: Tensor, shape: Sequence[int], last: bool) -> Tensor:
+    """A buffer as a tensor, contiguous or with the channels last.
+
+    Its strides say so even where there is one channel: convolutions look at them.
+    """
+    if not last:
+        return flat.view(shape)
+    n, c, h, w = shape
+    return flat.view(n, h, w, c).permute(0, 3, 1, 2)
 
 
 def normalises_batches(model: nn.Module) -> bool:

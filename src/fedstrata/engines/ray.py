@@ -34,7 +34,7 @@ from fedstrata.engines.shared import Bytes, OwnMemory, Place, Shelf
 from fedstrata.engines.training import Trainer
 from fedstrata.engines.worker import Desk, Failure, Judge, Places, Report, Train, write_slots
 from fedstrata.errors import UsageError, one_line
-from fedstrata.machine import computing, cores, keep_memory
+from fedstrata.machine import cores, keep_memory
 from fedstrata.timing import Clock, current, use
 from fedstrata.workshop import Workshop
 
@@ -127,7 +127,9 @@ class Hand:
         if parcel.test is not None:
             self._desk.test = _opened(parcel.test)
         use(self._clock)
-        with computing(self._threads):  # threads of a pool may differ in what they do with denormal numbers
+        with self._desk.shop.computing(
+            self._threads
+        ):  # threads of a pool may differ in what they do with denormal numbers
             result: Any = self._desk.answer(parcel.task)
         if isinstance(parcel.task, Train) and not isinstance(result, Failure):
             result = (result, self._memory.bytes(OUT))

@@ -20,7 +20,7 @@ from fedstrata.data.examples import Examples
 from fedstrata.engines.shared import Layout, Memory, Place, plan
 from fedstrata.engines.training import Trainer
 from fedstrata.evaluate import Exam, Mark, mark
-from fedstrata.machine import computing, keep_memory
+from fedstrata.machine import keep_memory
 from fedstrata.tensors import Tensors, all_finite
 from fedstrata.timing import Clock, timed, use
 from fedstrata.workshop import Workshop, sheets
@@ -199,7 +199,7 @@ def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: i
     keep_memory()
     clock = Clock() if desk.profile else None
     use(clock)
-    with computing(threads):
+    with desk.shop.computing(threads):
         while True:
             try:
                 task = pipe.recv()

@@ -23,7 +23,8 @@ from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.cupboard import Cupboard, Drawer, InDirectory, InState
 from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
-from fedstrata.machine import computing, device_of
+from fedstrata.layouts import is_foreign
+from fedstrata.machine import device_of
 from fedstrata.methods import Method
 from fedstrata.tensors import own_rng
 from fedstrata.workshop import Workshop, running
@@ -191,7 +192,7 @@ class Site:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != shop.method.digest:
             raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
-        with own_rng(), computing(ask.regime.threads):
+        with own_rng(), shop.computing(ask.regime.threads):
             update, kept = train_client(shop, assignment, data, memory)
         update = leave(assignment, update)
         if ask.holds:
@@ -221,6 +222,7 @@ class Site:
             channels_last=regime.channels_last,
             compile=regime.compile,
             archs=tuple(models),
+            foreign=any(map(is_foreign, models.values())),
         )
 
 

@@ -1,0 +1,141 @@
+"""The memory layout of convolutions: channels last where that is proven safe, contiguous everywhere else.
+
+With the channels last, convolutions are faster on CPUs. But oneDNN's kernel for the weight gradient of a 1 × 1
+convolution with a stride writes beyond its scratch memory there, on processors without AVX-512, unless the number of
+input channels is a whole number of vector registers. It costs a crash, a hang or, worse, nothing that one would notice.
+benchmarks/convolution_layouts.py sweeps the geometries, and docs/results/convolution-layouts.md has what it found.
+
+So the layout is chosen layer by layer, by `allows_channels_last`, on every processor alike. What it does not allow gets
+contiguous operands however they arrive: a model's own code may lay out its activations as it likes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.overrides import TorchFunctionMode
+
+SWEPT = {torch.float32}
+"""Types that the sweep was made with: kernels for others are others."""
+REGISTER = 8
+"""float32 numbers in a vector register of AVX2, whose kernels are at fault."""
+
+
+def allows_channels_last(kernel: Sequence[int], stride: Sequence[int], channels: int, transposed: bool = False) -> bool:
+    """True if a convolution of this form may have its channels last.
+
+    Args:
+        kernel: lengths of the kernel's axes.
+        stride: of each axis.
+        channels: input channels per group.
+        transposed: of a transposed convolution; none of them is laid out so, few were swept.
+    """
+    pointwise = all(length == 1 for length in kernel)
+    return not transposed and not (pointwise and max(stride) > 1 and channels % REGISTER)
+
+
+def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
+    """Choose the layout of a model's convolutions, and see to it that those which need contiguous inputs get them.
+
+    Args:
+        model: gets hooks, which its copies have, too.
+        channels_last: whether that layout is wanted at all.
+
+    Returns:
+        The names of the weights that are to have their channels last; none if the model has no use for it.
+    """
+    convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
+    guarded = [m for m in convolutions if not _allowed(m)]
+    for module in guarded:
+        module.register_forward_pre_hook(_contiguous_inputs)
+    if not channels_last or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):  # nobody sees in there
+        return frozenset()
+    plain = {id(m.weight) for m in guarded}  # a weight may be shared
+    turned = {id(m.weight) for m in convolutions if isinstance(m, nn.Conv2d)} - plain
+    return frozenset(n for n, p in model.named_parameters() if id(p) in turned and p.dtype in SWEPT)
+
+
+def is_foreign(model: nn.Module) -> bool:
+    """True if a model has modules that neither torch nor we have written."""
+    return not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules())
+
+
+def _allowed(module: _ConvNd) -> bool:
+    transposed = isinstance(module, _ConvTransposeNd)
+    return allows_channels_last(module.kernel_size, module.stride, module.in_channels // module.groups, transposed)
+
+
+def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook."""
+    return tuple(contiguous(x) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """The tensor in the usual layout, also by its strides: those of axes of length 1 count for convolutions."""
+    return x if x.stride() == _usual(x.shape) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _usual(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * max(length, 1))
+    return tuple(reversed(strides))
+
+
+# What a model's own code calls without a module.
+
+_PLAIN = (F.conv1d, F.conv2d, F.conv3d)
+_OTHERS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, torch.convolution, torch._convolution)
+
+
+class _Guard(TorchFunctionMode):
+    """While it is on, convolutions that a model's own code calls get the operands that they need."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _PLAIN or function in _OTHERS:
+            args, kwargs = _operands(args, kwargs, whole=function in _OTHERS)
+        return function(*args, **kwargs)
+
+
+def _operands(args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A convolution's arguments, its input and weight contiguous unless its form allows another layout."""
+    names = ("input", "weight", "bias", "stride")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    weight, stride = given["weight"], given.get("stride", 1)
+    strides = stride if isinstance(stride, Sequence) else (stride,)
+    if not whole and allows_channels_last(weight.shape[2:], strides, weight.shape[1]):
+        return args, kwargs
+    swap = {id(given[n]): contiguous(given[n]) for n in ("input", "weight")}
+    fixed = tuple(swap.get(id(a), a) for a in args)
+    return fixed, {n: swap.get(id(a), a) for n, a in kwargs.items()}
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def guarded(foreign: bool) -> Iterator[None]:
+    """Inside, convolutions that are called as functions get the operands that they need, too.
+
+    Args:
+        foreign: whether there may be such calls; watching for them takes a few microseconds per function of torch's.
+    """
+    if not foreign or getattr(_thread, "on", False):
+        yield
+        return
+    _thread.on = True
+    try:
+        with _Guard():
+            yield
+    finally:
+        _thread.on = False
