@@ -244,6 +244,7 @@ class _Lesson:
                 crew.all("loss"),
                 partial(_task, here),
                 _by_func,
+                self.method.buffers,
             )
 
             with crew.tapped(objective):
