@@ -746,6 +746,30 @@ def test_label_skew_is_found_first() -> None:
     assert {"forgetting", "unlike-features"} <= {one.name for one in rest if "label-skew" in one.explained_by}
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_neurons_drift_in_the_scenario_of_fednlr_and_not_with_even_data(seed: int) -> None:
+    """Appendix A on digits: 25 hidden neurons, one class per client. With even data no class is missing."""
+    told = {}
+    for partition in ("shards(classes=1)", "iid"):
+        saved = federated(
+            "mlp(hidden=(25,))",
+            partition,
+            clients=10,
+            seed=seed,
+            rounds=25,
+            epochs=1,
+            steps=10,
+            lr=0.1,
+            probe="drift",
+            probe_every=5,
+        )
+        told[partition] = {one.name: one for one in diagnose(saved).findings}
+    assert "neuron-drift" not in told["iid"]
+    found = told["shards(classes=1)"]["neuron-drift"]
+    assert 0.03 < found.figure["drift"] < 0.15
+    assert found.figure["held"] > 0
+
+
 def test_a_network_that_is_much_too_deep_is_found_first() -> None:
     """Twenty-six narrow layers behind a large stem on images of eight pixels, with even data."""
     saved = federated("resnet26(width=2, stem='7x7', maxpool=True)", rounds=3, probe_every=3, batch_size=32)

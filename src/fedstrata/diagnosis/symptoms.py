@@ -332,8 +332,8 @@ def against_drift(bench: Bench) -> list[Remedy | None]:
     return [
         bench.add(
             "fednlr",
-            "neurons that are bound to other clients' classes learn slowly: they fell by 0.29 instead of 0.41 in our "
-            "runs",
+            "neurons that are bound to other clients' classes learn slowly: a visit took 8.6 instead of 12.3 % of "
+            "their activation in our runs",
             papers.WANG_NLR,
         )
     ]
