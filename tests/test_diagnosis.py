@@ -233,7 +233,7 @@ def test_a_cause_that_is_only_a_fact_is_left_out_where_its_symptoms_were_looked_
 
 
 def test_rounds_before_anything_can_have_been_learned_do_not_count() -> None:
-    """Two steps a round: after fourteen rounds running statistics still show what they began with."""
+    """Two steps per round: after fourteen rounds running statistics still show what they began with."""
     rows = [{"statistics": {"running": 0.1, "batch": 0.9}}] * 15
     for rounds, judged in ((14, False), (15, True)):
         diagnosis = diagnose(run(rows[:rounds], facts(), [0.1] * rounds, steps=2))
@@ -739,7 +739,7 @@ def federated(
 
 
 def test_label_skew_is_found_first() -> None:
-    """Two classes of ten a client, with a small network that is sound."""
+    """Two classes of ten per client, with a small network that is sound."""
     first, *rest = diagnose(federated("cnn4(width=8)", "shards(classes=2)")).findings
     assert first.name == "label-skew"
     assert first.severity > 0.75

@@ -304,7 +304,7 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray[An
 
 
 def rows_of(vectors: Sequence[Any], names: Sequence[str]) -> np.ndarray[Any, Any]:
-    """One row a client: its tensors of these names, one after the other."""
+    """One row per client: its tensors of these names, one after the other."""
     return np.stack([np.concatenate([np.asarray(mine[n]).ravel() for n in names]) for mine in vectors]).astype(float)
 
 
@@ -635,7 +635,7 @@ def test_probe_clients_limits_who_is_measured() -> None:
 
 
 def test_probe_examples_limits_what_is_read() -> None:
-    """A few rows a client, whatever it holds, and the same ones every round."""
+    """A few rows per client, whatever it holds, and the same ones every round."""
     clients = [Rows(points(60, seed)) for seed in range(3)]
     settings: dict[str, Any] = {"participation": 1.0, "steps": 1, "test": (), "engine": "serial", "rounds": 2}
     fed = federation(clients=clients, **settings)

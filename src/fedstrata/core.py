@@ -77,7 +77,7 @@ class Work:
     Args:
         epochs: passes over the client's data; ignored where `steps` is given.
         steps: number of optimiser steps, over as many passes as they need.
-        batch_size: examples a step.
+        batch_size: examples per step.
         optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
         lr: this round's learning rate.
         clip: largest norm of the whole gradient, None for no clipping.
@@ -389,7 +389,7 @@ class Technique:
         return {}
 
     def check(self, setting: Setting) -> None:
-        """Once a model, before anything is trained or written: raise a UsageError for what cannot work."""
+        """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         """Server, for every assignment: narrow what `trains`, `travels`, `reports` and `moves`, or change

@@ -220,7 +220,7 @@ def against_opposition(bench: Bench) -> list[Remedy | None]:
         ),
         bench.add(
             "scaffold",
-            "control variates take the drift out of every step: +4.2 points with two classes a client, -2.7 under "
+            "control variates take the drift out of every step: +4.2 points with two classes per client, -2.7 under "
             "Dirichlet(0.1); it wants a smaller learning rate",
             papers.KARIMIREDDY,
             lr=bench.rate(0.3),

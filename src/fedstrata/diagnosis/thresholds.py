@@ -79,19 +79,19 @@ THRESHOLDS: dict[str, Threshold] = {
         1.5,
         10.0,
         "the gradient's norm after averaging against that of going on alone: up to 1.2 in sound runs, 2 to 13 with two "
-        "classes a client; under IID data FedPart's spikes were at 1.3 in our runs",
+        "classes per client; under IID data FedPart's spikes were at 1.3 in our runs",
         ratio=True,
     ),
     "unlike-features": Threshold(
         0.2,
         0.7,
         "1 - CKA of clients' models at the stage where they are least alike: at most 0.1 in sound runs with 100 "
-        "examples a client, up to 0.4 with fewer, 0.4 to 0.9 under skew and in networks too deep to learn",
+        "examples per client, up to 0.4 with fewer, 0.4 to 0.9 under skew and in networks too deep to learn",
     ),
     "forgetting": Threshold(
         0.1,
         0.5,
-        "accuracy that local training takes from the classes a client lacks; 0.2 to 0.6 with two classes a client",
+        "accuracy that local training takes from the classes a client lacks; 0.2 to 0.6 with two classes per client",
     ),
     "neuron-drift": Threshold(
         0.02,

@@ -69,7 +69,7 @@ def gradient_trace(
         data: the client's.
         strata: of both models.
         steps: how many.
-        batch_size: examples a step, or all if the client has fewer.
+        batch_size: examples per step, or all if the client has fewer.
         lr: η.
         seed: of batches and of what training draws.
     """
