@@ -1,4 +1,4 @@
-"""Seconds a round of the same federated work in several systems, as ratios to a floor.
+"""Seconds per round of the same federated work in several systems, as ratios to a floor.
 
     python benchmarks/peers/run.py [--workloads mlp-1 cnn] [--systems floor bare flower] [--repeats 5] [--json FILE]
 
