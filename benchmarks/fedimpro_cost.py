@@ -87,7 +87,7 @@ def main() -> None:
         return
     base = seconds.pop("fedavg")
     print(f"ResNet-8 of width {args.width}, split after {args.split}, {args.clients} clients × {args.examples} images")
-    print(f"FedAvg: {statistics.median(base):.3f} s a round; upper part: {share:.1%} of the FLOPs\n")
+    print(f"FedAvg: {statistics.median(base):.3f} s per round; upper part: {share:.1%} of the FLOPs\n")
     print("| form | seconds / FedAvg's | arithmetic | of the arithmetic | goal |\n|---|--:|--:|--:|--:|")
     for name, own in seconds.items():
         ratio = statistics.median(mine / theirs for mine, theirs in zip(own, base, strict=True))

@@ -7,8 +7,8 @@ not counted, nor is what comes before it.
 
 seconds    from the end of a round to the end of the next, the median of all runs' rounds. Much of it is waiting:
            SuperNodes look for messages every three seconds, and Flower's own server for replies
-CPU        processor seconds a round, of the SuperLink with the ServerApp, and of the SuperNodes with their ClientApps
-up, down   bytes a round on the SuperNodes' sockets, encrypted
+CPU        processor seconds per round, of the SuperLink with the ServerApp, and of the SuperNodes with their ClientApps
+up, down   bytes per round on the SuperNodes' sockets, encrypted
 echo       an app that sends nothing and trains nothing: what Flower needs for itself
 by hand    Flower's app without torch.optim, whose first optimiser imports torch's compiler in every process
 fedpart    FedPart over one cycle, a full round and one for every layer; with `keep`, clients hold the other layers in a
@@ -351,7 +351,7 @@ def deploy(options: argparse.Namespace) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown; ratios are to Flower's own app at the same model."""
     lines = [
-        "| model | app | s a round | ratio | CPU, server | CPU, sites | ratio | MB up | MB down | ratio | accuracy |",
+        "| model | app | s per round | ratio | CPU, server | CPU, sites | ratio | MB up | MB down | ratio | accuracy |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     theirs = {row["model"]: row for row in rows if row["app"] == "theirs"}

@@ -87,7 +87,7 @@ def ours(model: nn.Module, clients: Clients, batch: int, epochs: int, rounds: in
 
 
 WORKLOADS = {
-    # name: (model, shape, clients, examples a client, batch, epochs, largest ratio that we accept)
+    # name: (model, shape, clients, examples per client, batch, epochs, largest ratio that we accept)
     "resnet8(width=16), 10 clients × 200": ("resnet8(width=16)", (3, 32, 32), 10, 200, 32, 1, 1.05),
     "resnet8(width=16), 10 clients × 64": ("resnet8(width=16)", (3, 32, 32), 10, 64, 32, 1, None),
     "mlp 784-64-10, 50 clients × 32, batch 8": ("mlp(hidden=(64,))", (1, 28, 28), 50, 32, 8, 1, 1.3),

@@ -1,7 +1,7 @@
 """What Ray costs: a round in actors of a Ray on this machine over a round in as many worker processes.
 
 Both federations live at the same time, and their rounds take turns, so the machine's mood hits both alike. Starting Ray
-and its actors is not counted: it is done once a run. The ratio is that of the medians.
+and its actors is not counted: it is done once per run. The ratio is that of the medians.
 
     python benchmarks/ray_overhead.py [--workers 2] [--rounds 20] [--models mlp cnn] [--json FILE]
 """
@@ -83,7 +83,7 @@ def main() -> None:
     rows = [measure(model, options.workers, options.rounds) for model in options.models]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print("| model | MB | processes, ms a round | ray, ms a round | ratio | extra ms a visit | same bits |")
+    print("| model | MB | processes, ms per round | ray, ms per round | ratio | extra ms per visit | same bits |")
     print("|---|--:|--:|--:|--:|--:|---|")
     for row in rows:
         ms = row["ms"]

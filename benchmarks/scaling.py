@@ -1,4 +1,4 @@
-"""Seconds a round and memory as the population grows, at a fixed number of clients a round.
+"""Seconds per round and memory as the population grows, at a fixed number of clients per round.
 
     python benchmarks/scaling.py [--clients 100 1000 10000 100000] [--rounds 40] [--json FILE]
 
@@ -51,7 +51,7 @@ class Variates(fs.Technique):
             return add(grads, total) if total else grads
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
-            mean = scale(tally, 0.25)  # four steps a visit
+            mean = scale(tally, 0.25)  # four steps per visit
             return subtract(mean, mine, names), mean
 
         return fs.Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
@@ -133,7 +133,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     for kind in options.kinds:
-        print(f"\n{kind}\n\n| clients | ms a round | main process, MB | largest worker, MB |\n|--:|--:|--:|--:|")
+        print(f"\n{kind}\n\n| clients | ms per round | main process, MB | largest worker, MB |\n|--:|--:|--:|--:|")
         for clients in options.clients:
             mine = [r for r in rows if r["kind"] == kind and r["clients"] == clients]
             ms, rss, worker = (statistics.median(r[k] for r in mine) for k in ("ms", "rss", "workers"))

@@ -1,4 +1,4 @@
-"""What a federation asks of its server: bytes a visit, seconds and memory against model, clients a round, population.
+"""What a federation asks of its server: bytes per visit, seconds and memory by model, clients per round, population.
 
     python benchmarks/sizing.py [bytes visits rounds population disk flower million plan]
 
@@ -8,8 +8,8 @@ checked, counted and folded, and the state saved. Only `bytes` trains for real. 
 own.
 
 bytes       a real run of each method: the lengths of its messages against 4 bytes a number
-visits      seconds a visit against parameters, phase by phase, and the line through them
-rounds      seconds and peak memory against clients a round, for the mean and for the median
+visits      seconds per visit against parameters, phase by phase, and the line through them
+rounds      seconds and peak memory against clients per round, for the mean and for the median
 population  what grows with the number of clients that there are
 disk        what clients remember, in the run's directory
 flower      finding sites, and replies that wait (needs flwr; the grid is a stand-in too)
@@ -146,7 +146,7 @@ def parameters(model: str) -> int:
 
 
 def one_bytes(model: str, method: str, rounds: int) -> dict[str, Any]:
-    """Bytes a visit of a real run, the mean of the second half, and in the first round; every client in every round."""
+    """Bytes per visit of a real run in which all take part: the mean of the second half, and in the first round."""
     rng = generator("bytes")
     archs = ("resnet10(width=16)", "resnet14(width=16)", "resnet18(width=16)")
     mixed = model == "resnet10, 14, 18"
@@ -206,7 +206,7 @@ PHASES = ("encode", "decode", "check updates", "count bytes", "fold updates", "o
 
 
 def one_visits(model: str, method: str, count: int, rounds: int) -> dict[str, Any]:
-    """Seconds a visit, by phase: the median over rounds, after one that is not counted."""
+    """Seconds per visit, by phase: the median over rounds, after one that is not counted."""
     federation = Remote(model, sites(count), method=method, rounds=rounds + 1)
     running = federation.rounds()
     federation.spans(running)
@@ -262,7 +262,7 @@ def visits_table(options: argparse.Namespace) -> None:
 
 
 def rounds_table(options: argparse.Namespace) -> None:
-    print("| method | clients a round | s a round | ms a visit | peak, MB |\n|---|--:|--:|--:|--:|")
+    print("| method | clients per round | s per round | ms per visit | peak, MB |\n|---|--:|--:|--:|--:|")
     for method in ("fedavg", "fedavg(reduce='median')"):
         for count in (10, 100, 1000):
             row = ask("one_visits", f"resnet18(width={WIDTHS['1e6']})", method, count, 2 if count < 1000 else 1)
@@ -274,7 +274,7 @@ def rounds_table(options: argparse.Namespace) -> None:
 
 
 def one_population(kind: str, count: int) -> dict[str, Any]:
-    """What a population costs its server, at 50 clients a round."""
+    """What a population costs its server, at 50 clients per round."""
     start = resident()
     clients: Sequence[Any] = sites(count) if kind == "sites" else shared(count)
     with tempfile.TemporaryDirectory() as place:
@@ -371,7 +371,7 @@ def one_disk(present: int, place: str) -> dict[str, Any]:
 
 
 def disk_table(options: argparse.Namespace) -> None:
-    print("| clients that remember | write, ms | read, ms | sweep at a resume, s | bytes a client | head |")
+    print("| clients that remember | write, ms | read, ms | sweep at a resume, s | bytes per client | head |")
     print("|--:|--:|--:|--:|--:|--:|")
     for present in (1_000, 10_000, 100_000, 1_000_000):
         row = ask("one_disk", present, options.place)
@@ -467,7 +467,7 @@ def _sent(post: Any) -> list[Any]:
 
 
 def flower_table(options: argparse.Namespace) -> None:
-    print("| sites | greet all, s | look who is there, ms a round | memory, MB |\n|--:|--:|--:|--:|")
+    print("| sites | greet all, s | look who is there, ms per round | memory, MB |\n|--:|--:|--:|--:|")
     for count in (1_000, 10_000, 100_000, 1_000_000):
         row = ask("one_sites", count)
         print(f"| {count:,} | {row['gather']:.1f} | {1e3 * row['find']:.1f} | {row['rss'] / 1e6:,.0f} |")
@@ -498,7 +498,7 @@ def one_million(width: int, sampled: int) -> dict[str, Any]:
 
 
 def million_table(options: argparse.Namespace) -> None:
-    print("| MB | clients a round | GB down | GB up | s | ms a visit | peak, GB | checkpoint, MB |\n|" + "--:|" * 8)
+    print("| MB | clients per round | GB down | GB up | s | ms per visit | peak, GB | checkpoint, MB |\n|" + "--:|" * 8)
     for width, sampled in ((9, 1_000), (9, 10_000), (96, 1_000)):
         row = ask("one_million", width, sampled)
         print(
@@ -512,7 +512,7 @@ def million_table(options: argparse.Namespace) -> None:
 def plan_table(options: argparse.Namespace) -> None:
     """Arithmetic alone: K visits of a + b·P seconds, their bytes both ways through one link, 11 models and 0.5 GB."""
     head = "GB down and up | server, s | 1 Gbit/s, s | 10 Gbit/s, s | memory, GB"
-    print(f"| model | clients a round | {head} |\n|" + "--:|" * 7)
+    print(f"| model | clients per round | {head} |\n|" + "--:|" * 7)
     for size in (1e6, 1e8, 1e9):
         visit = options.gigabyte if size > 4 * NEAR else 1e-3 * options.ms + 1e-9 * options.ns * size / 4
         for sampled in (1_000, 10_000):
@@ -550,7 +550,7 @@ def main() -> None:
         "--ms", type=float, default=2.5, help="a visit's milliseconds without its parameters, for `plan`"
     )
     parser.add_argument("--ns", type=float, default=2.5, help="nanoseconds a parameter")
-    parser.add_argument("--gigabyte", type=float, default=2.4, help="seconds a visit of a model of 1 GB")
+    parser.add_argument("--gigabyte", type=float, default=2.4, help="seconds per visit of a model of 1 GB")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -343,8 +343,8 @@ def test_refusals(run: Path, tmp_path: Path, capsys: Capture, given: list[str], 
     [
         ({"dataset": ""}, "was run from Python"),
         ({"dataset": '"synthetic(shape=(7,))"', "model": '"mlp"'}, "only images can be rebuilt"),
-        ({"model": '"cnn4"'}, "does not hold the model that run.toml says"),
-        ({"dataset": '"cifar-10"', "data_dir": '"nowhere"'}, "nowhere is not there"),
+        ({"model": '"cnn4"'}, "does not hold the model that run.toml describes"),
+        ({"dataset": '"cifar-10"', "data_dir": '"nowhere"'}, "nowhere does not exist"),
     ],
 )
 def test_refused_runs(run: Path, tmp_path: Path, capsys: Capture, changes: dict[str, str], sentence: str) -> None:

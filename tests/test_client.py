@@ -1002,6 +1002,57 @@ def test_features_at_other_parameters_by_hand():
     assert logits.shape == (6, 3)
 
 
+@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+def test_other_parameters_are_run_as_in_an_evaluation(policy: str):
+    """No dropout and no random numbers; the given running statistics, or those that training has moved by now, and
+    under `drop` the batch's own. Training goes on in its own modes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    mine = {"1.running_mean": torch.full((4,), 0.7), "1.running_var": torch.full((4,), 2.0)}
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(batch: Batch) -> Tensor:
+        before, params = torch.get_rng_state(), {n: p.detach() for n, p in batch.params.items()}
+        for grad in (True, False):  # two ways through the model
+            with torch.set_grad_enabled(grad):
+                given = batch.forward({**params, **mine}, Into("2")).detach()
+                current = batch.forward({}, Into("2")).detach()
+            h = F.linear(batch.x, params["0.weight"], params["0.bias"])
+            stats = [mine["1.running_mean"], mine["1.running_var"]]
+            now = [0.1 * h.mean(0), 0.9 + 0.1 * h.var(0)]  # after this batch, from 0 and 1
+            for found, (mean, var) in ((given, stats), (current, now)):
+                if policy == "drop":
+                    mean, var = h.mean(0), h.var(0, unbiased=False)
+                torch.testing.assert_close(found, (h - mean) / (var + 1e-5).sqrt())
+            assert given.shape == (6, 4)
+        assert torch.equal(torch.get_rng_state(), before)
+        seen.append((given, current))
+        return batch.logits.sum() * 0
+
+    base = {"buffers": policy}
+    looked, _ = visit(model, toy(6), hooks(loss=loss), base=base, batch_size=6)
+    plain, _ = visit(model, toy(6), base=base, batch_size=6)
+    assert len(seen) == 1
+    assert equal(looked.delta, plain.delta)
+    assert equal(looked.buffers, plain.buffers)
+
+
+def test_running_statistics_at_both_ends_of_a_visit():
+    heard: list[Tensors] = []
+
+    def local(view: ClientView) -> Hooks:
+        heard.append(view.statistics())
+        return Hooks(finish=lambda delta, tally: ({}, heard.append(view.statistics())))
+
+    start = {n: b + 1 for n, b in running(normed()).items()}
+    update, _ = visit(normed(), toy(), technique("t", local), buffers=start)
+    assert equal(heard[0], start)
+    assert equal(heard[1], update.buffers)
+    visit(normed(), toy(), technique("t", local), base={"buffers": "drop"})
+    assert heard[2:] == [{}, {}]
+
+
 def test_forward_to_a_module_that_is_not_there():
     technique = hooks(loss=lambda batch: batch.forward({}, "hed").sum())
     with pytest.raises(UsageError, match="no module 'hed'"):

@@ -233,7 +233,7 @@ def test_a_cause_that_is_only_a_fact_is_left_out_where_its_symptoms_were_looked_
 
 
 def test_rounds_before_anything_can_have_been_learned_do_not_count() -> None:
-    """Two steps a round: after fourteen rounds running statistics still show what they began with."""
+    """Two steps per round: after fourteen rounds running statistics still show what they began with."""
     rows = [{"statistics": {"running": 0.1, "batch": 0.9}}] * 15
     for rounds, judged in ((14, False), (15, True)):
         diagnosis = diagnose(run(rows[:rounds], facts(), [0.1] * rounds, steps=2))
@@ -739,11 +739,35 @@ def federated(
 
 
 def test_label_skew_is_found_first() -> None:
-    """Two classes of ten a client, with a small network that is sound."""
+    """Two classes of ten per client, with a small network that is sound."""
     first, *rest = diagnose(federated("cnn4(width=8)", "shards(classes=2)")).findings
     assert first.name == "label-skew"
     assert first.severity > 0.75
     assert {"forgetting", "unlike-features"} <= {one.name for one in rest if "label-skew" in one.explained_by}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_neurons_drift_in_the_scenario_of_fednlr_and_not_with_even_data(seed: int) -> None:
+    """Appendix A on digits: 25 hidden neurons, one class per client. With even data no class is missing."""
+    told = {}
+    for partition in ("shards(classes=1)", "iid"):
+        saved = federated(
+            "mlp(hidden=(25,))",
+            partition,
+            clients=10,
+            seed=seed,
+            rounds=25,
+            epochs=1,
+            steps=10,
+            lr=0.1,
+            probe="drift",
+            probe_every=5,
+        )
+        told[partition] = {one.name: one for one in diagnose(saved).findings}
+    assert "neuron-drift" not in told["iid"]
+    found = told["shards(classes=1)"]["neuron-drift"]
+    assert 0.03 < found.figure["drift"] < 0.15
+    assert found.figure["held"] > 0
 
 
 def test_a_network_that_is_much_too_deep_is_found_first() -> None:

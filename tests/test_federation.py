@@ -730,7 +730,7 @@ def test_bytes_are_the_lengths_of_the_encoded_messages(spy: Spy, policy: str):
 def test_partial_rounds_cost_less():
     """Round 2 trains the first of two strata, round 3 the second; each is cheaper than round 1.
 
-    FLOPs an example: all 2·(42 + 42 + 18); the first alone 2·(42 + 24 + 18); the second alone 2·(42 + 18).
+    FLOPs per example: all 2·(42 + 42 + 18); the first alone 2·(42 + 24 + 18); the second alone 2·(42 + 18).
     Down, round 3 sends what round 2 changed: the first stratum, 4·6 + 6 = 30 float32, not the second, 6·3 + 3 = 21.
     """
     history = Federation(mlp(), clients(8, 9), rounds=3, method=chain(Turns())).fit()
@@ -816,7 +816,7 @@ def test_local_statistics_stay_with_their_client(spy: Spy):
 
 
 def test_local_sends_no_statistics_down_and_drop_none_up():
-    """Running mean and variance of 5 units and a counter: 2·5·4 + 8 = 48 bytes a client and direction, and names."""
+    """Running mean and variance of 5 units and a counter: 2·5·4 + 8 = 48 bytes per client and direction, and names."""
     runs = {
         p: Federation(normed(), clients(8, 9), rounds=1, buffers=p).fit().records[0]
         for p in ("average", "local", "drop")

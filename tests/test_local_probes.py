@@ -19,6 +19,7 @@ from fedstrata import probes
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.models import build_model
+from fedstrata.probes.training import activation_change, bound_neurons
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors
 
@@ -289,6 +290,20 @@ def test_drift_by_hand():
     assert both == probes.Drift(held={"0": pytest.approx(0.125)}, missing={"0": pytest.approx(-0.375)})
 
 
+def test_bound_is_more_active_on_a_class_than_on_any_of_the_other_kind():
+    """Activations on classes 0, 1, 2. The client holds class 0. Neuron 0 (1 | 3 | 2) is bound to 1 and, though that is
+    not its maximum, to 2; neuron 1 (4 | 5 | 1) to 1; neuron 2 (2 | 2 | −1) to none, for a tie is not more.
+    Missing: ((2 − 3) + (3 − 2) + (1 − 5))/(3 + 2 + 5). Held: none on neurons 0 and 1; neuron 2 is a tie there, too."""
+    was = torch.tensor([[1.0, 4, 2], [3, 5, 2], [2, 1, -1]])
+    now = torch.tensor([[9.0, 9, 9], [2, 1, 9], [3, 9, 9]])
+    missing = torch.tensor([False, True, True])
+    assert bound_neurons(was, missing).tolist() == [[False] * 3, [True, True, False], [True, False, False]]
+    assert activation_change(was, now, missing) == pytest.approx(-0.4)
+    assert activation_change(was, now, ~missing) is None
+    everything = torch.tensor([True] * 3)  # nothing of the other kind: whatever is active counts
+    assert bound_neurons(was, everything).equal(was > 0)
+
+
 def test_large_neurons_weigh_more_and_classes_are_in_the_mean_over_their_examples():
     """Class 0 has the inputs e₀ and 3e₀, so that activations on it are twice the weight: 8 and 2 before, 4 and 4 after:
     (−4 + 2)/(8 + 2). Class 7 has none: its neurons' weights for e₁ are 0."""
@@ -319,11 +334,12 @@ def drift_by_loop(
         now = means(model)
         for which, into in enumerate(figures):
             top = bottom = 0.0
+            asked = [c for c in range(CLASSES) if (c in mine) is (which == 0)]
             for j in range(len(was[0])):
-                c = max(range(CLASSES), key=lambda c: was[c][j])
-                if was[c][j] > 0 and (c in mine) is (which == 0):
-                    top += now[c][j] - was[c][j]
-                    bottom += abs(was[c][j])
+                for c in asked:
+                    if was[c][j] > 0 and all(was[c][j] > was[d][j] for d in range(CLASSES) if d not in asked):
+                        top += now[c][j] - was[c][j]
+                        bottom += was[c][j]
             if bottom:
                 into.append(top / bottom)
     return sum(figures[0]) / len(figures[0]), sum(figures[1]) / len(figures[1])

@@ -119,7 +119,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], parameters: int) ->
 
 
 def test_resnet8_has_the_size_that_fedpart_reports() -> None:
-    """FedPart's poster: 4.83, 4.92 and 5.02 GB a cycle of full updates for 10, 100 and 200 classes.
+    """FedPart's poster: 4.83, 4.92 and 5.02 GB per cycle of full updates for 10, 100 and 200 classes.
 
     A cycle is 25 rounds of 40 clients; in units of 1024·10⁶ bytes, 4 bytes a parameter.
     """

@@ -549,7 +549,7 @@ def test_the_high_part_is_names_in_any_form() -> None:
     """An iterator is read once; a string is not a set of letters."""
     gradients = [{"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}, {"a": torch.tensor([3.0]), "b": torch.zeros(1)}]
     assert probes.gradient_variance(gradients, iter(["b"])) == probes.gradient_variance(gradients, ["b"])
-    with pytest.raises(UsageError, match="several names of parameters, not 'b'"):
+    with pytest.raises(UsageError, match="a list of parameter names, not 'b'"):
         probes.gradient_variance(gradients, "b")
 
 

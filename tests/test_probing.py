@@ -304,7 +304,7 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray[An
 
 
 def rows_of(vectors: Sequence[Any], names: Sequence[str]) -> np.ndarray[Any, Any]:
-    """One row a client: its tensors of these names, one after the other."""
+    """One row per client: its tensors of these names, one after the other."""
     return np.stack([np.concatenate([np.asarray(mine[n]).ravel() for n in names]) for mine in vectors]).astype(float)
 
 
@@ -541,7 +541,8 @@ def test_similarity_of_local_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drift_of_bound_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neuron is bound to the class for which its mean activation is largest, if that is above 0."""
+    """A neuron is bound to a class that the client lacks if it is more active on it than on all that the client holds,
+    and the other way round."""
     x = torch.cat([points(20, seed)[0] for seed in (0, 1, 2)])
     y = torch.cat([points(20, seed)[1] for seed in (0, 1, 2)])
     heard = Heard(monkeypatch, test=(x, y), probe="drift", lr=0.3, epochs=4)
@@ -555,11 +556,11 @@ def test_drift_of_bound_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
             sums = {"held": [0.0, 0.0], "missing": [0.0, 0.0]}
             for neuron in range(8):
                 means = {c: float(was[y == c, neuron].mean()) for c in range(4)}
-                bound = max(means, key=lambda c: means[c])
-                if means[bound] > 0:
-                    kind = sums["held" if bound in mine else "missing"]
-                    kind[0] += float(now[y == bound, neuron].mean()) - means[bound]
-                    kind[1] += means[bound]
+                for c, value in means.items():
+                    if value > max(0, *(v for d, v in means.items() if (d in mine) is not (c in mine))):
+                        kind = sums["held" if c in mine else "missing"]
+                        kind[0] += float(now[y == c, neuron].mean()) - value
+                        kind[1] += value
             for kind_, (change, size) in sums.items():
                 if size:
                     changes[kind_].append(change / size)
@@ -634,7 +635,7 @@ def test_probe_clients_limits_who_is_measured() -> None:
 
 
 def test_probe_examples_limits_what_is_read() -> None:
-    """A few rows a client, whatever it holds, and the same ones every round."""
+    """A few rows per client, whatever it holds, and the same ones every round."""
     clients = [Rows(points(60, seed)) for seed in range(3)]
     settings: dict[str, Any] = {"participation": 1.0, "steps": 1, "test": (), "engine": "serial", "rounds": 2}
     fed = federation(clients=clients, **settings)

@@ -33,7 +33,7 @@ def built(text: str) -> Reducer:
 
 
 def reduced(text: str, values: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
-    """A reducer on one tensor a client, in double precision, as a list."""
+    """A reducer on one tensor per client, in double precision, as a list."""
     deltas = [{"x": torch.tensor(v, dtype=torch.float64)} for v in values]
     delta, buffers = built(text)(deltas, [{}] * len(values), weights or [1.0] * len(values))
     assert buffers == {}

@@ -17,7 +17,7 @@ from fedstrata.errors import UsageError
 from fedstrata.models import build_model
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
 from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
-from fedstrata.reproduce.drift import bound, change
+from fedstrata.reproduce.drift import change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
 from fedstrata.reproduce.inversion import packed, unpacked
@@ -106,8 +106,8 @@ PICTURES = {
                 "every cut but the last beats FedAvg",
                 "noise of 0.5 costs less than a point",
                 "FedImpro beats FedAvg at every level of noise",
-                "more clients a round improve FedImpro",
-                "FedImpro beats FedAvg with few and with many clients a round",
+                "more clients per round improve FedImpro",
+                "FedImpro beats FedAvg with few and with many clients per round",
                 "the paper's form beats the released one",
                 "FedImpro's local models are nearer to each other in the second half of the run",
                 "low layers' divergence shrinks faster than high layers' with FedAvg",
@@ -440,11 +440,15 @@ def test_jumps_are_between_rounds_of_the_same_strata() -> None:
 
 
 def test_drift_is_of_bound_neurons() -> None:
-    """On class 1's data neurons 0 and 2 are more active than on class 0's: they change by −0.1 and −0.5."""
-    found = {"before": [[0.1, 0.9, 0.0], [0.4, 0.2, 0.6]], "after": {"FedAvg": [[[], [0.3, 9.0, 0.1]], []]}}
-    assert bound(found["before"][1], found["before"][0]) == [0, 2]
-    assert change(found, "FedAvg", 0, 1) == pytest.approx(-0.3)
-    assert change({**found, "before": [[1.0] * 3, [0.0] * 3]}, "FedAvg", 0, 1) is None
+    """On class 1's data neurons 0 and 2 are more active than on class 0's: they change by −0.1 and −0.5, of 0.4 + 0.6.
+
+    On class 2's data neuron 1 is, by +0.3 of 1.2; against both, (−0.1 − 0.5 + 0.3)/(0.4 + 0.6 + 1.2).
+    """
+    before, after = [[0.1, 0.9, 0.0], [0.4, 0.2, 0.6], [0.1, 1.2, 0.0]], [[], [0.3, 9.0, 0.1], [7.0, 1.5, 0.0]]
+    after[0] = before[0]
+    assert change(before, after, 0, [1]) == pytest.approx(-0.6)
+    assert change(before, after, 0, [1, 2]) == pytest.approx(-0.3 / 2.2)
+    assert change([[1.0] * 3, [0.0] * 3], after, 0, [1]) is None
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_what_a_round_counts():
 
 @pytest.mark.parametrize(("work", "most"), [(Work(epochs=2, batch_size=3), 8), (Work(steps=5), 5)])
 def test_more_steps_than_were_asked_for_are_refused(work: Work, most: int):
-    """Ten examples in batches of three are four steps an epoch; who claims more would count for more under FedNova."""
+    """Ten examples in batches of three are four steps per epoch; who claims more would count for more under FedNova."""
     made, state = server()
     for steps, refused in ((most, []), (most + 1, [0])):
         assignments = made.open(state, [0], work)

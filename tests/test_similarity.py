@@ -394,16 +394,19 @@ def test_a_seed_chooses_rows_and_points():
 X = normal(8, 3)
 Y = torch.zeros(8)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "few": (lambda: probes.cka(X[:3], X[:3]), "4 or more examples a batch, not 3"),
-    "plain few": (lambda: probes.cka(X[:1], X[:1], unbiased=False), "2 or more examples a batch, not 1"),
-    "few in a batch": (lambda: probes.minibatch_cka([(X, X), (X[:3], X[:3])]), "4 or more examples a batch, not 3"),
+    "few": (lambda: probes.cka(X[:3], X[:3]), "4 or more examples per batch, not 3"),
+    "plain few": (lambda: probes.cka(X[:1], X[:1], unbiased=False), "2 or more examples per batch, not 1"),
+    "few in a batch": (lambda: probes.minibatch_cka([(X, X), (X[:3], X[:3])]), "4 or more examples per batch, not 3"),
     "rows": (lambda: probes.cka(X, X[:5]), "8 rows and 5"),
     "no batches": (lambda: probes.minibatch_cka([]), "no batches"),
     "one model": (lambda: probes.layer_similarity(MODELS[:1], INPUTS), "2 or more models; there are 1"),
-    "few inputs": (lambda: probes.layer_similarity(MODELS, INPUTS[:3]), "4 or more examples a batch, not 3"),
-    "batch size": (lambda: probes.layer_similarity(MODELS, INPUTS, batch_size=2), "4 or more examples a batch, not 2"),
+    "few inputs": (lambda: probes.layer_similarity(MODELS, INPUTS[:3]), "4 or more examples per batch, not 3"),
+    "batch size": (
+        lambda: probes.layer_similarity(MODELS, INPUTS, batch_size=2),
+        "4 or more examples per batch, not 2",
+    ),
     "stage": (lambda: probes.layer_similarity(MODELS, INPUTS, ["bodi"]), "no model has a stage 'bodi'.*'body'"),
-    "letters": (lambda: probes.layer_similarity(MODELS, INPUTS, "body"), "several names of modules, not 'body'"),
+    "letters": (lambda: probes.layer_similarity(MODELS, INPUTS, "body"), "a list of module names, not 'body'"),
     "in common": (lambda: probes.layer_similarity(MODELS, INPUTS, ["body.2"]), "none of the stages in common"),
     "no stages": (lambda: probes.layer_similarity([nn.Linear(4, 2)] * 2, INPUTS), "a Linear has no stages"),
     "turned": (
@@ -413,8 +416,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "no tensors": (lambda: probes.gradient_distribution([{}], LAYERS), "no tensors"),
     "foreign": (lambda: probes.gradient_distribution({"e": X}, LAYERS), "the strata have no 'e'"),
     "infinite": (lambda: probes.gradient_distribution({"a": X / 0}, LAYERS), "stratum 'one' .* not finite"),
-    "no bins": (lambda: probes.gradient_distribution({"a": X}, LAYERS, 0), "1 or more, or 2 or more edges"),
-    "edges": (lambda: probes.gradient_distribution({"a": X}, LAYERS, [1, 1]), "edges that grow"),
+    "no bins": (lambda: probes.gradient_distribution({"a": X}, LAYERS, 0), "1 or more, or 2 or more increasing edges"),
+    "edges": (lambda: probes.gradient_distribution({"a": X}, LAYERS, [1, 1]), "increasing edges"),
     "labels": (lambda: probes.embedding(X, Y[:5], Y), "5 labels for 8 rows"),
     "clients": (lambda: probes.embedding(X, Y, [0, 1]), "2 clients for 8 rows"),
     "limit": (lambda: probes.embedding(X, Y, Y, limit=0), "limit of rows must be 1 or more, not 0"),

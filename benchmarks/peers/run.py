@@ -1,10 +1,10 @@
-"""Seconds a round of the same federated work in several systems, as ratios to a floor.
+"""Seconds per round of the same federated work in several systems, as ratios to a floor.
 
     python benchmarks/peers/run.py [--workloads mlp-1 cnn] [--systems floor bare flower] [--repeats 5] [--json FILE]
 
 Every system runs in a process of its own. In every repeat each system in turn runs a burst of rounds while the others
-sleep; the figure is the median over repeats of its seconds a round over the floor's in the same repeat. README.md says
-what the systems are.
+sleep; the figure is the median over repeats of its seconds per round over the floor's in the same repeat. README.md
+says what the systems are.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Column:
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds a round in each repeat."""
+        """Seconds per round in each repeat."""
         return [statistics.mean(burst) for burst in self.bursts]
 
 
@@ -273,9 +273,9 @@ class Bench:
             "",
             f"`{work.model}` on {'×'.join(map(str, work.shape))}, {parameters(work):,} parameters; {work.clients:,} "
             f"clients × {work.examples} examples, {work.sampled} a round, batch {work.batch}: {work.steps} steps and "
-            f"{work.seen:,} examples a round, counted in every round of every system.",
+            f"{work.seen:,} examples per round, counted in every round of every system.",
             "",
-            "| system | × floor | min–max | ms a round | first round begins, s | first round done, s | off by |",
+            "| system | × floor | min–max | ms per round | first round begins, s | first round done, s | off by |",
             "|---|--:|--:|--:|--:|--:|--:|",
         ]
         for column in self.columns.values():
@@ -349,7 +349,7 @@ def parameters(work: Workload) -> int:
 
 
 def ratio(column: Column, floor: Column) -> list[float]:
-    """Seconds a round over the floor's, repeat by repeat."""
+    """Seconds per round over the floor's, repeat by repeat."""
     return [ours / bare for ours, bare in zip(column.seconds, floor.seconds, strict=False)]
 
 

@@ -37,7 +37,7 @@ class Workload:
         clients: how many there are.
         examples: how many each of them has.
         sampled: how many of them take part in a round.
-        batch: examples a step.
+        batch: examples per step.
     """
 
     title: str
@@ -66,12 +66,12 @@ class Workload:
 MLP = "mlp(hidden=(64,))"
 WIDE = "mlp(hidden=(4096, 3072))"
 WORKLOADS = {
-    "mlp-1": Workload("cross-device MLP, one step a client", MLP, (1, 28, 28), 1000, 32, 50, 32),
-    "mlp-4": Workload("cross-device MLP, four steps a client", MLP, (1, 28, 28), 1000, 32, 50, 8),
+    "mlp-1": Workload("cross-device MLP, one step per client", MLP, (1, 28, 28), 1000, 32, 50, 32),
+    "mlp-4": Workload("cross-device MLP, four steps per client", MLP, (1, 28, 28), 1000, 32, 50, 8),
     "cnn": Workload("small CNN of the FedAvg paper", "cnn2", (1, 28, 28), 100, 100, 10, 10),
     "cnn4": Workload("small CNN of 3×3 convolutions", "cnn4", (3, 32, 32), 100, 100, 10, 20),
     "resnet8": Workload("ResNet-8, width 16", "resnet8(width=16)", (3, 32, 32), 10, 200, 10, 32),
-    "mlp-25m": Workload("MLP of 25 million parameters, one step a client", WIDE, (3, 32, 32), 10, 32, 10, 32),
+    "mlp-25m": Workload("MLP of 25 million parameters, one step per client", WIDE, (3, 32, 32), 10, 32, 10, 32),
 }
 
 

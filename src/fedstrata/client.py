@@ -155,7 +155,9 @@ class _Steps:
         self.crew, self.forward, self.clip = crew, forward, a.work.clip
         self.names = [n for n, p in bench.params.items() if p.requires_grad]
         self.leaves = [bench.params[n] for n in self.names]
-        self.objective = Objective(bench.model, bench.params, bench.buffers, crew.outputs, crew.all("loss"))
+        self.objective = Objective(
+            bench.model, bench.params, bench.buffers, crew.outputs, crew.all("loss"), policy=shop.method.buffers
+        )
         self.move = build_optimizer(a.work.optimizer).start(
             [p.detach() for p in self.leaves], a.work.lr, crew.scale(self.names, shop.device)
         )

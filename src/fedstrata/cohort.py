@@ -1,7 +1,7 @@
 """Many clients trained at once: their models stacked, their batches padded, one vectorised step for all of them.
 
-Python's and torch's costs of a step are paid once instead of once a client, which is most of the time of a small dense
-model. The results equal those of one client after the other up to rounding.
+Python's and torch's costs of a step are paid once instead of once per client, which is most of the time of a small
+dense model. The results equal those of one client after the other up to rounding.
 """
 
 from __future__ import annotations
@@ -244,6 +244,7 @@ class _Lesson:
                 crew.all("loss"),
                 partial(_task, here),
                 _by_func,
+                self.method.buffers,
             )
 
             with crew.tapped(objective):

@@ -77,7 +77,7 @@ class Work:
     Args:
         epochs: passes over the client's data; ignored where `steps` is given.
         steps: number of optimiser steps, over as many passes as they need.
-        batch_size: examples a step.
+        batch_size: examples per step.
         optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
         lr: this round's learning rate.
         clip: largest norm of the whole gradient, None for no clipping.
@@ -189,8 +189,9 @@ class Batch:
         logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
-            parameters (or, for an `Into`, what goes into it), without the techniques' hooks; running statistics stay as
-            they are.
+            parameters (or, for an `Into`, what goes into it), without the techniques' hooks and as the run would
+            evaluate it: no dropout, and norm layers use the running statistics that are given beside the parameters,
+            or else the current ones (under the policy `drop`, the batch's own). Nothing in the model moves.
         again: True if this is a second look at the batch, asked for through `gradient`.
     """
 
@@ -254,6 +255,8 @@ class ClientView:
         memory: what this technique remembered on this client; empty at first.
         rng: a random stream of this technique's own.
         counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
+        statistics: a copy of the model's running statistics as they are when it is asked for: in `local` those that the
+            visit starts with, in `finish` those that it ends with. Empty under the policy `drop`.
         outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
             with the received model as the run would evaluate it.
         observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
@@ -268,6 +271,7 @@ class ClientView:
     memory: Tensors
     rng: torch.Generator
     counts: Callable[[], Tensor]
+    statistics: Callable[[], Tensors]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
 
@@ -385,7 +389,7 @@ class Technique:
         return {}
 
     def check(self, setting: Setting) -> None:
-        """Once a model, before anything is trained or written: raise a UsageError for what cannot work."""
+        """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         """Server, for every assignment: narrow what `trains`, `travels`, `reports` and `moves`, or change

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Times
+from fedstrata.core import Assignment, Batch, Buffers, ClientView, Hooks, Into, Slots, Times
 from fedstrata.data.examples import Examples
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.methods import Method
 from fedstrata.strata import composes
 from fedstrata.tensors import Tensors, add, add_, clone, lent
-from fedstrata.workshop import Bench, task_loss
+from fedstrata.workshop import Bench, judging, task_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +223,7 @@ class Objective:
         task: (logits, labels) → the task's loss.
         differentiate: how a hook's wish for a gradient elsewhere is met where the model does not hold its parameters
             itself; None where it does.
+        policy: for running statistics, in passes that a hook asks for.
     """
 
     model: nn.Module
@@ -232,6 +233,7 @@ class Objective:
     losses: Sequence[Callable[[Batch], Tensor]]
     task: Callable[[Tensor, Tensor], Tensor] = task_loss
     differentiate: Differentiate | None = None
+    policy: Buffers = "average"
     current: list[Batch] = field(default_factory=list)
     nested: bool = False
     silent: bool = False
@@ -241,6 +243,10 @@ class Objective:
     def _own(self) -> Tensors:
         """The model's tensors by name, where it holds them itself."""
         return {**self.params, **self.buffers}
+
+    @cached_property
+    def _modules(self) -> tuple[nn.Module, ...]:
+        return tuple(self.model.modules())
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
@@ -258,17 +264,29 @@ class Objective:
         return task, loss
 
     def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
-        """What the model or one of its modules puts out at other parameters, without hooks."""
-        buffers = clone(self.buffers)
+        """What the model or one of its modules puts out at other parameters, without hooks, as in an evaluation."""
+        given = {**given, **clone({n: given.get(n, b) for n, b in self.buffers.items()})}
         self.silent = True
         try:
-            if self.differentiate is None and not torch.is_grad_enabled():
-                with lent(self._own, {**given, **buffers}):
-                    return self._seen(x, module)
-            values = {**self.params, **given, **buffers}
-            return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
+            with self._evaluated(len(x)):
+                if self.differentiate is None and not torch.is_grad_enabled():
+                    with lent(self._own, given):
+                        return self._seen(x, module)
+                values = {**self.params, **given}
+                return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
         finally:
             self.silent = False
+
+    @contextmanager
+    def _evaluated(self, rows: int) -> Iterator[None]:
+        """Inside, the model is in the modes of an evaluation; afterwards in those that it trains in."""
+        modes = [module.training for module in self._modules]
+        try:
+            with judging(self.model, self.policy, rows):
+                yield
+        finally:
+            for module, mode in zip(self._modules, modes, strict=True):
+                module.training = mode
 
     def _seen(self, x: Tensor, place: str) -> Tensor:
         """What is at a place for these inputs; where stages lead there, without any hook."""
@@ -318,6 +336,7 @@ def open_crew(
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None],
 ) -> Crew:
     """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
+    statistics = partial(clone, {} if method.buffers == "drop" else bench.buffers)
     return Crew(
         {
             t.name: t.local(
@@ -330,6 +349,7 @@ def open_crew(
                     memory=memory.get(t.name, {}),
                     rng=rng(t.name),
                     counts=counts,
+                    statistics=statistics,
                     outputs=outputs,
                     observe=observe,
                 )

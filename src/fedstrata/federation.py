@@ -54,15 +54,15 @@ class Federation:
 
     Args:
         model: any `nn.Module` that maps a batch of inputs to logits; it is copied, never changed.
-        clients: one entry a client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
+        clients: one entry per client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
             function without arguments that returns one of them, called where the client is trained.
         test: the global test set, in the same form; None for no evaluation.
         method: a string such as `"fedavg(weight='uniform')"`, or a Method.
         rounds: number of rounds.
-        participation: clients a round: a fraction (float) or a number (int).
+        participation: clients per round: a fraction (float) or a number (int).
         epochs: local passes over a client's data.
         steps: local steps, instead of epochs.
-        batch_size: examples a local step.
+        batch_size: examples per local step.
         lr: local learning rate.
         optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
         schedule: learning rate over the rounds, such as `"cosine"`.
@@ -71,7 +71,7 @@ class Federation:
         buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
         seed: of every random stream; the same seed gives the same bits.
         engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest: `"auto"`.
-        workers: clients trained at the same time, each in a process of its own, or `"auto"` for one a core.
+        workers: clients trained at the same time, each in a process of its own, or `"auto"` for one per core.
         threads: threads of one worker.
         ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
         ray_cpus: CPUs that each of its actors takes.
@@ -88,8 +88,8 @@ class Federation:
         checkpoint_seconds: least time between checkpoints.
         probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
         probe_every: rounds between measurements; the last planned one is measured.
-        probe_clients: clients a round that are measured, at most.
-        probe_examples: examples a client, and for comparing clients, at most.
+        probe_clients: clients measured per round, at most.
+        probe_examples: examples per client, and for comparing clients, at most.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.

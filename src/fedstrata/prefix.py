@@ -1,4 +1,4 @@
-"""What a model computes below everything that trains: cut off, so that it can be computed once a visit.
+"""What a model computes below everything that trains: cut off, so that it can be computed once per visit.
 
 The model is traced into a graph of its layers. Whatever depends on nothing but the inputs and frozen layers, row by row
 and without random numbers, is the prefix; the tensors that cross from it into the rest are kept for all examples.

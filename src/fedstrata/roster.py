@@ -19,7 +19,7 @@ class Roster:
     Args:
         clients: everybody's examples.
         arch_of: client → the name of its architecture.
-        participation: clients a round: a fraction (float) or a number (int).
+        participation: clients per round: a fraction (float) or a number (int).
         seed: of the run.
         rounds: number of rounds; in those after them everybody takes part.
         pools: one party holds everybody's examples. In every round it takes as many steps as the clients that would

@@ -145,7 +145,7 @@ class Server:
         )
 
     def open(self, state: ServerState, clients: Sequence[int], work: Work) -> list[Assignment]:
-        """This round's assignments, one a client, in client order."""
+        """This round's assignments, one per client, in client order."""
         templates: dict[str, Assignment] = {}
         assignments = []
         plans, sends = tuple(self.method.at("plan")), tuple(self.method.at("send"))

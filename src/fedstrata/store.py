@@ -1,4 +1,4 @@
-"""What clients remember between their rounds: in a dict, or one sealed file a client and version in a directory.
+"""What clients remember between their rounds: in a dict, or one sealed file per client and version in a directory.
 
 A version is the round in which it was written. The server's state says which version of each client counts, so a run
 that is killed and resumed never reads a memory from rounds that it has not done yet.

@@ -147,7 +147,7 @@ def test_missing_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_dataset(name)
     assert way in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    with pytest.raises(UsageError, match="nowhere is not there"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         load_dataset(name, tmp_path / "nowhere")
 
 

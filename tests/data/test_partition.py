@@ -247,7 +247,7 @@ def test_every_class_at_every_client() -> None:
     [
         ("iid", 0, "at least 1 client, not 0"),
         ("natural", -1, "at least 1 client, not -1"),
-        ("iid", 1438, "1437 examples cannot be shared out over 1438 clients"),
+        ("iid", 1438, "1437 examples cannot be divided among 1438 clients"),
         ("dirichlet(alpha=0.0)", 10, "alpha must be a finite number above 0, not 0.0"),
         ("dirichlet(alpha=-1)", 10, "above 0"),
         ("dirichlet(alpha=1e999)", 10, "finite"),
@@ -256,7 +256,7 @@ def test_every_class_at_every_client() -> None:
         ("dirichlet(min_size=200)", 10, "need 2000 examples, and there are 1437"),
         ("shards(classes=0)", 10, "classes must be 1 to 10"),
         ("shards(classes=11)", 10, "classes must be 1 to 10"),
-        ("shards(classes=2)", 4, "at least 3 classes a client or 5 clients"),
+        ("shards(classes=2)", 4, "at least 3 classes per client or 5 clients"),
         ("shards(classes=2)", 1000, "too few examples"),
         ("natural", 10, r"no natural clients; femnist \(its writers\) and shakespeare \(its roles\) have them"),
         ("dirichle", 10, "did you mean 'dirichlet'"),
@@ -335,7 +335,7 @@ def test_describe_counts() -> None:
     assert (numbers.smallest, numbers.median, numbers.largest) == (1, 2.0, 3)
     assert numbers.classes_per_client == pytest.approx(4 / 3)
     assert (numbers.clients, numbers.examples) == (3, 6)
-    expected = "3 clients, 6 examples; 1 to 3 a client, median 2; 1.3 classes a client on average"
+    expected = "3 clients, 6 examples; 1 to 3 per client, median 2; 1.3 classes per client on average"
     assert str(numbers) == expected
 
 

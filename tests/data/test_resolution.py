@@ -80,7 +80,7 @@ def test_with_a_part_of_the_examples() -> None:
 
 @pytest.mark.parametrize("side", [0, -3])
 def test_impossible_sizes(side: int) -> None:
-    with pytest.raises(UsageError, match=f"digits: a resolution is 1 or more pixels a side, not {side}"):
+    with pytest.raises(UsageError, match=f"digits: a resolution is 1 or more pixels per side, not {side}"):
         load_dataset(f"digits(resolution={side})")
 
 

@@ -123,7 +123,7 @@ class Shy(fs.TensorExamples):
 
 
 def test_nothing_is_sent_twice(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every actor is sent a client's examples once, and the server's tensors are put once a round for all clients."""
+    """Every actor is sent a client's examples once, and the server's tensors are put once per round for all clients."""
     puts: list[int] = []
     sent: list[int] = []
     put, packed = ray.put, actors.packed

@@ -86,9 +86,9 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "mine").write_text("x")
     for command in ("new", "certs"):
         assert fedstrata("flower", command, tmp_path) == 2
-        assert "is there already and not empty" in one_sentence(capsys)
+        assert "exists and is not empty" in one_sentence(capsys)
         assert fedstrata("flower", command, tmp_path / "mine") == 2
-        assert "is there already" in one_sentence(capsys)
+        assert "exists" in one_sentence(capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -118,7 +118,7 @@ NO_HOSTS = [
     [
         (("new", "x", "--method", "fedavgg"), "did you mean"),
         (("new", "x", "--clients", "0"), "clients"),
-        *((("certs", "x", f"--host={host}"), "' is no host") for host in NO_HOSTS),
+        *((("certs", "x", f"--host={host}"), "' is not a host") for host in NO_HOSTS),
         (("certs", "x", "--nodes", "-1"), "nodes are 0 to 100,000"),
         (("certs", "x", "--days", "0"), "days 1 to 36,500"),
     ],

@@ -88,7 +88,7 @@ def test_nodes_that_fail_are_refused_and_come_back(deployed: Deployment, tmp_pat
     rows = metrics(out)
     refused = [{row["client"]: row["why"] for row in line["refused"]} for line in rows]
     assert refused[0] == {}
-    assert refused[1] in ({1: "it did not answer in time"}, {1: "its SuperNode is not there"})
+    assert refused[1] in ({1: "it did not answer in time"}, {1: "its SuperNode is not connected"})
     assert refused[2][2] == "it did not answer in time"
     garbage = [line[2] for line in refused[3:5] if line.get(2) != "it did not answer in time"]  # it may still be busy
     assert garbage

@@ -173,7 +173,7 @@ def test_too_few_are_no_round() -> None:
         )
     found = silos(made, **{**SECURE, "rounds": 1})
     assert len(found.records[0].refused) == 5
-    assert "2 of 5 clients held out, too few to see the sum" in {row["why"] for row in found.records[0].refused}
+    assert "2 of 5 clients stayed to the end, too few to see the sum" in {r["why"] for r in found.records[0].refused}
     for name, tensor in mlp().named_parameters():
         assert torch.equal(found.state.params[name], tensor)
 
@@ -210,7 +210,7 @@ def test_a_header_that_promises_too_much_is_refused_before_memory_is_taken() -> 
 def test_both_sides_must_want_it() -> None:
     found = silos(grid(5, model=mlp, mods=[secaggplus_mod]), **{**SECURE, "secure": False, "rounds": 1})
     why = {row["why"] for row in found.records[0].refused}
-    assert why == {"it says: this site sends nothing but under secure aggregation: the server needs secure=true"}
+    assert why == {"it says: this site sends updates only under secure aggregation: the server needs secure=true"}
     found = silos(grid(5, model=mlp), **{**SECURE, "rounds": 1})
     assert len(found.records[0].refused) == 5
     assert {row["why"] for row in found.records[0].refused} == {
@@ -246,7 +246,7 @@ def test_what_needs_more_than_the_sum_is_refused_at_once(settings: dict[str, Any
 
 
 def test_too_few_clients_to_hide_in(tmp_path: Any) -> None:
-    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients a round, not 2"):
+    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients per round, not 2"):
         masked(participation=2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -380,7 +380,7 @@ def test_clients_without_examples_do_not_count() -> None:
         return (x[:0], y[:0]) if partition > 1 else (x, y)
 
     made = Loopback(client_app(mlp, some, mods=[secaggplus_mod]), sites(4))
-    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients a round, not 2"):
+    with pytest.raises(fs.UsageError, match="between 3 and 1,023 clients per round, not 2"):
         silos(made, **{**SECURE, "participation": 1.0})
 
 

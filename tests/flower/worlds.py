@@ -25,7 +25,7 @@ from tests.flower import task
 EIGHT = "fedprox + scaffold + feddyn(alpha=0.1) + moon + fedlc + fednlr + fednova + fedpart(full_rounds=1)"
 """Techniques with memories, slots both ways, partial parameters, states on the server."""
 CHAIN: dict[str, Any] = {"method": EIGHT, "rounds": 8, "participation": 4, "batch_size": 5, "lr": 0.05}
-"""The run that has the same bits everywhere: four of eight clients a round."""
+"""The run that has the same bits everywhere: four of eight clients per round."""
 
 
 def at_home(out: Path, **how: Any) -> Path:

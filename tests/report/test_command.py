@@ -56,7 +56,7 @@ def test_it_is_opened_where_asked(run: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run, and no directory of runs"):
+    with pytest.raises(UsageError, match="is neither a run nor a directory of runs"):
         command.report([tmp_path / "nothing"])
     with pytest.raises(UsageError, match="is a directory"):
         command.report([run], out=tmp_path)

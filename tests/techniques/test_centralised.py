@@ -20,7 +20,7 @@ def test_full_batches(participation: int) -> None:
 
 
 def test_steps_of_clients_of_unequal_size() -> None:
-    """4, 10 and 8 examples in batches of 3 are 2 + 4 + 3 = 9 steps a round, although 22 examples make 8 batches.
+    """4, 10 and 8 examples in batches of 3 are 2 + 4 + 3 = 9 steps per round, although 22 examples make 8 batches.
 
     All rows are the same, so that the reference need not know the order of batches.
     """

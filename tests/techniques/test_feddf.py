@@ -92,7 +92,7 @@ def test_one_step_of_distillation() -> None:
 
 @pytest.mark.parametrize("participation", [3, 2])
 def test_many_steps_in_three_rounds(participation: int) -> None:
-    """Five steps a round, the learning rate on half a cosine, Adam's state anew in every round.
+    """Five steps per round, the learning rate on half a cosine, Adam's state anew in every round.
 
     The public inputs are all the same, so that the reference need not know how batches are drawn. Only those clients
     teach that took part in the round.

@@ -23,7 +23,7 @@ from tests.techniques.worlds import (
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_a_client_that_sits_one_out(alpha: float) -> None:
-    """Two of three clients a round, four rounds; the paper's m is our N = 3, sat out or not.
+    """Two of three clients per round, four rounds; the paper's m is our N = 3, sat out or not.
 
     Local: θ_k minimises L_k(θ) − ⟨h_k, θ⟩ + α/2‖θ − θ^t‖², so a step uses ∇L_k(θ) − h_k + α(θ − θ^t). Then
     h_k ← h_k − α(θ_k − θ^t). Server: h ← h − (α/N) Σ_{k∈P} (θ_k − θ^t), and θ^{t+1} = mean_{k∈P} θ_k − h/α.

@@ -276,7 +276,7 @@ SETTINGS: list[dict[str, Any]] = [
 @both_forms
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_statistics_and_training(form: Any, settings: dict[str, Any]) -> None:
-    """Two of three clients a round, five rounds, several batches a visit: Eq. 5, 6 and 7 in full.
+    """Two of three clients per round, five rounds, several batches per visit: Eq. 5, 6 and 7 in full.
 
     Class 2 is nobody's at first, arrives with the last client as it is, and stays where only the others take part.
     Some batches have a single row of a class, where the two forms differ. "ramp" is λ = 0, 0.4, 0.8, 1, 1.
@@ -447,7 +447,7 @@ def test_a_share_of_hardly_a_row(form: Any, share: float) -> None:
 
 @pytest.mark.parametrize(("cap", "form"), [(None, "paper"), (None, "released"), (1.5, "paper"), (1.5, "released")])
 def test_sampled_features_have_the_statistics(cap: float | None, form: Any) -> None:
-    """n = 10,000 rows a class: means within 5σ/√n of μ, standard deviations within 5σ/√(2n) of σ (or of the cap).
+    """n = 10,000 rows per class: means within 5σ/√n of μ, standard deviations within 5σ/√(2n) of σ (or of the cap).
 
     Elements are independent: correlations within 5/√n of 0.
     """
@@ -714,7 +714,7 @@ def test_a_round_in_which_nobody_trains() -> None:
 
 
 def test_bytes_of_slots() -> None:
-    """known: a byte a class; mean and variance: 8 bytes an element; count: 8 bytes a class."""
+    """known: a byte per class; mean and variance: 8 bytes per element; count: 8 bytes per class."""
     clients, statistics = people()[:2], CLASSES + 2 * 2 * HIDDEN * 8
     for record in play(FedImpro(split="1", counts=True), clients, net(), rounds=2).fed.records:
         assert record.slots_up == {"fedimpro": 2 * (statistics + 2 * 8)}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+import fedstrata as fs
+from fedstrata.techniques.fedlc import FedLC, without_label
 from tests.techniques.worlds import (
     CLASSES,
+    Party,
     Vector,
     agree,
     descend,
@@ -14,11 +18,14 @@ from tests.techniques.worlds import (
     fedavg,
     flat,
     gradient,
+    layer,
     linear,
     mean,
     parties,
     present,
+    pulled_back,
     run,
+    softmax,
     tensors,
 )
 
@@ -46,6 +53,47 @@ def test_three_rounds(tau: float) -> None:
         w = mean(ends, [len(y) for _, y in clients])
     agree(fed, w, within=1e-6)
     differ(w, fedavg(clients, present(fed)))
+
+
+def printed(w: Vector, party: Party, shift: Vector) -> Vector:
+    """∇ of −log(e^{z_y} / Σ_{i≠y} e^{z_i}) for z = logits + shift: q − onehot, q the softmax over the others."""
+    x, y = party
+    own = np.eye(CLASSES)[y]
+    return pulled_back((softmax(np.where(own == 1, -np.inf, layer(w, x) + shift)) - own) / len(y), x)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.0])
+def test_the_printed_denominator(tau: float) -> None:
+    """−log(e^{z_y} / Σ_{i≠y} e^{z_i}) = log Σ_{i≠y} e^{z_i} − z_y: the gradient is −1 for z_y, q_i for the others.
+
+    By hand, for logits 1, 2, 3 and label 0: log(e² + e³) − 1 = 2.31326, against log(e + e² + e³) − 1 = 2.40761 with the
+    true class. The third client has a single class: it has no others and stays where it is.
+    """
+    logits, labels = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([0])
+    with_all = torch.nn.functional.cross_entropy(logits, labels)
+    assert with_all.item() == pytest.approx(2.40761, abs=1e-5)
+    assert (with_all + without_label(logits, labels)).item() == pytest.approx(2.31326, abs=1e-5)
+    clients = parties()
+    fed = run(f"fedlc(tau={tau}, denominator='others')", clients)
+    w, other = flat(linear()), flat(linear())
+    shifts = [shift(y, tau) for _, y in clients]
+    for _ in range(3):
+        pairs = list(zip(clients[:2], shifts, strict=False))
+        ends = [descend(w, lambda v, c=c, s=s: printed(v, c, s)) for c, s in pairs]
+        alike = [descend(other, lambda v, c=c, s=s: gradient(v, c, shift=s)) for c, s in pairs]
+        sizes = [len(y) for _, y in clients]
+        w, other = mean([*ends, w], sizes), mean([*alike, other], sizes)
+    agree(fed, w, within=1e-6)
+    differ(w, other)
+
+
+def test_the_printed_denominator_trains_one_client_at_a_time() -> None:
+    assert FedLC().vectorises
+    assert not FedLC(denominator="others").vectorises
+    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedlc'"):
+        run("fedlc(denominator='others')", parties(), engine="vmap")
+    with pytest.raises(fs.UsageError, match="denominator"):
+        FedLC(denominator="some")  # type: ignore[arg-type]
 
 
 def test_a_class_that_all_lack_keeps_its_row() -> None:

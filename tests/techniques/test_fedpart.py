@@ -405,7 +405,7 @@ def test_frozen_norm_layers_train_again_in_full_rounds() -> None:
     assert moved == [["1", "4"], ["1"], ["4"], [], ["1", "4"]]
 
 
-# The prefix, once a visit ---------------------------------------------------------------------------------
+# The prefix, once per visit ---------------------------------------------------------------------------------
 
 
 def cached_and_not(name: str, beside: str = "", **settings: Any) -> tuple[fs.Federation, fs.Federation]:

@@ -25,7 +25,7 @@ from tests.techniques.worlds import (
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(("rho", "lambda_", "alpha"), [(0.1, 10.0, 0.9375), (0.5, 2.0, 0.6), (0.0, 2.0, 0.5)])
 def test_clients_that_sit_out(rho: float, lambda_: float, alpha: float, normalised: bool) -> None:
-    """Two of three clients a round, four rounds; Algorithm 1 of the paper.
+    """Two of three clients per round, four rounds; Algorithm 1 of the paper.
 
     g₁ = ∇F(x), g₂ = ∇F(x + ρ g₁), g̃ = (1 − α) g₁ + α g₂; x ← x − η(g̃ − ĝ_i + (x − x^t)/λ). After K steps
     ĝ_i ← ĝ_i − (x − x^t)/λ, and x̂_i = x − λ ĝ_i is sent, with the new ĝ_i. Server: x^{t+1} = mean of x̂_i. The released

@@ -654,7 +654,7 @@ def same_bits(one: fs.Federation, other: fs.Federation) -> bool:
 )
 @pytest.mark.parametrize("arch", ["", "whole"])
 def test_equal_architectures_are_fedavg(one: str, other: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, whether or not the one architecture has a name; half of the clients a round, in small batches."""
+    """To the bit, whether or not the one architecture has a name; half of the clients per round, in small batches."""
     settings: dict[str, Any] = {"archs": {"whole": deep()}, "arch_of": lambda client: arch}
     settings |= {"participation": 3, "epochs": 2, "batch_size": 2}
     first = prepared(one, SIX, deep(), **settings)

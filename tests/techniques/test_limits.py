@@ -124,8 +124,8 @@ def pooled(clients: list[Party]) -> Party:
 def test_one_full_step_of_fedavg_is_centralised_gradient_descent() -> None:
     """Σ n_k (w − η∇f_k)/n = w − η∇f, where f = Σ n_k f_k/n is the mean loss over everybody's examples.
 
-    Three clients that take one step each are worth three steps a round to `centralised`: six rounds of the one are two
-    rounds of the other.
+    Three clients that take one step each are worth three steps per round to `centralised`: six rounds of the one are
+    two rounds of the other.
     """
     clients = parties()
     everyone = pooled(clients)

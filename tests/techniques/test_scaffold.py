@@ -27,7 +27,7 @@ from tests.techniques.worlds import (
 
 
 def test_clients_that_sit_out() -> None:
-    """Two of three clients a round, four rounds.
+    """Two of three clients per round, four rounds.
 
     Local: y_i ← y_i − η(g_i(y_i) − c_i + c). Then c_i⁺ = c_i − c + (x − y_i)/(Kη) (Option II of the paper). From
     x − y_i = η Σ (g_i − c_i + c) it follows that c_i⁺ is the mean of the K raw gradients. Server: x ← mean of y_i over

@@ -32,18 +32,18 @@ def _attacks() -> None:
 def invert(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
     split: Annotated[
-        str | None, typer.Option(help="where the low part ends: a stage, or a number of strata; else the method's")
+        str | None, typer.Option(help="where the low part ends: a stage, or a number of strata; default: the method's")
     ] = None,
-    client: Annotated[int | None, typer.Option(help="whose images; else the one's with most classes")] = None,
-    images: Annotated[int, typer.Option(help="how many images, of as many classes as there are")] = 8,
+    client: Annotated[int | None, typer.Option(help="whose images; default: the client with the most classes")] = None,
+    images: Annotated[int, typer.Option(help="number of images, of as many classes as possible")] = 8,
     noise: Annotated[
         list[str] | None, typer.Option(metavar="A,B,…", help=f"levels of noise {list(NOISE)}", show_default=False)
     ] = None,
     steps: Annotated[int, typer.Option(help="steps of gradient descent, for each row")] = 500,
     lr: Annotated[float, typer.Option(help="the first step, as a share of a pixel's range")] = 0.1,
     tv: Annotated[float, typer.Option(help="weight of the total variation")] = 0.1,
-    seed: Annotated[int, typer.Option(help="of the choice of images, of the noise and of the start")] = 0,
-    data_dir: Annotated[str | None, typer.Option(help="where the data's files are now")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the choice of images, the noise and the start")] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="where the data files are now")] = None,
     out: Annotated[Path | None, typer.Option(help="for sheet.png and invert.json; default: RUN/attack")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print only the last line")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -52,7 +52,7 @@ def invert(
     out = directory / "attack" if out is None else out
     check_pictures()
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is there already and not a directory")
+        raise UsageError(f"{out} exists and is not a directory")
     levels = NOISE if not noise else _levels(noise)
     with _bar(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
         found = inverted(

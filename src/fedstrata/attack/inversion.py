@@ -26,7 +26,7 @@ MOST = 64
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Rebuilt images and how near they come, one figure an image.
+    """Rebuilt images and how near they come, one figure per image.
 
     Args:
         name: what they were rebuilt from.
@@ -138,8 +138,8 @@ def invert(
         steps: of gradient descent, for each row.
         lr: the first step; see `descend`.
         tv: weight of the total variation.
-        seed: of the choice of images, of the noise and of the start.
-        data_dir: where the data's files are now.
+        seed: seed of the choice of images, the noise and the start.
+        data_dir: where the data files are now.
         progress: hears (steps done, steps of all rows).
 
     Raises:
@@ -155,7 +155,7 @@ def invert(
     def row(name: str, level: float | None, look: Callable[[Tensor], Tensor], target: Tensor) -> Row:
         nonlocal done
         if not target.isfinite().all():
-            raise UsageError(f"{name}: not all numbers after '{victim.place}' are finite, so there is nothing to meet")
+            raise UsageError(f"{name}: not all numbers after '{victim.place}' are finite, so there is nothing to match")
         for found in descend(look, target, start, steps=steps, lr=lr, tv=tv):
             rebuilt, done = found, done + 1
             if progress is not None:

@@ -29,7 +29,7 @@ def contact_sheet(rows: Sequence[Tensor], labels: Sequence[str], columns: Sequen
     Args:
         rows: images (N, C, H, W) from 0 to 1; others than grey and RGB ones are shown as their channels' mean.
         labels: one a row, at the left.
-        columns: one an image, at the top, in a line or two.
+        columns: one per image, at the top, in a line or two.
         title: above all.
     """
     check_pictures()

@@ -130,12 +130,12 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
     if split is None:
         if impro is None:
             raise UsageError(
-                f"the run's method, {config.method}, does not cut the model: say where, as in split='layer1'"
+                f"the run's method, {config.method}, does not cut the model: say where to cut it, as in split='layer1'"
             )
         split = impro.split
     dataset, parts = deal(config)
     if len(dataset.input_shape) != 3:
-        raise UsageError(f"only images can be rebuilt, and an example of {config.dataset} is none")
+        raise UsageError(f"only images can be rebuilt, and the examples of {config.dataset} are not images")
     model = _model(directory, config, dataset)
     return Victim(
         model,
@@ -174,7 +174,7 @@ def _model(directory: Path, config: RunConfig, dataset: Dataset) -> nn.Module:
     except (OSError, SafetensorError):
         raise UsageError(f"{path} is damaged") from None
     except RuntimeError:
-        raise UsageError(f"{path} does not hold the model that run.toml says") from None
+        raise UsageError(f"{path} does not hold the model that run.toml describes") from None
     return model.eval().requires_grad_(False)
 
 

@@ -208,7 +208,7 @@ def overlaid(
 
     def put(name: str, several: list[Any], option: str) -> None:
         if name in options:
-            raise UsageError(f"{option} gives {name}, but it was given before: leave one out")
+            raise UsageError(f"{option} gives {name}, but it is already set: leave one out")
         if not several:
             raise UsageError(f"{option} needs at least one value")
         options[name] = several

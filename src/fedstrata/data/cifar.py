@@ -30,7 +30,7 @@ _CIFAR10_SUMS = {
     "data_batch_5": ("482c414d41f54cd18b22e5b47cb7c3cb",),
     "test_batch": ("40351d587109b95175f43aff81a1287e",),
 }
-# Each upstream's sum, then that of the project's fixed subset (80 + 20 images a class).
+# Each upstream's sum, then that of the project's fixed subset (80 + 20 images per class).
 _CIFAR100_SUMS = {
     "train": ("16019d7e3df5f24257cddd939b257f8d", "28f5cafdd3f6cd6cc1436ec5160e3098"),
     "test": ("f0ef6b0ae62326f3e7ffdfab6717acfc", "fc6f46fa2505f07405792ec79dc123cd"),

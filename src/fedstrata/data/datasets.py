@@ -181,7 +181,7 @@ def _resized(dataset: Dataset, side: int | None) -> Dataset:
     if side is None or before == (side, side):
         return dataset
     if side < 1:
-        raise UsageError(f"{dataset.name}: a resolution is 1 or more pixels a side, not {side}")
+        raise UsageError(f"{dataset.name}: a resolution is 1 or more pixels per side, not {side}")
     note = f"images resized from {before[0]}×{before[1]} to {side}×{side}"
     try:
         train, test = dataset.train.resized(side), dataset.test.resized(side)

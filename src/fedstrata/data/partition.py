@@ -1,7 +1,7 @@
 """Partitions: which client holds which training examples.
 
 A partition is named like everything else (`iid`, `dirichlet(alpha=0.1)`, `shards(classes=2)`, `natural`), or
-is a partitioner object of flwr-datasets. A partition function answers with one number an example, the client
+is a partitioner object of flwr-datasets. A partition function answers with one number per example, the client
 that owns it, so clients can never share an example. Draws come from a numpy Generator seeded with the
 partition's own seed: the same (labels, spec, clients, seed) give the same clients whatever else was drawn
 before.
@@ -87,7 +87,7 @@ def dirichlet(task: Task, *, alpha: float = 0.1, min_size: int = 10) -> Ints:
     For each class c: p_c ~ Dir_N(α, …, α) over the N clients, and client k gets the share p_{c,k} of the
     class (Yurochkin et al. 2019, the reference that FedNLR gives, and FedImpro's "LDA"). Clients differ in
     their classes and in their sizes, and no example is left over. The other well-known form (Hsu et al. 2019)
-    draws one mixture of classes a client and gives all clients the same size; the papers implemented here are
+    draws one mixture of classes per client and gives all clients the same size; the papers implemented here are
     "unbalanced", so it is not used. Nor is a client kept from growing beyond the mean size, as some code
     bases do without saying so.
 
@@ -163,13 +163,13 @@ def shards(task: Task, *, classes: int = 2, balanced: bool = False) -> Ints:
     if slots < len(sizes):
         raise UsageError(
             f"partition 'shards': {task.clients} clients with {classes} classes each cannot hold all"
-            f" {len(sizes)} classes; use at least {-(-len(sizes) // task.clients)} classes a client or"
+            f" {len(sizes)} classes; use at least {-(-len(sizes) // task.clients)} classes per client or"
             f" {-(-len(sizes) // classes)} clients"
         )
     if int(np.minimum(sizes, task.clients).sum()) < slots:
         raise UsageError(
             f"partition 'shards': there are too few examples of some classes for {task.clients} clients with"
-            f" {classes} classes each; use fewer clients or fewer classes a client"
+            f" {classes} classes each; use fewer clients or fewer classes per client"
         )
     counts = np.zeros((len(sizes), task.clients), dtype=np.int64)
     for label, holders in enumerate(_holders(task, _holder_numbers(task, slots), classes)):
@@ -193,7 +193,7 @@ def _holder_numbers(task: Task, slots: int) -> Ints:
 
 
 def _holders(task: Task, numbers: Ints, classes: int) -> list[Ints]:
-    """Which clients hold each class: `numbers[c]` clients for class c, `classes` different classes a client.
+    """Which clients hold each class: `numbers[c]` clients for class c, `classes` different classes per client.
 
     Client by client, at random in proportion to the places a class still has to give, except that a class
     with as many places as there are clients left must be taken; so it always comes out even.
@@ -250,7 +250,7 @@ def partition(
     seed: int = 0,
     groups: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Share the examples out: one ascending int64 index tensor a client, disjoint and none empty.
+    """Share the examples out: one ascending int64 index tensor per client, disjoint and none empty.
 
     Every example goes to some client, except under `natural` with fewer clients than the dataset has.
 
@@ -273,7 +273,7 @@ def partition(
     if clients < 1 and not (clients == 0 and function in (None, natural)):
         raise UsageError(f"a partition needs at least 1 client, not {clients}")
     if clients > len(values):
-        raise UsageError(f"{len(values)} examples cannot be shared out over {clients} clients")
+        raise UsageError(f"{len(values)} examples cannot be divided among {clients} clients")
     if function is None:
         return _indices(_foreign(spec, values, clients))
     numbers = np.unique(values, return_inverse=True)[1].astype(np.int64)
@@ -287,12 +287,12 @@ def _label_array(labels: Labels) -> Ints:
     try:
         values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError("the labels to partition must be one integer an example") from None
+        raise UsageError("the labels to partition must be one integer per example") from None
     if values.size == 0:
         raise UsageError("there are no labels to partition")
     if values.ndim != 1 or values.dtype.kind not in "iub":
         raise UsageError(
-            f"the labels to partition must be one integer an example, not {values.dtype} of shape {values.shape}"
+            f"the labels to partition must be one integer per example, not {values.dtype} of shape {values.shape}"
         )
     return values.astype(np.int64)
 
@@ -324,7 +324,7 @@ def _owners(parts: Sequence[Ints], examples: int, what: str) -> Ints:
 
 
 def _indices(owners: Ints) -> list[Tensor]:
-    """One ascending index tensor a client, each with its own storage (a view is pickled with all of it)."""
+    """One ascending index tensor per client, each with its own storage (a view is pickled with all of it)."""
     sizes = np.bincount(owners - NOBODY)
     order = torch.from_numpy(np.argsort(owners, kind="stable").astype(np.int64))
     return [part.clone() for part in order.split_with_sizes(sizes.tolist())[1:]]
@@ -391,8 +391,8 @@ class PartitionSummary:
     def __str__(self) -> str:
         return (
             f"{self.clients:,} client{'s' * (self.clients != 1)}, {self.examples:,} examples;"
-            f" {self.smallest:,} to {self.largest:,} a client, median {self.median:,.10g};"
-            f" {self.classes_per_client:.1f} classes a client on average"
+            f" {self.smallest:,} to {self.largest:,} per client, median {self.median:,.10g};"
+            f" {self.classes_per_client:.1f} classes per client on average"
         )
 
 

@@ -1,6 +1,6 @@
 """The class × client picture of a partition: in the terminal, and as a PNG, SVG or PDF file.
 
-Both take the counts of `describe`: one row a class, one column a client. Counts of skewed partitions span
+Both take the counts of `describe`: one row per class, one column per client. Counts of skewed partitions span
 three orders of magnitude, so shades and bars go with the square root of a count; empty cells are always told
 from small ones.
 """
@@ -68,7 +68,7 @@ def terminal(
 
     Args:
         counts: examples of each class (row) at each client (column).
-        class_names: one name a class; empty for numbers.
+        class_names: one name per class; empty for numbers.
         max_clients: show at most the first so many clients.
         max_classes: show at most the first so many classes.
     """
@@ -205,7 +205,7 @@ def plot(counts: Tensor, path: str | os.PathLike[str], class_names: Sequence[str
     Args:
         counts: examples of each class (row) at each client (column).
         path: the file; its suffix (.png, .svg, .pdf) decides the format.
-        class_names: one name a class; empty for numbers.
+        class_names: one name per class; empty for numbers.
         title: written above the picture.
 
     Raises:
@@ -294,7 +294,7 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     colours.ax.set_title("examples", fontsize=7, color=_FAINT, loc="left", pad=8)
 
     facts = f"{classes:,} classes, {clients:,} clients, {int(sizes.sum()):,} examples"
-    facts += f"; {int(sizes.min()):,} to {int(sizes.max()):,} a client"
+    facts += f"; {int(sizes.min()):,} to {int(sizes.max()):,} per client"
     top.set_title(facts, fontsize=8, color=_FAINT, loc="left", pad=8)
     if title:
         top.annotate(
@@ -341,7 +341,7 @@ def _step(needed: float, each: float) -> int:
 
 
 def _checked(counts: Tensor, class_names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
-    """The counts as an array and one name a row, or a refusal."""
+    """The counts as an array and one name per row, or a refusal."""
     table = counts.detach().cpu().numpy()
     if table.ndim != 2 or not table.size or table.dtype.kind not in "iu" or int(table.min()) < 0:
         raise UsageError(

@@ -47,7 +47,7 @@ def data_folder(name: str, data_dir: Path | None) -> Path:
         )
     folder = Path(given).expanduser()
     if not folder.is_dir():
-        raise UsageError(f"the data folder {folder} is not there; {how_to_get(name)}")
+        raise UsageError(f"the data folder {folder} does not exist; {how_to_get(name)}")
     return folder
 
 
@@ -74,7 +74,7 @@ def check_md5(name: str, where: str, data: bytes, known: Collection[str]) -> Non
     if found not in known:
         raise UsageError(
             f"{where} is not a known file of {name} (its md5 is {found}): it is damaged or another file; "
-            f"{how_to_get(name)}, and {name}(verify=False) reads it all the same"
+            f"{how_to_get(name)}, and {name}(verify=False) reads it anyway"
         )
 
 

@@ -88,7 +88,7 @@ def against_skew(bench: Bench) -> list[Remedy | None]:
         ),
         bench.add(
             "fedlc",
-            "margins for rare classes; its gain did not show in our runs, and with two classes a client it lost 4 "
+            "margins for rare classes; its gain did not show in our runs, and with two classes per client it lost 4 "
             "points",
             papers.ZHANG,
         ),

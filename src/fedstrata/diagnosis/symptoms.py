@@ -220,7 +220,7 @@ def against_opposition(bench: Bench) -> list[Remedy | None]:
         ),
         bench.add(
             "scaffold",
-            "control variates take the drift out of every step: +4.2 points with two classes a client, -2.7 under "
+            "control variates take the drift out of every step: +4.2 points with two classes per client, -2.7 under "
             "Dirichlet(0.1); it wants a smaller learning rate",
             papers.KARIMIREDDY,
             lr=bench.rate(0.3),
@@ -332,8 +332,8 @@ def against_drift(bench: Bench) -> list[Remedy | None]:
     return [
         bench.add(
             "fednlr",
-            "neurons that are bound to other clients' classes learn slowly: they fell by 0.29 instead of 0.41 in our "
-            "runs",
+            "neurons that are bound to other clients' classes learn slowly: a visit took 8.6 instead of 12.3 % of "
+            "their activation in our runs",
             papers.WANG_NLR,
         )
     ]

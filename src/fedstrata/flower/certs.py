@@ -38,7 +38,7 @@ def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) ->
     """Write an authority, a server's certificate for loopback and these hosts, and key pairs; the files' paths.
 
     Raises:
-        UsageError: if something is there already: keys are never written over.
+        UsageError: if something exists there: keys are never overwritten.
     """
     check_cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -57,7 +57,7 @@ def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) ->
         files[f"node-{number}.key"], files[f"node-{number}.pub"] = _private(key, ssh=True), _public(key)
     with disk_errors(directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UsageError(f"{directory} is there already and not empty: keys are never written over")
+            raise UsageError(f"{directory} exists and is not empty: keys are never overwritten")
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
         for name, data in files.items():
@@ -79,7 +79,7 @@ def _name(host: str) -> x509.GeneralName:
     # A name that ends in a number would be read as an address.
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)) or labels[-1].isdigit():
         shown = host if len(host) <= 100 else host[:100] + "…"
-        raise UsageError(f"'{shown}' is no host: give a name such as server.example.org, or an address")
+        raise UsageError(f"'{shown}' is not a host: give a name such as server.example.org, or an address")
     return x509.DNSName(host)
 
 

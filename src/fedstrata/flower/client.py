@@ -74,7 +74,7 @@ def client_app(
         device: where training runs.
         mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
             nothing else: no slots of techniques, no running statistics. `secaggplus_mod` comes first, and then this
-            site sends nothing but under secure aggregation.
+            site sends updates only under secure aggregation.
     """
     check_flower()
     check_mods(mods)

@@ -25,7 +25,7 @@ from fedstrata.server import ServerState
 from fedstrata.timing import Clock
 
 BARREN = 3
-"""Rounds on end without any update after which a run stops, rather than count rounds in which nothing is learnt."""
+"""Rounds in a row without any update after which a run stops, rather than count rounds in which nothing is learnt."""
 KEPT: Slots = {"(kept)": {}}
 """What stands here for a memory, which stays at its client's site."""
 
@@ -84,7 +84,7 @@ class Flower:
         aside: the directory in which the others wait for their turn; None for the system's temporary one.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost what they held or remembered → which of the two.
-        barren: rounds on end in which nobody sent an update.
+        barren: rounds in a row in which nobody sent an update.
     """
 
     post: Post
@@ -132,7 +132,7 @@ class Flower:
             """Send an assignment, or note that it cannot be sent."""
             letter = self._sent(assignment)
             if letter is None:
-                early.put(assignment.client, (Absence(assignment.client, "its SuperNode is not there"), {}))
+                early.put(assignment.client, (Absence(assignment.client, "its SuperNode is not connected"), {}))
             else:
                 asked[letter] = assignment
                 letters.append(letter)
@@ -165,11 +165,11 @@ class Flower:
             UsageError: if it has no point to go on.
         """
         if self.barren >= BARREN:
-            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds on end")
+            raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds in a row")
         self.directory.find([a.client for a in assignments])
 
     def heard(self, anything: bool) -> None:
-        """Count the rounds on end in which nothing came."""
+        """Count the rounds in a row in which nothing came."""
         self.barren = 0 if anything else self.barren + 1
 
     def _sent(self, assignment: Assignment) -> str | None:

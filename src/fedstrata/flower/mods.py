@@ -101,7 +101,7 @@ def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> 
 
     asked = message.content.config_records.get(CONFIGS)
     if asked is None:
-        why = "this site sends nothing but under secure aggregation: the server needs secure=true"
+        why = "this site sends updates only under secure aggregation: the server needs secure=true"
         return Letter(sealed(Answer(refusal=why)), reply_to=message)
     why = _hides_nothing(asked)
     if why:

@@ -105,7 +105,7 @@ def _reply(message: Message) -> Reply:
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return LATE
     if error.code == ErrorCode.NODE_UNAVAILABLE:
-        return Reply(None, "its SuperNode is not there")
+        return Reply(None, "its SuperNode is not connected")
     reason = str(error.reason or "").strip()
     last = one_line(reason.splitlines()[-1] if reason else f"error {error.code}", 300)
     return Reply(None, f"its SuperNode says: {last}")

@@ -59,7 +59,7 @@ def check_sums(method: Method, archs: int) -> None:
 
 
 def check_clients(participation: int | float, parties: Sequence[Party], node_of: Callable[[int], int | None]) -> None:
-    """Refuse too few clients a round to hide in, more than fit, and several at one SuperNode.
+    """Refuse too few clients per round to hide in, more than fit, and several at one SuperNode.
 
     Raises:
         UsageError: with what there may be.
@@ -67,7 +67,7 @@ def check_clients(participation: int | float, parties: Sequence[Party], node_of:
     some = sum(party.examples > 0 for party in parties)
     clients = participation if isinstance(participation, int) else round(participation * some)
     if not LEAST <= clients < MODULUS // LEVELS:
-        raise UsageError(f"secure aggregation needs between {LEAST} and 1,023 clients a round, not {clients}")
+        raise UsageError(f"secure aggregation needs between {LEAST} and 1,023 clients per round, not {clients}")
     nodes = [node for party in parties if (node := node_of(party.client)) is not None]
     if len(set(nodes)) < len(nodes):
         raise UsageError("a SuperNode has several clients, and secure aggregation needs one for each")
@@ -103,7 +103,7 @@ class Sums(Flower):
         for assignment in assignments:
             node = self.directory.node(assignment.client)
             if node is None:
-                absent[assignment.client] = "its SuperNode is not there"
+                absent[assignment.client] = "its SuperNode is not connected"
             elif node in asked:
                 absent[assignment.client] = "another client of its SuperNode takes part"
             else:
@@ -187,7 +187,7 @@ class Sums(Flower):
             content[CONFIGS] = ConfigRecord(values)
             letter = self.post.send(node, "train", content, group)
             if letter is None:
-                absent[clients[node]] = "its SuperNode is not there"
+                absent[clients[node]] = "its SuperNode is not connected"
             else:
                 letters[letter] = node
         for letter, reply in self.post.replies(list(letters), few):
@@ -328,7 +328,7 @@ class Exchange:
             raise UsageError("the masks do not cancel: somebody did not keep to the protocol")
         weight = float(total[0][0]) / LEVELS
         if not weight > 0:
-            raise UsageError("the clients' weights add up to nothing")
+            raise UsageError("the clients' weights add up to zero")
         step, shift = 2 * self.clip / LEVELS, len(self.masked) * self.clip
         return [(array * step - shift) / weight for array in total[1:]]
 
@@ -355,7 +355,7 @@ class Exchange:
 
     def _enough(self, found: int) -> None:
         if found < self.threshold:
-            raise UsageError(f"{found} of {len(self.nodes)} clients held out, too few to see the sum")
+            raise UsageError(f"{found} of {len(self.nodes)} clients stayed to the end, too few to see the sum")
 
 
 def _array(data: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -165,7 +165,7 @@ def write_app(directory: Path, method: str, clients: int) -> None:
     """Write a whole app.
 
     Raises:
-        UsageError: if something is there already.
+        UsageError: if something exists there.
     """
     project = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "federation"
     package = project.replace("-", "_")
@@ -183,7 +183,7 @@ def write_app(directory: Path, method: str, clients: int) -> None:
     }
     with disk_errors(directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UsageError(f"{directory} is there already and not empty")
+            raise UsageError(f"{directory} exists and is not empty")
         (directory / package).mkdir(parents=True)
         for name, text in files.items():
             (directory / name).write_text(text.format(**names), encoding="utf-8")

@@ -194,7 +194,7 @@ def within_class(
         seed: chooses them.
     """
     if limit is not None and limit < 2:
-        raise UsageError(f"the limit of images a class must be 2 or more, not {limit}")
+        raise UsageError(f"the limit of images per class must be 2 or more, not {limit}")
     check_labelled((inputs, labels))
     groups = []
     for label in sorted(set(labels.tolist())):
@@ -214,7 +214,7 @@ def _spread(
     strata: Sequence[Stratum],
     groups: Sequence[tuple[Callable[[], Iterable[Tensor]], int]],
 ) -> GradientSpread:
-    """One figure a group: its images, and the row that has their label."""
+    """One figure per group: its images, and the row that has their label."""
     check_labelled((inputs, labels))
     with reading(model) as scratch:
         if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in scratch.modules()):

@@ -107,7 +107,7 @@ _Classes = dict[int, tuple[float, Any]]
 def _by_class(labels: Tensor, limit: int | None, seed: int, read: Callable[[Tensor], Tensor]) -> _Classes:
     """One side's classes; `read` gives the features at an index. The choice is the same for equal sides."""
     if limit is not None and limit < 1:
-        raise UsageError(f"the limit of examples a class must be 1 or more, not {limit}")
+        raise UsageError(f"the limit of examples per class must be 1 or more, not {limit}")
     own = {c: torch.nonzero(labels == c).flatten() for c in sorted(set(labels.tolist()))}
     chosen = [at[torch.randperm(len(at), generator=generator(seed, c))[:limit]] for c, at in own.items()]
     features = read(torch.cat(chosen)).detach().flatten(1).double().cpu()
@@ -173,7 +173,7 @@ def embedding(
     check_labelled((features, labels))
     owners = torch.as_tensor(clients)
     if len(owners) != len(labels):
-        raise UsageError(f"features need one client a row, not {len(owners)} clients for {len(labels)} rows")
+        raise UsageError(f"features need one client per row, not {len(owners)} clients for {len(labels)} rows")
     if limit is not None and limit < 1:
         raise UsageError(f"the limit of rows must be 1 or more, not {limit}")
     order = torch.randperm(len(labels), generator=generator("embedding", seed))

@@ -163,7 +163,7 @@ def _distribution(
         raise UsageError(f"stratum '{name}' has entries that are not finite, which have no distribution")
     edges = _edges(entries.min(), entries.max(), bins) if isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
-        raise UsageError(f"bins are 1 or more, or 2 or more edges that grow, not {bins}")
+        raise UsageError(f"bins are 1 or more, or 2 or more increasing edges, not {bins}")
     density = np.histogram(entries, edges)[0] / (len(entries) * np.diff(edges))
     mean, std = float(entries.mean()), float(entries.std())
     return Distribution(torch.from_numpy(density), torch.from_numpy(edges), mean, std, len(entries))

@@ -58,7 +58,7 @@ def check_clients(clients: Sequence[Examples], least: int = 1) -> None:
 
 def names_of(high: Iterable[str]) -> frozenset[str]:
     if isinstance(high, str):
-        raise UsageError(f"the high part is several names of parameters, not '{high}'")
+        raise UsageError(f"the high part is a list of parameter names, not '{high}'")
     return frozenset(high)
 
 
@@ -71,7 +71,7 @@ def check_names(names: Iterable[str], known: Collection[str], who: str) -> None:
 def check_labelled(rows: Labelled) -> None:
     features, labels = rows
     if not len(labels) or len(features) != len(labels):
-        raise UsageError(f"features need one label a row, not {len(labels)} labels for {len(features)} rows")
+        raise UsageError(f"features need one label per row, not {len(labels)} labels for {len(features)} rows")
 
 
 def deviations(

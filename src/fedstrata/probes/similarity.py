@@ -105,7 +105,7 @@ def _over_pairs(matrix: Tensor) -> float:
 def _common(models: Sequence[nn.Module], stages: Iterable[str] | None) -> list[str]:
     """The stages that all models have, in order; a name that no model has is refused."""
     if isinstance(stages, str):
-        raise UsageError(f"stages are several names of modules, not '{stages}'")
+        raise UsageError(f"stages are a list of module names, not '{stages}'")
     asked = list(dict.fromkeys(stages_of(models[0]) if stages is None else stages))
     known = [{str(name) for name, _ in model.named_modules(remove_duplicate=False)} for model in models]
     everything = set().union(*known)
@@ -121,7 +121,7 @@ def _common(models: Sequence[nn.Module], stages: Iterable[str] | None) -> list[s
 def _sheets(examples: int, batch_size: int) -> list[Tensor]:
     """Rows batch by batch. Examples sorted by class would otherwise meet their own class only."""
     if min(examples, batch_size) < LEAST:
-        raise UsageError(f"CKA needs {LEAST} or more examples a batch, not {min(examples, batch_size)}")
+        raise UsageError(f"CKA needs {LEAST} or more examples per batch, not {min(examples, batch_size)}")
     parts = list(torch.split(torch.randperm(examples, generator=generator("similarity")), batch_size))
     if len(parts[-1]) < LEAST:
         parts[-2:] = [torch.cat(parts[-2:])]
@@ -149,9 +149,9 @@ def _products(left: Tensor, right: Tensor, unbiased: bool) -> Tensor:
     """HSIC of both sides with each other and with themselves, 2 × 2."""
     least = LEAST if unbiased else 2
     if len(left) != len(right):
-        raise UsageError(f"CKA is of the same examples' features, not of {len(left)} rows and {len(right)}")
+        raise UsageError(f"CKA compares features of the same examples, not of {len(left)} rows and {len(right)}")
     if len(left) < least:
-        raise UsageError(f"CKA needs {least} or more examples a batch, not {len(left)}")
+        raise UsageError(f"CKA needs {least} or more examples per batch, not {len(left)}")
     return _hsic([_centred(side, unbiased) for side in (left, right)], unbiased)
 
 

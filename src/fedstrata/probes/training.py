@@ -69,7 +69,7 @@ def gradient_trace(
         data: the client's.
         strata: of both models.
         steps: how many.
-        batch_size: examples a step, or all if the client has fewer.
+        batch_size: examples per step, or all if the client has fewer.
         lr: η.
         seed: of batches and of what training draws.
     """
@@ -201,7 +201,7 @@ def _listed(values: Tensor) -> tuple[float | None, ...]:
 
 @dataclass(frozen=True)
 class Drift:
-    """Stage → relative change of the activation of bound neurons; −0.2 is a fifth less.
+    """Stage → relative change of the activation of bound neurons (`activation_change`); −0.2 is a fifth less.
 
     Attributes:
         held: of neurons that are bound to a class that the client holds, in the mean over the clients.
@@ -210,6 +210,28 @@ class Drift:
 
     held: dict[str, float]
     missing: dict[str, float]
+
+
+def bound_neurons(activations: Tensor, classes: Tensor) -> Tensor:
+    """Which neurons (columns) are bound to which class (rows): True for a neuron that stands for the class.
+
+    `activations` holds a_j(c), the mean activation of neuron j on the examples of class c. Neuron j is bound to a class
+    c of the `classes` if a_j(c) > 0 and a_j(c) > a_j(d) for every class d that is not one of them. With the classes
+    that a client lacks, those are the neurons that answer to a missing class more than to anything that the client has;
+    with two classes, the neurons of FedNLR's Table 4. Definition 1 asks it of every example instead of the mean.
+    """
+    others = activations[~classes]
+    bar = others.max(0).values.clamp(min=0) if len(others) else torch.zeros_like(activations[0])
+    return (activations > bar) & classes.unsqueeze(1)
+
+
+def activation_change(was: Tensor, now: Tensor, classes: Tensor) -> float | None:
+    """The drift of bound neurons: Σ(a'_j(c) − a_j(c))/Σ a_j(c), over the classes c and the neurons j bound to them.
+
+    A share of the activation before: −0.1 is a tenth less. None where no neuron is bound.
+    """
+    bound = bound_neurons(was, classes)
+    return float((now - was)[bound].sum() / was[bound].sum()) if bound.any() else None
 
 
 def neuron_drift(
@@ -222,11 +244,9 @@ def neuron_drift(
 ) -> Drift:
     """What local training does to the neurons of a class (FedNLR, Definition 1 and Appendix A), stage by stage.
 
-    A neuron j is an output of a stage, or a channel of it in the mean over its positions. a_j(c) is its mean activation
-    on the examples of class c before training, a'_j(c) after. It is bound to the class c_j for which a_j is largest,
-    if that is above 0; Definition 1 asks it of every example instead of the mean. The figure is
-    Σ_j (a'_j(c_j) − a_j(c_j))/Σ_j |a_j(c_j)|, over the neurons whose class the client holds, and over those whose class
-    it lacks. A stage without such neurons is left out.
+    A neuron is an output of a stage, or a channel of it in the mean over its positions. The figure is
+    `activation_change`, for the classes that a client holds and for those that it lacks: the share by which neurons
+    change that are bound to one of them (`bound_neurons`). A stage without such neurons is left out.
 
     Args:
         before: the model that all clients begin with, or one for each where they are of different depths.
@@ -256,7 +276,7 @@ def neuron_drift(
             if now[stage].shape != activations.shape:
                 raise UsageError(f"stage '{stage}' has another number of neurons in a client's model than before")
             for into, sort in zip(changes, (own, ~own), strict=True):
-                change = _change(activations, now[stage], sort)
+                change = activation_change(activations, now[stage], sort)
                 if change is not None:
                     into.setdefault(stage, []).append(change)
     return Drift(*({stage: fmean(values) for stage, values in found.items() if values} for found in changes))
@@ -295,14 +315,6 @@ def _look(seen: dict[str, Tensor], examples: int, place: str, there: Tensor) -> 
     if place not in seen:
         last = there.movedim(channel_axis(there.dim()), -1).double().cpu()
         seen[place] = last.reshape(len(last), -1, last.shape[-1]).mean(1)
-
-
-def _change(was: Tensor, now: Tensor, classes: Tensor) -> float | None:
-    """Σ(a' − a)/Σ|a| over the neurons that are bound to one of the classes; None where there are none."""
-    most, bound = was.max(0)
-    after = now.gather(0, bound.unsqueeze(0)).squeeze(0)
-    chosen = classes[bound] & (most > 0)
-    return float((after - most)[chosen].sum() / most[chosen].sum()) if chosen.any() else None
 
 
 def _starts(

@@ -18,7 +18,8 @@ from fedstrata.report.watch import runs_in, serve
 from fedstrata.saved import Saved
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN…", help="runs' directories, or one of runs", show_default=False)
+    list[Path],
+    typer.Argument(metavar="RUN…", help="directories of runs, or one that holds several runs", show_default=False),
 ]
 
 
@@ -27,7 +28,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="the file; default: RUN/report.html, or report.html beside several runs")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="of the page; default: what was run on which data")] = None,
+    title: Annotated[str | None, typer.Option(help="title of the page; default: what was run on which data")] = None,
     open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
 ) -> None:
     """Write one HTML file with everything about a run, or about several side by side."""
@@ -53,14 +54,17 @@ def plot(
     directories = gathered(runs)
     out = out or _home(runs, directories) / "plots"
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is there already and not a directory")
+        raise UsageError(f"{out} exists and is not a directory")
     for path in plotted([Saved.read(directory) for directory in directories], out, format_):
         print(path)
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run's directory, or one of runs", show_default=False)],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="to serve on; 0 for any that is free")] = 0,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="a run's directory, or one that holds several runs", show_default=False),
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to serve on; 0 for any free one")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
 ) -> None:
     """Show a run's report while it goes on, to this machine alone; Ctrl-C ends it."""
@@ -76,7 +80,7 @@ def watch(
 def gathered(paths: Sequence[Path]) -> list[Path]:
     """The runs that paths stand for, each once."""
     if not paths:
-        raise UsageError("say which run: its directory, or one of several runs")
+        raise UsageError("say which run: its directory, or one that holds several runs")
     found = {path.resolve(): path for given in paths for path in runs_in(given)}
     return list(found.values())
 

@@ -128,7 +128,8 @@ def drift(lines: Sequence[Line]) -> list[Figure]:
     slider = Control.rounds("drift-round", rounds_in([*held, *missing]))
     about = (
         "Relative change of the activation of neurons bound to a class, on that class's examples: classes that the "
-        "client holds (solid) and classes that it lacks (dotted)."
+        "client holds (solid) and classes that it lacks (dotted). Neurons are bound to a class if they are more active "
+        "on it than on every class of the other kind."
     )
     name, title = "drift", "Drift of neurons"
     one = over_depth(name, title, about, lines, held, stages, slider, "relative change")

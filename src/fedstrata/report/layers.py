@@ -35,7 +35,7 @@ QUANTITIES = {
     "weightdiv": "weight divergence",
     "cosine": "cosine of updates",
 }
-"""Probes that give one number a stratum, and what it is."""
+"""Probes that give one number per stratum, and what it is."""
 SIGNED = (QUANTITIES["cosine"],)
 """Those that may be negative, and have no logarithm."""
 
@@ -307,7 +307,7 @@ def over_depth(
     unit: str,
     log: tuple[str, ...] = (),
 ) -> Figure:
-    """One number a stratum or stage in the slider's round, a line for each method."""
+    """One number per stratum or stage in the slider's round, a line for each method."""
     base = []
     for line in lines:
         trace = _over_strata(line, names)

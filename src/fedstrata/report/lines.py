@@ -35,7 +35,7 @@ class Line:
     Args:
         name: what tells it from the others.
         label: the same, short enough for a legend.
-        runs: one a seed.
+        runs: one per seed.
         index: its place, which decides its colour.
     """
 

@@ -46,7 +46,7 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     found = sorted(inner.parent for inner in path.glob("*/run.toml")) if path.is_dir() else []
     if not found:
-        raise UsageError(f"{path} is no run, and no directory of runs: there is no run.toml in it")
+        raise UsageError(f"{path} is neither a run nor a directory of runs: there is no run.toml in it")
     return found
 
 

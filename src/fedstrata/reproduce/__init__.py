@@ -76,7 +76,7 @@ def reproduce(
     Args:
         paper: fedpart, fednlr, fedimpro, inco or deeper.
         scale: smoke (seconds, data without files), small (real data, two cores) or paper (its settings, for a GPU).
-        data_dir: where the data's files are; else FEDSTRATA_DATA.
+        data_dir: where the data files are; default: FEDSTRATA_DATA.
         out: for the runs and the report; what is finished there is not done again. None keeps nothing.
         jobs: how many runs at the same time, each in a process of its own.
         only: names of parts; none for all.

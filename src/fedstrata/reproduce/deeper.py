@@ -98,7 +98,7 @@ class Scale:
         slim: name and arguments of the ResNet that is compared by width, residual links and channels.
         transformers: label → model.
         seeds: all of them.
-        networks: of Fig. 3: fields of the runs that train them, images a class, draws of the noise.
+        networks: of Fig. 3: fields of the runs that train them, images per class, draws of the noise.
     """
 
     run: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""FedImpro: against other methods, by cut, noise, clients a round and form; why it works; what can be inverted.
+"""FedImpro: against other methods, by cut, noise, clients per round and form; why it works; what can be inverted.
 
 Tang et al., "FedImpro: Measuring and Improving Client Update in Federated Learning", ICLR 2024.
 """
@@ -61,7 +61,7 @@ class Scale:
         splits: stages after which the model is cut, from the input to the last before the classifier.
         split: the one of all parts but that of the splits.
         noises: standard deviations of the noise on what is shared.
-        selected: clients a round, the usual number first.
+        selected: clients per round, the usual number first.
         own: method → fields that only it has, in the table of methods.
         features: of a client, and shared ones, between which distances are measured.
         looks: last rounds whose local models are judged.
@@ -339,13 +339,13 @@ def _judge_noise(scale: Scale, comparison: Comparison) -> Findings:
     return Findings((table,), checks, (_BEST, *lost(comparison)))
 
 
-# --- clients a round -------------------------------------------------------------------------------------------------
+# --- clients per round -----------------------------------------------------------------------------------------------
 
 
 def _selected(scale: Scale) -> Grid:
     return Grid(
         "selected",
-        "more clients a round",
+        "more clients per round",
         scale.values(
             method=_labelled({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
         ),
@@ -359,14 +359,14 @@ def _judge_selected(scale: Scale, comparison: Comparison) -> Findings:
     labels = ("FedAvg", "FedImpro")
     told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
     checks = [
-        above(f"more clients a round improve {label}", rows[many, label], rows[few, label], paper=told[label])
+        above(f"more clients per round improve {label}", rows[many, label], rows[few, label], paper=told[label])
         for label in labels
     ]
-    pairs = {f"{count} a round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}
+    pairs = {f"{count} per round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}
     paper = "88.45 against 83.65 and 90.25 against 86.65 %"
-    checks.append(always_above("FedImpro beats FedAvg with few and with many clients a round", pairs, paper=paper))
+    checks.append(always_above("FedImpro beats FedAvg with few and with many clients per round", pairs, paper=paper))
     cells = tuple((str(count), *(_cell(rows[count, label]) for label in labels)) for count in scale.selected)
-    table = Table(f"Best accuracy on {scale.where} by clients a round, %", ("clients a round", *labels), cells)
+    table = Table(f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells)
     return Findings((table,), tuple(checks), (_BEST, *lost(comparison)))
 
 

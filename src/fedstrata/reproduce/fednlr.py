@@ -54,6 +54,7 @@ class Scale:
         run: fields that all runs on images have.
         neurons: fields of the runs that end in a model whose neurons are looked at.
         seeds: all of them.
+        neuron_seeds: of the runs whose neurons are looked at, if there are others.
         lrs: the learning rates of the sweep.
         nlr: FedNLR in the table of methods.
         last: an accuracy is the mean of so many last evaluations.
@@ -63,6 +64,7 @@ class Scale:
     run: Mapping[str, Any]
     neurons: Mapping[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
+    neuron_seeds: tuple[int, ...] = ()
     lrs: tuple[float, ...] = (0.01, 0.03, 0.06)
     nlr: str = "fednlr"
     last: int = 3
@@ -119,6 +121,7 @@ SCALES = {
         },
         _MNIST,
         seeds=(1, 2, 3),
+        neuron_seeds=(1, 2, 3, 4, 5),
     ),
     "paper": Scale(
         {
@@ -262,8 +265,8 @@ def _drift(scale: Scale) -> Work:
     return Work(
         "drift",
         "Appendix A: bound neurons of one class after a visit to a client of another",
-        {"run": dict(scale.neurons)},
-        scale.seeds,
+        {"run": dict(scale.neurons), "even": drift.EVEN},
+        scale.neuron_seeds or scale.seeds,
         drift.work,
         lambda found: drift.judge(found, visited, other),
     )

@@ -39,7 +39,7 @@ class Scale:
         cycles: how many, in a run.
         strata: how many the model has.
         full: full rounds at the beginning of a cycle.
-        each: rounds a stratum.
+        each: rounds per stratum.
         group: strata that train at once.
         warmups: full rounds before the first cycle.
         ends: steps at either end of a round whose norms are compared.

@@ -205,7 +205,7 @@ def _judge_forms(scale: Scale, comparison: Comparison) -> Findings:
     note = (
         "paper: g_k − θ·g_0, normalised, whatever the sign of θ (Algorithm 1); theorem: only where the two go against "
         "each other (Theorem 3.1); released: + |θ|·g_0 for each kernel, within limits; conv2: g_0 is the first block's "
-        f"second convolution; the default is '{DEFAULT}'"
+        f"second convolution, as in the authors' runs with 'released, conv2'; the default is '{DEFAULT}'"
     )
     table = Table("Accuracy of the clients' models by form, Dirichlet(0.5), %", columns, rows)
     return Findings((table,), tuple(checks), (scale.note, note, *lost(comparison)))

@@ -94,11 +94,11 @@ class CCVR(Technique):
     class, and trains the last layer on them.
 
     Args:
-        samples: M_c, virtual features a class; 0 leaves the model as it is. The paper uses 100 for CIFAR-10, 500 for
+        samples: M_c, virtual features per class; 0 leaves the model as it is. The paper uses 100 for CIFAR-10, 500 for
             CIFAR-100.
         epochs: passes over the virtual features.
         lr: learning rate of SGD with momentum 0.9.
-        batch_size: virtual features a step.
+        batch_size: virtual features per step.
 
     Deviations: the paper does not say how the classifier is trained; epochs, lr and batch size are ours. Clients of
     different depth send the features of different networks, which one Gaussian a class then has to fit.

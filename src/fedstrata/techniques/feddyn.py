@@ -28,6 +28,9 @@ class FedDyn(Technique):
     Args:
         alpha: α, the strength; the paper uses 0.1, 0.01 and 0.001. It cannot be 0: h/α does not vanish with it.
 
+    The authors' code has the part α/2·‖w_k‖² of the pull as weight decay of the optimiser; that is this α, and not one
+    more setting.
+
     Deviation: N is the number of clients whose model holds the parameter, which matters only for clients of different
     depth. What does not train in a round keeps its h and h_k.
     """

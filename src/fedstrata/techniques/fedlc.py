@@ -6,13 +6,16 @@ Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fedstrata.core import ClientView, Hooks, Technique
-from fedstrata.errors import not_negative
+from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.errors import not_negative, one_of
+
+Denominator = Literal["all", "others"]
 
 LEFT_OUT = 3e4
 """Exponentials of numbers so much lower are 0 in every precision; half precision still holds it."""
@@ -27,28 +30,57 @@ def margins(counts: Tensor, tau: float) -> Tensor:
     return torch.where(counts > 0, tau * counts.clamp(min=1.0).pow(-0.25), LEFT_OUT)
 
 
+def without_label(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over rows of log Σ_{i≠y} e^{z_i} − log Σ_i e^{z_i}: what takes the true class out of a cross-entropy."""
+    own = F.one_hot(labels, logits.shape[1]).bool()
+    return (logits.masked_fill(own, -torch.inf).logsumexp(1) - logits.logsumexp(1)).mean()
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedLC(Technique):
     """Calibrated logits: in local training logit_c − τ·n_c^(−1/4), with n_c the client's examples of class c.
 
-    Classes that the client lacks are left out of the softmax: there the margin is infinite.
+    With z_c = f_c(x) − τ·n_c^(−1/4) the loss is −log(e^{z_y} / Σ_i e^{z_i}), the cross-entropy of calibrated logits, as
+    the paper's abstract has it. Classes that the client lacks are left out of the sum: there the margin is infinite.
 
     Args:
         tau: τ, the strength of the margin; 0 is no calibration at all, which is FedAvg.
+        denominator: what the sum is over: `all` classes, or all `others` than y, as the paper's equation is printed.
+            That loss has no lower bound (its gradient for z_y is −1, however sure the model is), and training with it
+            collapsed or diverged in all our runs. A client of one class has no others, and does not move.
+
+    Deviation: `all` instead of the printed Σ_{i≠y}. We know of no code by the authors; public implementations
+    (FL-bench, fluke) sum over all classes, too, and FL-bench's author reports that training collapses without the true
+    class.
     """
 
     name: ClassVar[str] = "fedlc"
     refuses: ClassVar[dict[str, str]] = {
         "fedrs": "fedlc leaves the classes that a client lacks out of the softmax, and fedrs has nothing left to scale",
     }
-    vectorises: ClassVar[bool] = True
     tau: float = 1.0
+    denominator: Denominator = "all"
 
     def __post_init__(self) -> None:
         not_negative("fedlc", tau=self.tau)
+        one_of("fedlc", get_args(Denominator), denominator=self.denominator)
+
+    @property
+    def vectorises(self) -> bool:  # type: ignore[override]
+        """Not without the true class: that is a mean over a batch's rows, some of which would be padding."""
+        return self.denominator == "all"
 
     def local(self, view: ClientView) -> Hooks:
-        if not self.tau or not view.assignment.trains:
+        others = self.denominator == "others"
+        if not view.assignment.trains or not (self.tau or others):
             return Hooks()
-        margin = margins(view.counts(), self.tau)
-        return Hooks(output=lambda batch: batch.logits - margin.to(batch.logits))
+        counts = view.counts()
+        margin = margins(counts, self.tau)
+
+        def loss(batch: Batch) -> Tensor:
+            return without_label(batch.logits[: len(batch.y)], batch.y)
+
+        return Hooks(
+            output=lambda batch: batch.logits - margin.to(batch.logits),
+            loss=loss if others and int((counts > 0).sum()) > 1 else None,
+        )

@@ -180,7 +180,7 @@ class FedNLR(Technique):
     def __post_init__(self) -> None:
         not_negative("fednlr", a1=self.a1, a2=self.a2)
         if isinstance(self.layers, str):
-            raise UsageError(f"fednlr's layers are several patterns: write ({self.layers!r},)")
+            raise UsageError(f"fednlr's layers are a tuple of patterns: write ({self.layers!r},)")
         for name, value in (("mu0", self.mu0), ("mu", self.mu)):
             if value is not None and not 1 <= value < math.inf:
                 raise UsageError(f"fednlr's {name} must be 1 or more, not {value}: largest over smallest rate")

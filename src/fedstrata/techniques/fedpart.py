@@ -40,10 +40,10 @@ class FedPart(Technique):
             this order; strata that no pattern names train in full rounds only.
         freeze_norm: let frozen norm layers use their running statistics, as in evaluation, and leave them as they are.
             By default they use the batch at hand and move their statistics, as in the authors' code.
-        cache_prefix: compute what lies below the active stratum once a visit instead of once a step. The result is the
-            same up to rounding. It needs data that is not augmented (a dataset of your own must give the same example
-            every time), and `freeze_norm` where the model normalises over the batch. Engine `vmap` and compiled steps
-            have no use for it.
+        cache_prefix: compute what lies below the active stratum once per visit instead of once per step. The result is
+            the same up to rounding. It needs data that is not augmented (a dataset of your own must give the same
+            example every time), and `freeze_norm` where the model normalises over the batch. Engine `vmap` and compiled
+            steps have no use for it.
 
     Deviation: the authors' code leaves all layers recording gradients, so that it does not save their computation.
     """
@@ -68,7 +68,7 @@ class FedPart(Technique):
                 raise UsageError(f"fedpart's {name} must be a whole number, {limit} or more, not {value!r}")
         one_of("fedpart", get_args(Order), order=self.order)
         if isinstance(self.strata, str):
-            raise UsageError(f"fedpart's strata are several patterns: write ({self.strata!r},)")
+            raise UsageError(f"fedpart's strata are a tuple of patterns: write ({self.strata!r},)")
         if self.group > 1 and self.strata:
             raise UsageError("fedpart's group and strata both say what trains at once: leave one out")
 

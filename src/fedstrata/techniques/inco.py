@@ -126,10 +126,11 @@ class InCo(Technique):
     Args:
         form: `paper` as above (Algorithm 1), `theorem` with θ only where it is negative (Theorem 3.1), `released` with
             +|θ| for each kernel, and limits; see `cross`. The three disagree: the default is the one that did best in
-            our comparison of them, if within noise, and what the authors' results were made with.
+            our comparison of them, if within noise.
         normalise: False takes changes as they are.
         optimise: False adds g_0 as it is instead.
         reference: layer 0: the `first` of the shape, or, where that is its stage's first weight, the next (`conv2`).
+            The authors' results were made with `form='released', reference='conv2'`, which is not the default.
 
     Deviations: the paper's mean is uniform; `fedavg(weight='uniform')` or `heteroavg` says so here, too. Where layer 0
     or the layer itself did not arrive, or did not move, the mean stays.

@@ -35,6 +35,12 @@ class Moon(Technique):
     received model, z_prev from the client's model at the end of its last visit, which it keeps. In a first visit there
     is none: with z_prev = z_glob the term would be constant, so it is left out.
 
+    z is computed in training mode, z_glob and z_prev in evaluation mode, as in the authors' released code; the paper
+    does not say. So z_glob and z_prev know no dropout. In norm layers z_glob uses the running statistics that the visit
+    starts with (the received ones, or the client's own under `buffers="local"`), z_prev those at the end of the last
+    visit, which the client keeps beside that model; a client that kept none (in a run from before they were kept) uses
+    z_glob's. Under `buffers="drop"`, both use the batch's own.
+
     Args:
         mu: μ, the strength; 0 is FedAvg. The paper tunes it in {0.1, 1, 5, 10}.
         tau: τ, the temperature.
@@ -64,12 +70,13 @@ class Moon(Technique):
         anchor = dict(view.assignment.params)
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
-            return {}, add(anchor, delta)
+            return {}, {**add(anchor, delta), **view.statistics()}
 
         unmoved = self.stage is None and set(view.assignment.trains) <= set(view.strata[-1].params)
         if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
-        before = [anchor, laid_out(view.memory, anchor)]
+        received = {**anchor, **view.statistics()}
+        before = [received, {**received, **laid_out(view.memory, received)}]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
@@ -78,7 +85,7 @@ class Moon(Technique):
 
         def loss(batch: Batch) -> Tensor:
             with torch.no_grad():
-                near, far = (batch.forward(params, place).flatten(1) for params in before)
+                near, far = (batch.forward(model, place).flatten(1) for model in before)
             return self.mu * contrast(now[0].flatten(1), near, far, self.tau)
 
         return Hooks(features={place: tap}, loss=loss, finish=finish)
