@@ -41,7 +41,7 @@ from fedstrata.rundir import versions
 from fedstrata.saved import Saved
 from fedstrata.server import Architecture, Server, ServerState
 from fedstrata.store import Store
-from fedstrata.strata import Stratum
+from fedstrata.strata import Stratum, idle_note, used_by_any
 from fedstrata.tensors import clone, own_rng
 from fedstrata.timing import Clock, timed, using
 from fedstrata.trained import Trained, Trial, tried
@@ -171,7 +171,11 @@ class Federation:
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
-        self.strata: tuple[Stratum, ...] = architectures[""].strata
+        self.strata: tuple[Stratum, ...] = used_by_any(
+            architectures[""].strata, *(a.strata for a in architectures.values())
+        )
+        architectures[""] = replace(architectures[""], strata=self.strata)
+        self.notes += idle_note(self.strata)
         shop = Workshop(
             build=partial(copy_of, models),
             method=self.method,
@@ -181,6 +185,7 @@ class Federation:
             channels_last=channels_last,
             compile=compile,
             archs=tuple(models),
+            strata={name: held.strata for name, held in architectures.items()},
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)

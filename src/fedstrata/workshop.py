@@ -5,9 +5,8 @@ Also what every visit and every evaluation shares: loading a model, the order of
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +23,7 @@ from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment, Examples
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.methods import Method
+from fedstrata.passes import untouched
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, generator, load, whole_lines
 
@@ -80,8 +80,8 @@ class Bench:
         """How many classes the model tells apart."""
         if self.sample is None:
             raise FedstrataError("a workshop without a sample of inputs cannot tell the number of classes")
-        with torch.no_grad():
-            outputs: Tensor = copy.deepcopy(self.model).eval()(self.inputs(self.sample))
+        with untouched(self.model):  # a copy may be impossible: a model may keep something of its last step
+            outputs: Tensor = self.model(self.inputs(self.sample))
         return outputs.shape[1]
 
 
@@ -94,10 +94,11 @@ class Workshop:
         method: the method that this federation runs.
         augment: changes training inputs, batch by batch.
         device: where training runs.
-        sample: one batch of inputs, to find the strata's order of execution.
+        sample: one batch of inputs, to try models on.
         channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
+        strata: of architectures whose strata are known; those of others are found when they are needed.
         benches: the scratch models, by architecture.
         flops: what was counted, by what was computed.
         kept: whatever else a way of training keeps between visits.
@@ -112,6 +113,7 @@ class Workshop:
     channels_last: bool = False
     compile: bool = False
     archs: tuple[str, ...] = ("",)
+    strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Workshop:
                 buffers=running(model),
                 initial=clone(running(model)),
                 constants=_constants(model),
-                strata=strata(model, sample),
+                strata=self.strata[arch] if arch in self.strata else strata(model, sample),
                 batch_norm=normalises_batches(model),
                 channels_last=turned,
                 own_code=not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules()),

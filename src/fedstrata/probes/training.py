@@ -20,7 +20,7 @@ from fedstrata.crew import by_autograd, watched
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, positive
 from fedstrata.probes.reading import batches, check_clients, check_labelled, check_names, device_of, reading
-from fedstrata.strata import Stratum, stages
+from fedstrata.strata import Stratum, classifier, stages, strata
 from fedstrata.techniques.fedimpro import channel_axis
 from fedstrata.tensors import Tensors, derive, generator, load, scale, subtract, whole_norm
 from fedstrata.workshop import normalises_batches, seed_global, task_loss
@@ -244,7 +244,7 @@ def neuron_drift(
     given = None if places is None else list(places)
 
     def first(model: nn.Module) -> dict[str, Tensor]:
-        return _activations(model, inputs, labels, _changing(model) if given is None else given)
+        return _activations(model, inputs, labels, _changing(model, inputs[:2]) if given is None else given)
 
     firsts = _once(first, starts)
     deepest = max(firsts, key=len)  # knows the order of the stages
@@ -262,11 +262,16 @@ def neuron_drift(
     return Drift(*({stage: fmean(values) for stage, values in found.items() if values} for found in changes))
 
 
-def _changing(model: nn.Module) -> list[str]:
-    """The stages whose outputs training changes, up to the head, which is the last one with parameters."""
+def _changing(model: nn.Module, sample: Tensor) -> list[str]:
+    """The stages whose outputs training changes, up to the one that the classifier is in."""
     names = stages(model)
-    with_weights = [at for at, name in enumerate(names) if any(True for _ in model.get_submodule(name).parameters())]
-    return list(names[with_weights[0] : with_weights[-1]]) if with_weights else []
+    with reading(model) as scratch:
+        used = [stratum for stratum in strata(scratch, sample.to(device_of(scratch))) if not stratum.idle]
+    if not used:
+        return []
+    held = {name.partition(".")[0] for stratum in used for name in stratum.params}
+    first = next(at for at, name in enumerate(names) if name in held)
+    return list(names[first : names.index((classifier(used) or used[-1]).stage)])
 
 
 def _activations(model: nn.Module, inputs: Tensor, labels: Tensor, places: Sequence[str]) -> dict[str, Tensor]:
