@@ -20,6 +20,7 @@ from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.cost import FlopCount
 from fedstrata.crew import Crew, Objective, open_crew, seen_at, watched
 from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.labels import UnknownClass, check_range
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.prefix import Cut, cut_at
@@ -229,11 +230,14 @@ def _train(
                 x, y = bench.inputs(x.to(shop.device)), y.to(shop.device)
                 if kept is not None:
                     kept.rows = index
-            if steps.forward is not bench.model and kept is None:
-                steps.step(x, y)
-                flops += cost.steps[len(index)]
-            else:
-                flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
+            try:
+                if steps.forward is not bench.model and kept is None:
+                    steps.step(x, y)
+                    flops += cost.steps[len(index)]
+                else:
+                    flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
+            except UnknownClass as error:
+                raise error.at(whose(data, a.client), y, index) from None
     return steps, flops
 
 
@@ -373,4 +377,11 @@ def _passes(method: Method, bench: Bench, data: Examples) -> Iterator[tuple[Call
 
 def class_counts(data: Examples, bench: Bench) -> Tensor:
     """How many examples of each class there are."""
-    return torch.bincount(data.labels(), minlength=bench.classes).float()
+    labels = data.labels()
+    check_range(labels, bench.classes, whose(data))
+    return torch.bincount(labels, minlength=bench.classes).float()
+
+
+def whose(data: Examples, client: int | None = None) -> str:
+    """Whose data it is, as far as it knows itself."""
+    return getattr(data, "whose", "") or ("" if client is None else f"client {client}")

@@ -18,17 +18,18 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedstrata.client import class_counts, clipped, own_names, own_params, prepare, rehearsed, train_client
+from fedstrata.client import class_counts, clipped, own_names, own_params, prepare, rehearsed, train_client, whose
 from fedstrata.compiling import compile_function
 from fedstrata.core import Assignment, Slots, Update, altered, overrides
 from fedstrata.crew import Crew, Objective, open_crew
 from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, one_line
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
 from fedstrata.timing import timed
-from fedstrata.workshop import PERSONAL, Bench, Workshop, batch_sizes, batches, running, seed_global, task_loss
+from fedstrata.workshop import PERSONAL, Bench, Workshop, batch_sizes, batches, running, seed_global
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -155,8 +156,7 @@ def _draw(
         seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
             x, y = examples.batch(part, shop.augment)
-            if not 0 <= int(y.min()) <= int(y.max()) < shop.bench(a.arch).classes:
-                task_loss(torch.zeros(len(y), shop.bench(a.arch).classes), y)  # says what is wrong
+            check_range(y, shop.bench(a.arch).classes, whose(examples, a.client), part)
             if inputs is None:
                 inputs = x.new_zeros(*shape, *x.shape[1:])
             inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y

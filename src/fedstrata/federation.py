@@ -159,8 +159,10 @@ class Federation:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        parties = clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
-        self.test = None if test is None else as_examples(test)
+        parties = (
+            clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
+        )
+        self.test = None if test is None else as_examples(test, "the test set")
         self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
         inputs = None if public is None else unlabelled(public)

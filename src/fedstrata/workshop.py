@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedstrata.compiling import CompiledForward
 from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment, Examples
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.data.labels import check_range
+from fedstrata.errors import FedstrataError
 from fedstrata.methods import Method
 from fedstrata.passes import untouched
 from fedstrata.strata import Stratum, strata
@@ -279,11 +280,14 @@ def seed_global(seed: int, device: torch.device, everything: bool = True) -> Non
         np.random.seed(seed % 2**32)
 
 
+_NO_LABEL = -(2**62)
+"""Torch leaves one label out of the loss, −100 unless another is said: here no label means that."""
+
+
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy, with one sentence for a label that the model has no output for."""
     try:
-        return F.cross_entropy(logits, labels, reduction=reduction)
+        return F.cross_entropy(logits, labels, reduction=reduction, ignore_index=_NO_LABEL)
     except IndexError:
-        low, high = int(labels.min()), int(labels.max())
-        wrong = high if high >= logits.shape[1] else low
-        raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
+        check_range(labels, logits.shape[1])
+        raise

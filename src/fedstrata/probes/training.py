@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedstrata.crew import by_autograd, watched
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, positive
-from fedstrata.probes.reading import batches, check_clients, check_labelled, check_names, device_of, reading
+from fedstrata.probes.reading import Data, batches, check_clients, check_labelled, check_names, device_of, reading
 from fedstrata.strata import Stratum, classifier, stages, strata
 from fedstrata.techniques.fedimpro import channel_axis
 from fedstrata.tensors import Tensors, derive, generator, load, scale, subtract, whole_norm
@@ -51,7 +51,7 @@ class GradientTrace:
 def gradient_trace(
     local: nn.Module,
     averaged: nn.Module,
-    data: Examples,
+    data: Data,
     strata: Sequence[Stratum],
     steps: int = 10,
     batch_size: int = 32,
@@ -66,7 +66,7 @@ def gradient_trace(
     Args:
         local: the client's model after its training.
         averaged: the server's model after the round, for the same client.
-        data: the client's.
+        data: the client's, in any form that `Federation` takes.
         strata: of both models.
         steps: how many.
         batch_size: examples a step, or all if the client has fewer.
@@ -74,11 +74,11 @@ def gradient_trace(
         seed: of batches and of what training draws.
     """
     positive("gradient_trace", steps=steps, batch_size=batch_size, lr=lr)
-    check_clients([data])
-    if min(batch_size, len(data)) == 1 and (normalises_batches(local) or normalises_batches(averaged)):
+    (held,) = check_clients([data])
+    if min(batch_size, len(held)) == 1 and (normalises_batches(local) or normalises_batches(averaged)):
         raise UsageError("a batch of one example has no statistics, which this model normalises by")
-    order = list(islice(_full_batches(len(data), batch_size, seed), steps))
-    return GradientTrace(*(_norms(model, data, order, strata, lr, seed) for model in (local, averaged)))
+    order = list(islice(_full_batches(len(held), batch_size, seed), steps))
+    return GradientTrace(*(_norms(model, held, order, strata, lr, seed) for model in (local, averaged)))
 
 
 def _full_batches(examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
