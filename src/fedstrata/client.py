@@ -162,7 +162,7 @@ class _Steps:
         )
         self.changes = bool(crew.all("tally") or crew.all("correct") or a.work.clip is not None)
         self.no_grad = torch.no_grad()
-        self.total = torch.zeros((), device=shop.device)
+        self.total = torch.zeros((), dtype=bench.exact, device=shop.device)
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
@@ -379,7 +379,7 @@ def class_counts(data: Examples, bench: Bench) -> Tensor:
     """How many examples of each class there are."""
     labels = data.labels()
     check_range(labels, bench.classes, whose(data))
-    return torch.bincount(labels, minlength=bench.classes).float()
+    return torch.bincount(labels, minlength=bench.classes).to(bench.exact)
 
 
 def whose(data: Examples, client: int | None = None) -> str:

@@ -46,6 +46,13 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(
                 f"the engine 'vmap' cannot run '{technique.name}': its hooks work on one client at a time"
             )
+    for name, p in model.named_parameters():
+        if p.dtype in (torch.float16, torch.bfloat16):
+            kind = str(p.dtype).removeprefix("torch.")
+            raise CannotVectorise(
+                f"the engine 'vmap' cannot train '{name}', which is of type {kind}: with so few digits its other order "
+                "of computing leads far from where one client after the other gets"
+            )
     for name, module in model.named_modules():
         what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"
         if isinstance(module, _BatchNorm):
@@ -421,7 +428,7 @@ def _train_alike(
     # Names, tensors, and whether each client has its own.
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr), None),
+        "lr": (torch.tensor(a.work.lr, dtype=bench.exact), None),
         "x": (sheaf.x, 0),
         "y": (sheaf.y, 0),
         "rows": (sheaf.rows, None if sheaf.rows is None else 0),

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,12 @@ class Bench:
     def modules(self) -> tuple[nn.Module, ...]:
         """The model and all that is in it."""
         return tuple(self.model.modules())
+
+    @cached_property
+    def exact(self) -> torch.dtype:
+        """The type for single numbers, such as rates and counts: the widest of the parameters', at least float32."""
+        kinds = {p.dtype for p in self.params.values() if p.is_floating_point()}
+        return reduce(torch.promote_types, kinds, torch.float32)
 
     @cached_property
     def classes(self) -> int:
