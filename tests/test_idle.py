@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.anatomy import describe_model
+from fedstrata.diagnosis.reading import classifier as last_stratum
+from fedstrata.diagnosis.reading import depths
+from fedstrata.diagnosis.remedies import Bench
 from fedstrata.errors import UsageError
 from fedstrata.probes import neuron_drift
+from fedstrata.saved import Saved
 from fedstrata.strata import classifier, strata
 from tests.runs import fedstrata
 
@@ -417,3 +421,23 @@ def test_what_only_some_inputs_use_is_not_idle(make: Any) -> None:
     x, y = clients()[0]
     data = [(x.abs(), y), (-x.abs(), y)]  # the first client's inputs alone would not show it
     assert fs.Federation(seeded(make), data, engine="serial").notes == ()
+
+
+def told(*rows: dict[str, Any]) -> Saved:
+    facts = {"model": {"strata": [{"stage": row["name"], **row} for row in rows], "fields": []}}
+    return Saved("run", {"rounds": 5}, (), (), facts)
+
+
+def test_a_diagnosis_knows_the_classifier() -> None:
+    """From what a run tells of it; from a run that was made before it was told, as the last stratum."""
+    first, head, aux = {"name": "first"}, {"name": "head"}, {"name": "aux"}
+    assert last_stratum(told(first, head)) == "head"
+    assert last_stratum(told()) is None
+    marks: list[dict[str, Any]] = [{"idle": False, "classifies": False}, {"idle": False, "classifies": True}]
+    saved = told(first | marks[0], head | marks[1], aux | {"idle": True, "classifies": False})
+    assert last_stratum(saved) == "head"
+    assert depths(saved) == {"first": 0, "head": 1}
+    remedy = Bench(saved).fedpart("why")
+    assert remedy is not None
+    assert remedy.settings["rounds"] == 5 + 2 * 2  # the idle layer has no turn
+    assert last_stratum(told(first | marks[0], aux | marks[0])) is None  # several layers give the outputs
