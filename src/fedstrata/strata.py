@@ -128,7 +128,7 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
     ordered = _take_over(model, [unit for part in parts for unit in part])
     found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
     used = {names[key] for key in shown.reached}
-    last = _classifier(model, sample, parts[0], shown)
+    last = _classifier(model, parts[0], shown)
     return tuple(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
 
 
@@ -154,32 +154,40 @@ def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """What passes have shown: modules called in evaluation, and in training; parameters, by identity, that the outputs
-    depend on in one of these modes, and in evaluation."""
+    """What passes have shown.
+
+    Args:
+        called: the modules called in evaluation, and those in training.
+        reached: the parameters, by identity, that the outputs depend on in one of these modes.
+        answers: those that they depend on in evaluation.
+        rows: the inputs that showed it, if there were any.
+    """
 
     called: tuple[Sequence[nn.Module], Sequence[nn.Module]]
     reached: frozenset[int]
     answers: frozenset[int]
+    rows: Tensor | None = None
 
 
 def _tried(model: nn.Module, sample: Tensor) -> _Shown:
-    """Run a model in both modes: on all rows and, as long as something is idle, row by row: it may choose by them."""
+    """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
     own = frozenset(map(id, model.parameters()))
     called: tuple[list[nn.Module], list[nn.Module]] = [], []
     reached: list[frozenset[int]] = [frozenset(), frozenset()]
-    for rows in (sample, *(torch.split(sample, 1) if len(sample) > 1 else ())):
+    few = sample[:2]
+    for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
         for mode, training in enumerate((False, True)):
             try:
                 seen = passed(model, rows, training)
             except UsageError:
-                if rows is sample and not training:
+                if rows is few and not training:
                     raise
                 continue  # it may be unable to train on so few
             called[mode].extend(seen.called)
             reached[mode] |= own & (_held(seen.called) if seen.reached is None else seen.reached)
         if reached[0] | reached[1] == own:
             break
-    return _Shown(called, reached[0] | reached[1], reached[0])
+    return _Shown(called, reached[0] | reached[1], reached[0], few if rows is few else sample)
 
 
 def _held(called: Sequence[nn.Module]) -> frozenset[int]:
@@ -187,16 +195,16 @@ def _held(called: Sequence[nn.Module]) -> frozenset[int]:
     return frozenset(id(p) for module in called for p in module.parameters(recurse=one_call(module)))
 
 
-def _classifier(model: nn.Module, sample: Tensor | None, units: Sequence[_Unit], shown: _Shown) -> str | None:
+def _classifier(model: nn.Module, units: Sequence[_Unit], shown: _Shown) -> str | None:
     """The name of the last of the units that run in evaluation, if all outputs come through it."""
 
     def own(unit: _Unit) -> frozenset[int]:
         return frozenset(map(id, unit.module.parameters()))
 
     last = next((unit for unit in reversed(units) if unit.opens and own(unit) & shown.answers), None)
-    if last is None or sample is None:
+    if last is None or shown.rows is None:
         return None if last is None else last.name
-    beside = (passed(model, sample, without=last.module).reached or frozenset()) - own(last)
+    beside = (passed(model, shown.rows, without=last.module).reached or frozenset()) - own(last)
     # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
     return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else last.name
 
