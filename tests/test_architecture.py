@@ -12,7 +12,9 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version", "wording"],
     ["spec"],
-    ["strata", "tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
+    ["tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
+    ["passes"],
+    ["strata"],
     ["data", "cost", "prefix", "receptive"],
     ["anatomy"],
     ["zoo"],

@@ -271,7 +271,7 @@ def test_odd_models(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
     """Whatever a model does, its parameters are counted, it stays as it was, and so do all random numbers."""
     model = seeded(build)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    groups = strata(model)
+    groups = federation(model).strata
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     found = facts(model, groups, [TensorExamples(*pair) for pair in flat()], points(2, 0)[0])
     assert torch.equal(torch.get_rng_state(), states[0])

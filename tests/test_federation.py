@@ -470,7 +470,7 @@ def test_map_style_datasets_give_the_same_bits():
 
 def test_labels_out_of_range():
     x, y = toy(6)
-    for bad, says in ((y + 1, "label 3, but the model has 3 outputs"), (y - 1, "label -1")):
+    for bad, says in ((y + 1, r"label 3 \(.*\), but the model has 3 outputs"), (y - 1, r"labels are .* not -1 \(")):
         with pytest.raises(UsageError, match=says):
             Federation(mlp(), [toy(5), (x, bad)])
         with pytest.raises(UsageError, match=says):
@@ -1207,9 +1207,8 @@ def test_a_buffer_policy_that_the_method_contradicts():
     [
         [{"x": 1, "y": 2}],
         [(torch.zeros(4), 0), (torch.zeros(5), 1)],
-        [(torch.zeros(4), "cat")],
     ],
-    ids=["dicts", "ragged", "words"],
+    ids=["dicts", "ragged"],
 )
 def test_rows_that_cannot_be_read(data: list[Any]):
     with pytest.raises(UsageError, match="cannot be read as"):

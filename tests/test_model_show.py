@@ -75,8 +75,10 @@ def test_strata_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(256, 3))
     facts = describe_model(model, (1, 8, 8)).as_dict()
     assert facts["strata"] == [
-        {"name": "0", "stage": "0", "parameters": 48, "normalised": True, "bytes": 48 * 4 + 8 * 4 + 8, "flops": 4608},
-        {"name": "3", "stage": "3", "parameters": 771, "normalised": False, "bytes": 3084, "flops": 1536},
+        {"name": "0", "stage": "0", "parameters": 48, "normalised": True, "bytes": 48 * 4 + 8 * 4 + 8, "flops": 4608}
+        | {"idle": False, "classifies": False},
+        {"name": "3", "stage": "3", "parameters": 771, "normalised": False, "bytes": 3084, "flops": 1536}
+        | {"idle": False, "classifies": True},
     ]
     assert facts["fields"] == [{"layer": "0", "field": [3, 3], "input": [8, 8]}]
     assert (facts["parameters"], facts["flops"], facts["step_flops"]) == (819, 6144, 3 * 6144 - 4608)

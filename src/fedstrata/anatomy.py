@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedstrata.cost import FlopCount
+from fedstrata.passes import calls
 from fedstrata.receptive import Field, following, run_on_one
 from fedstrata.strata import NORMS, Stratum, strata
 
@@ -26,6 +27,8 @@ class StratumFacts:
         bytes: of its parameters and running statistics, as an update carries them.
         flops: of one example's forward pass, from the layer's start to the next stratum's; None if the model could not
             be run.
+        idle: whether the outputs do not depend on it: it never runs, or nobody uses its results.
+        classifies: whether it is the classifier.
     """
 
     name: str
@@ -34,6 +37,8 @@ class StratumFacts:
     normalised: bool
     bytes: int
     flops: int | None
+    idle: bool = False
+    classifies: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ def describe_model(model: nn.Module, input_shape: Sequence[int]) -> ModelFacts:
             bytes=sum(params[name].nbytes for name in group.params)
             + sum(buffers[name].nbytes for name in group.buffers if name in kept),
             flops=flops.get(group.name),
+            idle=group.idle,
+            classifies=group.classifies,
         )
         for group in groups
     ]
@@ -116,13 +123,14 @@ def _in_norm(model: nn.Module, name: str) -> bool:
 
 
 def _observed(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:
-    """(strata, FLOPs of each by name, fields), all from the one run that finds the strata's order."""
-    with _counting(model) as calls, following(model, sample) as fields:
-        groups = strata(model, sample)
+    """(strata, FLOPs of each by name, fields); the last two from one run."""
+    with _counting(model) as spent, following(model, sample) as fields:
+        calls(model, sample)
+    groups = strata(model, sample)
     names = [group.name for group in groups]
     flops = dict.fromkeys(names, 0)
     current = names[0]
-    for name, count in calls:
+    for name, count in spent:
         current = name if name in flops else current
         flops[current] += count
     return groups, flops, tuple(fields.values())

@@ -20,6 +20,7 @@ from fedstrata.core import Assignment, Slots, Update, altered
 from fedstrata.cost import FlopCount
 from fedstrata.crew import Crew, Objective, open_crew, seen_at, watched
 from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.labels import UnknownClass, check_range
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.prefix import Cut, cut_at
@@ -163,7 +164,7 @@ class _Steps:
         )
         self.changes = bool(crew.all("tally") or crew.all("correct") or a.work.clip is not None)
         self.no_grad = torch.no_grad()
-        self.total = torch.zeros((), device=shop.device)
+        self.total = torch.zeros((), dtype=bench.exact, device=shop.device)
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
@@ -231,11 +232,14 @@ def _train(
                 x, y = bench.inputs(x.to(shop.device)), y.to(shop.device)
                 if kept is not None:
                     kept.rows = index
-            if steps.forward is not bench.model and kept is None:
-                steps.step(x, y)
-                flops += cost.steps[len(index)]
-            else:
-                flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
+            try:
+                if steps.forward is not bench.model and kept is None:
+                    steps.step(x, y)
+                    flops += cost.steps[len(index)]
+                else:
+                    flops += _counted(shop, (*key, x.shape), partial(steps.step, x, y))[1]
+            except UnknownClass as error:
+                raise error.at(whose(data, a.client), y, index) from None
     return steps, flops
 
 
@@ -375,4 +379,11 @@ def _passes(method: Method, bench: Bench, data: Examples) -> Iterator[tuple[Call
 
 def class_counts(data: Examples, bench: Bench) -> Tensor:
     """How many examples of each class there are."""
-    return torch.bincount(data.labels(), minlength=bench.classes).float()
+    labels = data.labels()
+    check_range(labels, bench.classes, whose(data))
+    return torch.bincount(labels, minlength=bench.classes).to(bench.exact)
+
+
+def whose(data: Examples, client: int | None = None) -> str:
+    """Whose data it is, as far as it knows itself."""
+    return getattr(data, "whose", "") or ("" if client is None else f"client {client}")

@@ -18,17 +18,18 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedstrata.client import class_counts, clipped, own_names, own_params, prepare, rehearsed, train_client
+from fedstrata.client import class_counts, clipped, own_names, own_params, prepare, rehearsed, train_client, whose
 from fedstrata.compiling import compile_function
 from fedstrata.core import Assignment, Slots, Update, altered, overrides
 from fedstrata.crew import Crew, Objective, open_crew
 from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, one_line
 from fedstrata.methods import Method
 from fedstrata.optim import build_optimizer
 from fedstrata.tensors import Tensors, clone, derive, generator, one_by_one
 from fedstrata.timing import timed
-from fedstrata.workshop import PERSONAL, Bench, Workshop, batch_sizes, batches, running, seed_global, task_loss
+from fedstrata.workshop import PERSONAL, Bench, Workshop, batch_sizes, batches, running, seed_global
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -44,6 +45,13 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
         if overrides(technique, "local") and not technique.vectorises:
             raise CannotVectorise(
                 f"the engine 'vmap' cannot run '{technique.name}': its hooks work on one client at a time"
+            )
+    for name, p in model.named_parameters():
+        if p.dtype in (torch.float16, torch.bfloat16):
+            kind = str(p.dtype).removeprefix("torch.")
+            raise CannotVectorise(
+                f"the engine 'vmap' cannot train '{name}', which is of type {kind}: with so few digits its other order "
+                "of computing leads far from where one client after the other gets"
             )
     for name, module in model.named_modules():
         what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"
@@ -155,8 +163,7 @@ def _draw(
         seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
             x, y = examples.batch(part, shop.augment)
-            if not 0 <= int(y.min()) <= int(y.max()) < shop.bench(a.arch).classes:
-                task_loss(torch.zeros(len(y), shop.bench(a.arch).classes), y)  # says what is wrong
+            check_range(y, shop.bench(a.arch).classes, whose(examples, a.client), part)
             if inputs is None:
                 inputs = x.new_zeros(*shape, *x.shape[1:])
             inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
@@ -422,7 +429,7 @@ def _train_alike(
     # Names, tensors, and whether each client has its own.
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr), None),
+        "lr": (torch.tensor(a.work.lr, dtype=bench.exact), None),
         "x": (sheaf.x, 0),
         "y": (sheaf.y, 0),
         "rows": (sheaf.rows, None if sheaf.rows is None else 0),

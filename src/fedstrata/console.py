@@ -225,7 +225,7 @@ class Watcher:
 
     def _part(self, record: Record) -> str:
         """What trained, where that is not the whole model."""
-        whole = len(record.active) == len(self._federation.strata)
+        whole = len(record.active) == sum(not s.idle for s in self._federation.strata)
         return "" if whole or not record.active else f"  trained {_trained(record)}"
 
     def record(self, record: Record) -> None:

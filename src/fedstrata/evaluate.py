@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedstrata.core import Buffers
 from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.labels import UnknownClass
 from fedstrata.tensors import Tensors, derive, load, own_rng
 from fedstrata.workshop import Bench, judging, seed_global, sheets, task_loss
 
@@ -41,7 +42,10 @@ def mark(bench: Bench, exam: Exam, examples: Examples, parts: Sequence[Tensor], 
             seed_global(derive(exam.seed, part), device, everything=not isinstance(examples, TensorExamples))
             x, y = examples.batch(parts[part])
             logits, y = model(bench.inputs(x.to(device))), y.to(device)
-            marks.append((int((logits.argmax(1) == y).sum()), task_loss(logits, y, "sum").item()))
+            try:
+                marks.append((int((logits.argmax(1) == y).sum()), task_loss(logits, y, "sum").item()))
+            except UnknownClass as error:
+                raise error.at(getattr(examples, "whose", ""), y, parts[part]) from None
     return marks
 
 

@@ -36,6 +36,8 @@ def facts(
     """
     with own_rng(), torch.no_grad():  # a model may draw random numbers
         about = describe_model(model, sample.shape[1:]).as_dict()
+        idle = {stratum.name for stratum in strata if stratum.idle}
+        about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some
         classes = copy.deepcopy(model).eval()(sample).shape[1]
     size = sizes(clients)
     found: dict[str, Any] = {

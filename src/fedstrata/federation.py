@@ -42,7 +42,7 @@ from fedstrata.rundir import versions
 from fedstrata.saved import Saved
 from fedstrata.server import Architecture, Server, ServerState
 from fedstrata.store import Store
-from fedstrata.strata import Stratum
+from fedstrata.strata import Stratum, idle_note, used_by_any
 from fedstrata.tensors import clone, own_rng
 from fedstrata.timing import Clock, timed, using
 from fedstrata.trained import Trained, Trial, tried
@@ -160,8 +160,10 @@ class Federation:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        parties = clients if isinstance(clients, Split) else [as_examples(data) for data in clients]
-        self.test = None if test is None else as_examples(test)
+        parties = (
+            clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
+        )
+        self.test = None if test is None else as_examples(test, "the test set")
         self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
         inputs = None if public is None else unlabelled(public)
@@ -172,7 +174,11 @@ class Federation:
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
-        self.strata: tuple[Stratum, ...] = architectures[""].strata
+        self.strata: tuple[Stratum, ...] = used_by_any(
+            architectures[""].strata, *(a.strata for a in architectures.values())
+        )
+        architectures[""] = replace(architectures[""], strata=self.strata)
+        self.notes += idle_note(self.strata)
         shop = Workshop(
             build=partial(copy_of, models),
             method=self.method,
@@ -183,6 +189,7 @@ class Federation:
             compile=compile,
             archs=tuple(models),
             foreign=any(map(is_foreign, models.values())),
+            strata={name: held.strata for name, held in architectures.items()},
         )
         self._shop = shop
         self._schedule = build_schedule(schedule)

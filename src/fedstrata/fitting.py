@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.data.examples import Examples, Split, TensorExamples, sizes
+from fedstrata.data.examples import Examples, Split, TensorExamples, labels_at_hand, sizes
+from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.tensors import all_finite
 from fedstrata.wire import carries
 from fedstrata.workshop import running
+
+SAMPLE = 7
+"""Clients of which an input is in the sample that models are tried on."""
 
 
 def check_fit(
@@ -43,23 +47,36 @@ def check_fit(
         _check_tensors(f"the architecture '{name}'" if name else "the model", model)
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for model in models.values() for m in model.modules()):
         raise UsageError("batch_size = 1 cannot train a model with batch norm: a single example has no statistics")
-    sample, _ = _first(clients[holders[0]], 2)
+    sample = _sample(clients, holders)
     tried: dict[tuple[object, ...], int] = {}
-    checked: set[int] = set()
+    checked: set[tuple[int, int]] = set()
     seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
-    for examples in itertools.chain((clients[c] for c in seen), [] if test is None else [test]):
+    tests = [] if test is None else [("the test set", test)]
+    for whose, examples in itertools.chain(((f"client {c}", clients[c]) for c in seen), tests):
         if isinstance(examples, TensorExamples):
-            if id(examples.x) in checked:
+            if (id(examples.x), id(examples.y)) in checked:
                 continue
-            checked.add(id(examples.x))
-        x, _ = _first(examples, 1)
+            checked.add((id(examples.x), id(examples.y)))
+        x, y = _first(examples, 1)
         kind = (x.dtype, x.shape[1:])
         if kind not in tried:
             tried[kind] = min(_outputs(model, x) for model in models.values())
+        known = labels_at_hand(examples)
+        check_range(y if known is None else known, tried[kind], whose)
         if isinstance(examples, TensorExamples):
-            _check_labels(examples.y, tried[kind])
+            check_range(examples.y, tried[kind], "all data")  # others may hold the rest of it
     if public is not None:
         _check_public(public, models, sample)
+    return sample
+
+
+def _sample(clients: Sequence[Examples], holders: Sequence[int]) -> Tensor:
+    """Two inputs of the first client that has any, and one of each of the next few: models may choose by inputs."""
+    sample, _ = _first(clients[holders[0]], 2)
+    for client in holders[1:SAMPLE]:
+        x, _ = _first(clients[client], 1)
+        if (x.dtype, x.shape[1:]) == (sample.dtype, sample.shape[1:]):
+            sample = torch.cat([sample, x])
     return sample
 
 
@@ -120,13 +137,23 @@ def _outputs(model: nn.Module, x: Tensor) -> int:
         raise UsageError(f"the model does not take inputs of shape {list(x.shape[1:])}: {first}") from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
         raise UsageError("the model must return one tensor of logits, with a row for each input")
+    _check_training(model, torch.cat([x, x]))  # norm layers cannot train on one row
     return logits.shape[1]
 
 
-def _check_labels(labels: Tensor, outputs: int) -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= outputs:
-        raise UsageError(f"there is a label {high if high >= outputs else low}, but the model has {outputs} outputs")
+def _check_training(model: nn.Module, x: Tensor) -> None:
+    """In training, too, a model returns its logits alone; one that cannot run on so few rows is not judged."""
+    try:
+        with torch.no_grad():
+            logits = copy.deepcopy(model).train()(x)
+    except Exception:  # training will tell, if it does not come from the size of the batch
+        return
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
+        what = f" of shape {list(logits.shape)}" if isinstance(logits, Tensor) else ""
+        raise UsageError(
+            f"in training mode the model returns a {type(logits).__name__}{what}: it must return one tensor of "
+            "logits, with a row for each input"
+        )
 
 
 def _check_tensors(what: str, model: nn.Module) -> None:

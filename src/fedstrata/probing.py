@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Assignment, Update, Work
+from fedstrata.core import Assignment, Into, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes import (
@@ -36,7 +36,7 @@ from fedstrata.probes import (
 )
 from fedstrata.server import Architecture, Outcome, ServerState
 from fedstrata.spec import lookup
-from fedstrata.strata import Stratum, stages
+from fedstrata.strata import Stratum, classifier
 from fedstrata.tensors import Tensors, clone, derive, generator, own_rng
 from fedstrata.timing import Clock, timed, using
 from fedstrata.workshop import Workshop, seed_global, without_statistics
@@ -93,6 +93,11 @@ class Sight:
         """An architecture's part of a state, as the run would evaluate it."""
         return self.shop.model(state.params, state.buffers, arch)
 
+    def trained(self, by_stratum: Mapping[str, float]) -> dict[str, float]:
+        """What was found stratum by stratum, without idle ones: nothing parts there, which would look like unity."""
+        idle = {stratum.name for stratum in self.strata if stratum.idle}
+        return {name: value for name, value in by_stratum.items() if name not in idle}
+
     @cached_property
     def starts(self) -> dict[str, nn.Module]:
         """Architecture → the model that its clients began the round with."""
@@ -126,22 +131,22 @@ class Sight:
 def _divergence(sight: Sight) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
     found = [client_gradients(m, [sight.data[v.client]])[0] for m, v in zip(sight.begun, sight.visits, strict=True)]
-    return divergence(found, sight.strata)
+    return sight.trained(divergence(found, sight.strata))
 
 
 def _proxy(sight: Sight) -> dict[str, Any]:
     """The same measure of the clients' updates, which costs nothing."""
-    return divergence([visit.delta for visit in sight.visits], sight.strata)
+    return sight.trained(divergence([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _weightdiv(sight: Sight) -> dict[str, Any]:
     """How far clients' weights are from their mean (FedImpro, §5.2)."""
-    return weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata)
+    return sight.trained(weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _cosine(sight: Sight) -> dict[str, Any]:
     """Whether clients' updates go the same way: the mean cosine of every two."""
-    return update_cosine([visit.delta for visit in sight.visits], sight.strata)
+    return sight.trained(update_cosine([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _cka(sight: Sight) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def _gradnorm(sight: Sight) -> dict[str, Any]:
         own,
         sight.model(sight.after, visit.arch),
         sight.data[visit.client],
-        sight.architectures[visit.arch].strata,
+        [stratum for stratum in sight.architectures[visit.arch].strata if not stratum.idle],
         STEPS,
         sight.work.batch_size,
         sight.work.lr,
@@ -207,18 +212,16 @@ def _embedding(sight: Sight) -> dict[str, Any]:
         return {}
     x, y = sight.shared
     rows = torch.arange(min(len(y), max(POINTS // len(sight.local), 1)))
-    seen = [features_at(m, TensorExamples(x, y), _penultimate(m), rows) for m in sight.local]
+    last = [classifier(sight.architectures[visit.arch].strata) for visit in sight.visits]
+    if None in last:
+        raise UsageError("the model has no classifier: it puts its outputs together from several layers")
+    places = [Into(stratum.name) for stratum in last if stratum is not None]
+    shown = TensorExamples(x, y)
+    seen = [features_at(model, shown, place, rows) for model, place in zip(sight.local, places, strict=True)]
     features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
     owners = torch.tensor([visit.client for visit in sight.visits]).repeat_interleave(len(rows))
     found = embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
     return {name: getattr(found, name).tolist() for name in ("points", "labels", "clients")}
-
-
-def _penultimate(model: nn.Module) -> str:
-    """The stage before the last one with parameters."""
-    names = stages(model)
-    head = max((at for at, n in enumerate(names) if any(True for _ in model.get_submodule(n).parameters())), default=0)
-    return names[max(head - 1, 0)] if names else ""
 
 
 def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -220,9 +220,9 @@ class Server:
 
     @cached_property
     def _movable(self) -> tuple[Stratum, ...]:
-        """The strata of the server's model that have something to train."""
+        """The strata of the server's model that have something to train, and that a gradient reaches."""
         whole = self.architectures[""]
-        return tuple(s for s in whole.strata if not whole.frozen.issuperset(s.params))
+        return tuple(s for s in whole.strata if not s.idle and not whole.frozen.issuperset(s.params))
 
     def close(
         self,
@@ -341,7 +341,7 @@ class Server:
 
     def _active(self, assignments: Sequence[Assignment]) -> tuple[str, ...]:
         trained = {n for trains in {a.trains for a in assignments} for n in trains}
-        return tuple(s.name for s in self.architectures[""].strata if not trained.isdisjoint(s.params))
+        return tuple(s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params))
 
     def _advance(
         self,

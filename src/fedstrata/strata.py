@@ -17,20 +17,27 @@ two or more axes while the modules inside it own none. Everything else *joins* o
 - a tied parameter belongs to the first stratum that uses it, under the name that `named_parameters()` gives
   it; a layer left with no parameter of its own opens nothing.
 
-**Order** is the order of the first execution. Layers that never run come last, as strata of their own, in the
-order of registration. "Run" means that the module is called: a layer whose weight is only read by another
-module's forward counts as not run.
+**Order** is the order of the first execution in evaluation. Then come layers that run in training only, and last
+those that never run, as strata of their own, in the order of registration. "Run" means that the module is
+called: a layer whose weight is only read by another module's forward is placed as if it never ran.
+
+**Idle** strata are those that the outputs depend on neither in evaluation nor in training, so that no gradient
+reaches them: layers that never run, and those whose results nobody uses. They hold parameters like all others,
+which travel and are averaged; schedules leave them out.
+
+**The classifier** is the last weight layer that the outputs depend on in evaluation, if all of them come through
+it. An auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the
+outputs. Where outputs are put together from several layers, there is no classifier, and whoever needs one asks
+for a module by name.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -38,6 +45,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.passes import passed, untouched
 
 _WEIGHTS = (
     _ConvNd,
@@ -51,7 +59,8 @@ _WEIGHTS = (
 )
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _BARE = (nn.ParameterList, nn.ParameterDict)
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+SHOWN = 5
+"""Idle layers that a note names."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,16 @@ class Stratum:
         params: parameter names as in `model.named_parameters()`; the weight layer's own first, then those
             that joined.
         buffers: buffer names as in `model.named_buffers()`, in the same order.
+        idle: True if the outputs do not depend on it; found by running the model, so never without a sample.
+        classifies: True for the classifier; without a sample, for the last layer that tracing finds.
     """
 
     name: str
     stage: str
     params: tuple[str, ...]
     buffers: tuple[str, ...]
+    idle: bool = field(default=False, compare=False)
+    classifies: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
 
     The order is found without changing the model (flags, buffers and random state are as before):
 
-    1. with `sample`, a batch that the model accepts, by running the model once in eval mode;
+    1. with `sample`, a batch that the model accepts, by running the model in evaluation and in training mode;
     2. without, by symbolic tracing, stage by stage in an `nn.Sequential`;
     3. where tracing fails (say, control flow that depends on data), in the order of registration.
     """
@@ -107,26 +120,110 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
         raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
     names |= {id(b): name for name, b in model.named_buffers()}
 
-    called = _traced(model) if sample is None else calls(model, sample)
+    everything = frozenset(names)
+    shown = _Shown((_traced(model), ()), everything, everything) if sample is None else _tried(model, sample)
     units = {id(unit.module): unit for unit in _units(model)}
-    used = [units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units]
-    ordered = _take_over(model, [*used, *units.values()])
+    parts = [[units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units] for called in shown.called]
+    parts = [*parts, list(units.values())]
+    ordered = _take_over(model, [unit for part in parts for unit in part])
+    found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
+    used = {names[key] for key in shown.reached}
+    last = _classifier(model, parts[0], shown)
+    return tuple(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
 
-    return _group(ordered, len(used), names)
+
+def classifier(strata: Sequence[Stratum]) -> Stratum | None:
+    """The classifier among a model's strata; None if the outputs come from several layers."""
+    return next((stratum for stratum in strata if stratum.classifies), None)
 
 
-def _group(units: Sequence[_Unit], used: int, names: dict[int, str]) -> tuple[Stratum, ...]:
-    """Units in order, of which the first `used` run, as strata; `names`: all tensors' names, by identity."""
+def used_by_any(whole: Sequence[Stratum], *models: Sequence[Stratum]) -> tuple[Stratum, ...]:
+    """The strata of a whole model, of which those that one of its sub-models uses are not idle."""
+    used = {name for strata in models for stratum in strata if not stratum.idle for name in stratum.params}
+    return tuple(replace(s, idle=s.idle and used.isdisjoint(s.params)) for s in whole)
+
+
+def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
+    """What a reader of results must know of idle strata, if there are any."""
+    idle = [stratum.name for stratum in strata if stratum.idle]
+    if not idle:
+        return ()
+    names = ", ".join(idle[:SHOWN]) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
+    return (f"idle layers, which never run or whose results the outputs do not use: {names}; nothing trains them",)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """What passes have shown.
+
+    Args:
+        called: the modules called in evaluation, and those in training.
+        reached: the parameters, by identity, that the outputs depend on in one of these modes.
+        answers: those that they depend on in evaluation.
+        rows: the inputs that showed it, if there were any.
+    """
+
+    called: tuple[Sequence[nn.Module], Sequence[nn.Module]]
+    reached: frozenset[int]
+    answers: frozenset[int]
+    rows: Tensor | None = None
+
+
+def _tried(model: nn.Module, sample: Tensor) -> _Shown:
+    """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
+    own = frozenset(map(id, model.parameters()))
+    called: tuple[list[nn.Module], list[nn.Module]] = [], []
+    reached: list[frozenset[int]] = [frozenset(), frozenset()]
+    few = sample[:2]
+    for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
+        for mode, training in enumerate((False, True)):
+            try:
+                seen = passed(model, rows, training)
+            except UsageError:
+                if rows is few and not training:
+                    raise
+                continue  # it may be unable to train on so few
+            called[mode].extend(seen.called)
+            reached[mode] |= own & (_held(seen.called) if seen.reached is None else seen.reached)
+        if reached[0] | reached[1] == own:
+            break
+    return _Shown(called, reached[0] | reached[1], reached[0], few if rows is few else sample)
+
+
+def _held(called: Sequence[nn.Module]) -> frozenset[int]:
+    """The parameters of modules that were called, by identity."""
+    return frozenset(id(p) for module in called for p in module.parameters(recurse=one_call(module)))
+
+
+def _classifier(model: nn.Module, units: Sequence[_Unit], shown: _Shown) -> str | None:
+    """The name of the last of the units that run in evaluation, if all outputs come through it."""
+
+    def own(unit: _Unit) -> frozenset[int]:
+        return frozenset(map(id, unit.module.parameters()))
+
+    last = next((unit for unit in reversed(units) if unit.opens and own(unit) & shown.answers), None)
+    if last is None or shown.rows is None:
+        return None if last is None else last.name
+    beside = (passed(model, shown.rows, without=last.module).reached or frozenset()) - own(last)
+    # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
+    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else last.name
+
+
+def _group(units: Sequence[_Unit], begins: Collection[int], names: dict[int, str]) -> tuple[Stratum, ...]:
+    """Units in order as strata; where a part of them begins, its first one opens a stratum, whatever it is.
+
+    `names`: all tensors' names, by identity.
+    """
     groups: list[tuple[str, list[str], list[str]]] = []
     waiting: tuple[list[str], list[str]] = ([], [])  # what comes before the first weight layer
-    unused_opened = False
+    anew = False
     free = dict(names)
     for index, unit in enumerate(units):
         params = [free.pop(id(p)) for p in unit.params if id(p) in free]
         buffers = [free.pop(id(b)) for b in unit.buffers if id(b) in free]
-        opens = unit.opens or (index >= used and not unused_opened)
-        if params and opens:
-            unused_opened |= index >= used
+        anew = anew or index in begins
+        if params and (unit.opens or anew):
+            anew = False
             groups.append((unit.name, params + waiting[0], buffers + waiting[1]))
             waiting = ([], [])
         else:
@@ -205,52 +302,6 @@ def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
 # Execution order --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every attribute, buffer and random state is what it was."""
-    modules = list(model.modules())
-    attributes = [(m, dict(vars(m)), [dict(vars(m)[kind]) for kind in _REGISTERED]) for m in modules]
-    contents = [(b, b.clone()) for b in model.buffers()]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    fast_attention = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no submodules
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
-        for module, values, registered in attributes:
-            vars(module).clear()
-            vars(module).update(values)
-            for kind, members in zip(_REGISTERED, registered, strict=True):
-                vars(module)[kind].clear()
-                vars(module)[kind].update(members)
-        with torch.no_grad():
-            for buffer, content in contents:
-                buffer.copy_(content)
-
-
-def calls(model: nn.Module, sample: Tensor) -> list[nn.Module]:
-    """The modules in the order of their calls, repeats included, on a batch; the model stays as it was."""
-    seen: list[nn.Module] = []
-
-    def note(module: nn.Module, args: Any) -> None:
-        seen.append(module)
-
-    with _untouched(model):
-        handles = [module.register_forward_pre_hook(note) for module in model.modules()]
-        try:
-            model(sample)
-        except Exception as error:
-            shape = tuple(sample.shape)
-            raise UsageError(f"the model cannot run on a sample of shape {shape}: {error}") from error
-        finally:
-            for handle in handles:
-                handle.remove()
-    return seen
-
-
 def one_call(module: nn.Module) -> bool:
     """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
     return _opens(module) is not None or not any(True for _ in module.children())
@@ -280,7 +331,7 @@ def _traced(model: nn.Module) -> list[nn.Module]:
             for p in inspect.signature(model.forward).parameters.values()
             if p.default is not inspect.Parameter.empty
         }
-        with _untouched(model), warnings.catch_warnings():
+        with untouched(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
             graph = _UnitTracer().trace(model, concrete_args=optional)
     except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way

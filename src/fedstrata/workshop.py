@@ -5,12 +5,11 @@ Also what every visit and every evaluation shares: loading a model, the order of
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedstrata.compiling import CompiledForward
 from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment, Examples
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.data.labels import check_range
+from fedstrata.errors import FedstrataError
 from fedstrata.layouts import guarded, is_foreign, lay_out
 from fedstrata.machine import computing
 from fedstrata.methods import Method
+from fedstrata.passes import untouched
 from fedstrata.strata import Stratum, strata
 from fedstrata.tensors import Tensors, clone, generator, load, whole_lines
 
@@ -78,12 +79,18 @@ class Bench:
         return tuple(self.model.modules())
 
     @cached_property
+    def exact(self) -> torch.dtype:
+        """The type for single numbers, such as rates and counts: the widest of the parameters', at least float32."""
+        kinds = {p.dtype for p in self.params.values() if p.is_floating_point()}
+        return reduce(torch.promote_types, kinds, torch.float32)
+
+    @cached_property
     def classes(self) -> int:
         """How many classes the model tells apart."""
         if self.sample is None:
             raise FedstrataError("a workshop without a sample of inputs cannot tell the number of classes")
-        with torch.no_grad():
-            outputs: Tensor = copy.deepcopy(self.model).eval()(self.inputs(self.sample))
+        with untouched(self.model):  # a copy may be impossible: a model may keep something of its last step
+            outputs: Tensor = self.model(self.inputs(self.sample))
         return outputs.shape[1]
 
 
@@ -96,11 +103,12 @@ class Workshop:
         method: the method that this federation runs.
         augment: changes training inputs, batch by batch.
         device: where training runs.
-        sample: one batch of inputs, to find the strata's order of execution.
+        sample: one batch of inputs, to try models on.
         channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
         foreign: whether a model may have modules that neither torch nor we have written.
+        strata: of architectures whose strata are known; those of others are found when they are needed.
         benches: the scratch models, by architecture.
         flops: what was counted, by what was computed.
         kept: whatever else a way of training keeps between visits.
@@ -116,6 +124,7 @@ class Workshop:
     compile: bool = False
     archs: tuple[str, ...] = ("",)
     foreign: bool = True
+    strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
@@ -141,7 +150,7 @@ class Workshop:
                 buffers=running(model),
                 initial=clone(running(model)),
                 constants=_constants(model),
-                strata=strata(model, sample),
+                strata=self.strata[arch] if arch in self.strata else strata(model, sample),
                 batch_norm=normalises_batches(model),
                 channels_last=bool(turned),
                 own_code=is_foreign(model),
@@ -297,11 +306,14 @@ def seed_global(seed: int, device: torch.device, everything: bool = True) -> Non
         np.random.seed(seed % 2**32)
 
 
+_NO_LABEL = -(2**62)
+"""Torch leaves one label out of the loss, −100 unless another is said: here no label means that."""
+
+
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy, with one sentence for a label that the model has no output for."""
     try:
-        return F.cross_entropy(logits, labels, reduction=reduction)
+        return F.cross_entropy(logits, labels, reduction=reduction, ignore_index=_NO_LABEL)
     except IndexError:
-        low, high = int(labels.min()), int(labels.max())
-        wrong = high if high >= logits.shape[1] else low
-        raise UsageError(f"there is a label {wrong}, but the model has {logits.shape[1]} outputs") from None
+        check_range(labels, logits.shape[1])
+        raise

@@ -85,7 +85,7 @@ def _table(facts: ModelFacts) -> Table:
     for stratum in facts.strata:
         table.add_row(
             "" if stratum.stage == before else stratum.stage,
-            stratum.name,
+            f"{stratum.name} (idle)" if stratum.idle else stratum.name,
             f"{stratum.parameters:,}",
             bytes_text(stratum.bytes),
             _flops(stratum.flops),
@@ -110,6 +110,8 @@ def _field(field: Field | None) -> str:
 def _remarks(facts: ModelFacts) -> list[str]:
     """What the table's columns mean, and how many fields exceed the image."""
     lines = ["bytes: parameters and running statistics, as a client sends them"]
+    if any(stratum.idle for stratum in facts.strata):
+        lines.append("idle: never runs, or the outputs do not use its results; nothing trains it")
     if facts.flops is not None and facts.step_flops is not None:
         lines.append(
             f"FLOPs: forward, one example; with the backward pass {flops_text(facts.step_flops)} "

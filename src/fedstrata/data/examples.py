@@ -5,16 +5,18 @@ Images stay uint8 and are scaled per batch; a client's part of a shared dataset 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+from torch.utils.data import Subset, TensorDataset
 
+from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
 from fedstrata.tensors import own_rng
 
@@ -54,6 +56,8 @@ class TensorExamples:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise UsageError(f"{len(self.x)} examples but {len(self.y)} labels")
+        if self.y.dtype != torch.int64 or self.y.dim() != 1:
+            object.__setattr__(self, "y", class_numbers(self.y, signed=True))
         if self.x.dtype == torch.uint8 and self.mean:
             shape = (-1,) + (1,) * (self.x.dim() - 2)
             object.__setattr__(self, "_shift", torch.tensor(self.mean).mul(255).view(shape))
@@ -141,21 +145,49 @@ def sizes(clients: Sequence[Examples]) -> Callable[[int], int]:
 
 @dataclass(frozen=True, eq=False)
 class MapExamples:
-    """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read."""
+    """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read.
+
+    `whose` it is, such as "client 3", is told where a label is none.
+    """
 
     dataset: Any
+    whose: str = ""
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        rows = [self.dataset[i] for i in index.tolist()]
+        places = index.tolist()
+        rows = [self.dataset[i] for i in places]
         x = torch.stack([torch.as_tensor(row[0]) for row in rows])
         x = x.float().div_(255) if x.dtype == torch.uint8 else x
-        return (x if augment is None else augment(x)), torch.tensor([int(row[1]) for row in rows])
+        return (x if augment is None else augment(x)), self._classes([row[1] for row in rows], places)
 
     def labels(self) -> Tensor:
-        return torch.tensor([int(self.dataset[i][1]) for i in range(len(self.dataset))])
+        places = range(len(self.dataset))
+        return self._classes([self.dataset[i][1] for i in places], places)
+
+    def _classes(self, labels: Iterable[Any], places: Sequence[int]) -> Tensor:
+        found = [class_of(label, self.whose, place) for label, place in zip(labels, places, strict=True)]
+        return torch.tensor(found, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A user's own examples, whose labels are looked at whenever they are read."""
+
+    examples: Examples
+    whose: str = ""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        x, y = self.examples.batch(index, augment)
+        return x, class_numbers(y, self.whose, index)
+
+    def labels(self) -> Tensor:
+        return class_numbers(self.examples.labels(), self.whose)
 
 
 class Loaded:
@@ -164,23 +196,23 @@ class Loaded:
     It must make the same examples every time. What it draws from global random generators changes nobody else's.
     """
 
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
+    def __init__(self, load: Callable[[], Any], whose: str = "") -> None:
+        self._load, self.whose = load, whose
         self._made: Examples | None = None
         self._size: int | None = None
 
     def __getstate__(self) -> Any:
-        return self._load, self._size
+        return self._load, self._size, self.whose
 
     def __setstate__(self, state: Any) -> None:
-        self._load, self._size = state
+        self._load, self._size, self.whose = state
         self._made = None
 
     def open(self) -> Examples:
         """The examples themselves."""
         if self._made is None:
             with own_rng():
-                self._made = as_examples(self._load())
+                self._made = as_examples(self._load(), self.whose)
             self._size = len(self._made)
         return self._made
 
@@ -204,6 +236,7 @@ class Joined:
 
     parts: tuple[Examples, ...]
     ends: Tensor
+    whose: ClassVar[str] = "all clients together"
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -247,32 +280,57 @@ class _Inputs:
         return found[0] if isinstance(found, tuple | list) else found, 0
 
 
-def unlabelled(data: Any) -> Examples:
-    """Whatever a user hands over as inputs without labels: an array of them, a pair, or a map-style Dataset.
+def unlabelled(data: Any, what: str = "public data") -> Examples:
+    """Whatever a user hands over as inputs without labels: an array of them, a pair, Examples or a map-style Dataset.
 
-    Labels, where there are any, are never looked at.
+    Labels, where there are any, are never looked at. A refusal begins with `what` it is.
     """
-    if isinstance(data, TensorExamples | MapExamples):
+    if isinstance(data, MapExamples):
+        data = data.dataset
+    elif isinstance(data, Examples):
         return data
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
-        data = data[0]
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
+        inputs = isinstance(data, list) and np.shape(data[0]) == np.shape(data[1])  # a list of two of them, not a pair
+        data = data if inputs else data[0]
     numbers = isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
     if numbers and len(data.shape):
-        inputs = torch.as_tensor(data).detach()
-        return TensorExamples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
-    rows = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if rows and not isinstance(data, Mapping | str | np.ndarray | Tensor):
+        rows = torch.as_tensor(data).detach()
+        return TensorExamples(rows, torch.zeros(len(rows), dtype=torch.int64))
+    readable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if readable and not isinstance(data, Mapping | str | np.ndarray | Tensor):
         return MapExamples(_Inputs(data))
-    raise UsageError(f"public data is an array of inputs or a map-style Dataset, not {type(data).__name__}")
+    raise UsageError(f"{what} is an array of inputs or a map-style Dataset, not {type(data).__name__}")
 
 
-def as_examples(data: Any) -> Examples:
+def labels_at_hand(examples: Examples) -> Tensor | None:
+    """All labels, where reading them means reading no inputs; else None."""
+    if isinstance(examples, Loaded):
+        return labels_at_hand(examples.open())
+    if isinstance(examples, TensorExamples):
+        return examples.labels()
+    if not isinstance(examples, MapExamples):
+        return None
+    rows = examples.dataset
+    if isinstance(rows, list | tuple):
+        return examples.labels()
+    if isinstance(rows, TensorDataset) and len(rows.tensors) > 1:
+        return class_numbers(rows.tensors[1], examples.whose)
+    if isinstance(rows, Subset) and isinstance(rows.dataset, TensorDataset) and len(rows.dataset.tensors) > 1:
+        return class_numbers(rows.dataset.tensors[1][list(rows.indices)], examples.whose)
+    return None
+
+
+def as_examples(data: Any, whose: str = "") -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, a map-style Dataset.
 
-    Or a function without arguments that returns one of these.
+    Or a function without arguments that returns one of these. `whose` it is tells where a label is that is none.
     """
-    if isinstance(data, Examples):
+    if isinstance(data, TensorExamples | Loaded | Joined | Checked):
         return data
+    if isinstance(data, MapExamples):
+        return data if data.whose else MapExamples(data.dataset, whose)
+    if isinstance(data, Examples):
+        return Checked(data, whose)
     arrays = Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
@@ -280,14 +338,11 @@ def as_examples(data: Any) -> Examples:
         and isinstance(data[0], arrays)
         and isinstance(data[1], arrays | list)
     ):
-        x, y = (torch.as_tensor(part) for part in data)
-        if y.dim() != 1 or not torch.equal(y, y.long()):
-            raise UsageError("labels are whole numbers, one for each example")
-        return TensorExamples(x, y.long())
+        return TensorExamples(torch.as_tensor(data[0]), class_numbers(data[1], whose))
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return MapExamples(data)
+        return MapExamples(data, whose)
     if callable(data) and not isinstance(data, type):
-        return Loaded(data)
+        return Loaded(data, whose)
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 

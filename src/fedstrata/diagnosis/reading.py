@@ -81,9 +81,21 @@ def steps_of(saved: Saved) -> float:
 
 
 def depths(saved: Saved) -> dict[str, int]:
-    """Stratum → its place from the input on; empty for runs without facts."""
-    strata = saved.facts.get("model", {}).get("strata", [])
-    return {stratum["name"]: place for place, stratum in enumerate(strata)}
+    """Stratum → its place from the input on, but for idle ones; empty for runs without facts."""
+    return {stratum["name"]: place for place, stratum in enumerate(trained_strata(saved.facts))}
+
+
+def trained_strata(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What facts tell of the strata, in order, without idle ones."""
+    return [stratum for stratum in facts.get("model", {}).get("strata", []) if not stratum.get("idle")]
+
+
+def classifier(saved: Saved) -> str | None:
+    """The stratum that is the classifier; in a run from before that was told, the last one."""
+    strata = trained_strata(saved.facts)
+    if any("classifies" in stratum for stratum in strata):
+        return next((stratum["name"] for stratum in strata if stratum.get("classifies")), None)
+    return strata[-1]["name"] if strata else None
 
 
 def by_name(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:

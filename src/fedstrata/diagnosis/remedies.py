@@ -8,6 +8,7 @@ from typing import Any
 
 from fedstrata.config import RunConfig, checked
 from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
 from fedstrata.methods import Method
 from fedstrata.models import MODELS, build_model
@@ -156,7 +157,7 @@ class Bench:
 
     def fedimpro(self, why: str) -> Remedy | None:
         """FedImpro, cut after the first stage that is not a stem: early cuts did best in our runs."""
-        strata = self.facts.get("model", {}).get("strata", [])
+        strata = trained_strata(self.facts)
         stages = [name for name in dict.fromkeys(stratum["stage"] for stratum in strata) if name != "stem"]
         if self.model is None or len(stages) < 2:
             return None
@@ -164,7 +165,7 @@ class Bench:
 
     def fedpart(self, why: str) -> Remedy | None:
         """FedPart, with rounds enough for a cycle."""
-        cycle = 5 + 2 * len(self.facts.get("model", {}).get("strata", []))
+        cycle = 5 + 2 * len(trained_strata(self.facts))
         short = int(self.config.get("rounds", cycle)) < cycle
         return self.add("fedpart", why, WANG_PART, **({"rounds": cycle} if short else {}))
 

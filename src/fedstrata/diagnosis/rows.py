@@ -90,6 +90,14 @@ def _field(value: Any) -> dict[str, Any] | None:
     return found if found is not None and 0 < len(found["field"]) == len(found["input"]) else None
 
 
+def _stratum(value: Any) -> dict[str, Any] | None:
+    """A stratum, and whether it is idle or the classifier, which older runs do not tell."""
+    found: dict[str, Any] | None = _whole(name=_text, stage=_text)(value)
+    if found is None:
+        return None
+    return found | {mark: value[mark] for mark in ("idle", "classifies") if isinstance(value.get(mark), bool)}
+
+
 def _steps(value: Any) -> list[float | None] | None:
     """Norms, step by step."""
     return [number(one) for one in value] if isinstance(value, list | tuple) else None
@@ -118,5 +126,5 @@ FACTS: dict[str, Kind] = {
     "counts": _table,
     "skew": number,
     "buffers": lambda value: value,
-    "model": _keyed(strata=_listed(_whole(name=_text, stage=_text)), fields=_listed(_field)),
+    "model": _keyed(strata=_listed(_stratum), fields=_listed(_field)),
 }

@@ -15,6 +15,7 @@ from fedstrata.diagnosis.reading import (
     Rule,
     by_name,
     change,
+    classifier,
     depths,
     listed,
     middle,
@@ -64,7 +65,7 @@ def diverging_strata(saved: Saved) -> Evidence | None:
     sentence = f"Clients' {told(probe)} part most in {listed(parts)}{since}."
     figure = {"times_median": ratios[names[0]], "median": typical, **{name: found[name] for name in above[:3]}}
     return Evidence(
-        ratios[names[0]], sentence, figure, lambda: against_strata(Bench(saved), names[0], list(depths(saved)))
+        ratios[names[0]], sentence, figure, lambda: against_strata(Bench(saved), names[0] == classifier(saved))
     )
 
 
@@ -79,9 +80,9 @@ def _since(saved: Saved, probe: str, name: str) -> str:
     return "" if first is None else f", since round {first}"
 
 
-def against_strata(bench: Bench, worst: str, order: Sequence[str]) -> list[Remedy | None]:
-    """By where the stratum is: the classifier, or below."""
-    if order and worst == order[-1]:
+def against_strata(bench: Bench, last: bool) -> list[Remedy | None]:
+    """By where the most divergent stratum is: the classifier, or below."""
+    if last:
         return [
             bench.add("ccvr", "refits the classifier, which parts most, once after the last round", papers.LUO),
             bench.add("feddyn", "lines the clients' optima up with the global one", papers.ACAR),

@@ -129,7 +129,7 @@ class Site:
         """A client's data."""
         arguments = (client, config)[: min(len(inspect.signature(self.data).parameters), 2)]
         with own_rng():
-            return as_examples(self.data(*arguments))
+            return as_examples(self.data(*arguments), f"client {client}")
 
     def greeting(self, config: NodeConfig) -> Greeting:
         """Whose data is here."""

@@ -20,6 +20,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.crew import by_autograd
+from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, positive
 from fedstrata.probes.features import LIMIT
 from fedstrata.probes.reading import check_labelled, check_names, deviations, device_of, per_stratum, reading
@@ -239,9 +240,7 @@ def _check_labels(model: nn.Module, x: Tensor, labels: Tensor) -> None:
     """Here, since many gradients at once would put it in other words."""
     with torch.no_grad():
         outputs = model(x).shape[1]
-    wrong = [label for label in labels.tolist() if not 0 <= label < outputs]
-    if wrong:
-        raise UsageError(f"there is a label {wrong[0]}, but the model has {outputs} outputs")
+    check_range(labels, outputs)
 
 
 def _stacks(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:

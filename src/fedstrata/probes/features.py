@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.crew import seen_at
-from fedstrata.data.examples import Examples
+from fedstrata.data.examples import Examples, as_examples
 from fedstrata.errors import UsageError, positive
-from fedstrata.probes.reading import Labelled, batches, check_clients, check_labelled, reading
+from fedstrata.probes.reading import Data, Labelled, batches, check_clients, check_labelled, reading
 from fedstrata.tensors import derive, generator, own_rng
 
 LIMIT = 200
@@ -31,17 +31,18 @@ class Distance:
     covered: float
 
 
-def features_at(model: nn.Module, data: Examples, place: str, index: Tensor | None = None) -> Labelled:
+def features_at(model: nn.Module, data: Data, place: str, index: Tensor | None = None) -> Labelled:
     """(what a module puts out for a client's examples, or for those at `index`, in their order; their labels).
 
     The place is a module's name, `Into` a module, or "" for the model's outputs. Features keep the module's own shape.
     """
-    if not len(data) or (index is not None and not len(index)):
+    held = as_examples(data)
+    if not len(held) or (index is not None and not len(index)):
         raise UsageError("there are no examples to take features of")
     with reading(model) as scratch, torch.no_grad():
         parts = [
             (rows, seen_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
-            for rows, x, y in batches(scratch, data, index=index)
+            for rows, x, y in batches(scratch, held, index=index)
         ]
     rows, features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     return features[rows.argsort()], labels[rows.argsort()]
@@ -69,19 +70,19 @@ def conditional_wasserstein(left: Labelled, right: Labelled, limit: int | None =
 
 
 def feature_distance(
-    model: nn.Module, clients: Sequence[Examples], place: str, limit: int | None = LIMIT, seed: int = 0
+    model: nn.Module, clients: Sequence[Data], place: str, limit: int | None = LIMIT, seed: int = 0
 ) -> Distance:
     """The mean of `conditional_wasserstein` over all pairs of clients, of their features at a place of the model.
 
     Pairs without a common class are left out, and lower what is `covered`.
     """
-    check_clients(clients, least=2)
+    examples = check_clients(clients, least=2)
 
     def read(data: Examples, index: Tensor) -> Tensor:
         return features_at(model, data, place, index)[0]
 
     with own_rng():  # a dataset's own transforms may draw random numbers
-        held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in clients]
+        held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in examples]
     return _over_pairs(held)
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.crew import by_autograd
-from fedstrata.data.examples import Examples
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.probes.reading import (
     BATCH,
+    Data,
     batches,
     check_clients,
     check_labelled,
@@ -32,19 +32,20 @@ from fedstrata.workshop import task_loss
 
 
 def client_gradients(
-    model: nn.Module, clients: Sequence[Examples], batch_size: int = BATCH, training: bool = False
+    model: nn.Module, clients: Sequence[Data], batch_size: int = BATCH, training: bool = False
 ) -> list[Tensors]:
     """g_m = ∇F_m(θ) (Eq. 1): for each client, the gradient of the mean cross-entropy over all of its data.
 
     All are taken at the model's own parameters, frozen or not. In evaluation mode norm layers use their running
     statistics, so that the gradient is exact: it does not depend on batches. With `training` they use the batch's, as
     a client's steps do, and dropout drops: the gradient then belongs to batches of this size in a fixed random order.
+    Clients' data may be in any form that `Federation` takes.
     """
-    check_clients(clients)
+    held = check_clients(clients)
     with reading(model, training) as scratch:
         return [
             _gradient(scratch, ((partial(scratch, x), y) for _, x, y in batches(scratch, data, batch_size)), len(data))
-            for data in clients
+            for data in held
         ]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.examples import Examples, Split, TensorExamples, as_examples
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, derive, own_rng
@@ -21,6 +22,10 @@ BATCH = 512
 
 Labelled = tuple[Tensor, Tensor]
 """(features, rows first; labels)."""
+
+Data = Any
+"""A client's data as `Federation` takes it: Examples, a pair (inputs, labels) of tensors or arrays, a map-style
+Dataset, or a function without arguments that returns one of these."""
 
 
 @contextmanager
@@ -49,11 +54,14 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def check_clients(clients: Sequence[Examples], least: int = 1) -> None:
-    empty = [client for client, data in enumerate(clients) if not len(data)]
-    if len(clients) < least or empty:
+def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]:
+    """Clients' data, in whatever form a federation takes it, as examples; a refusal if one has none."""
+    held = clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
+    empty = [client for client, data in enumerate(held) if not len(data)]
+    if len(held) < least or empty:
         which = f", and client {empty[0]} has none" if empty else ""
-        raise UsageError(f"this needs {least} or more clients with examples; there are {len(clients)}{which}")
+        raise UsageError(f"this needs {least} or more clients with examples; there are {len(held)}{which}")
+    return held
 
 
 def names_of(high: Iterable[str]) -> frozenset[str]:

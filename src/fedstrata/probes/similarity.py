@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.crew import watched
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.data.examples import TensorExamples, unlabelled
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.probes.reading import device_of, reading
+from fedstrata.probes.reading import Data, device_of, reading
 from fedstrata.strata import stages as stages_of
 from fedstrata.tensors import derive, generator, own_rng
 from fedstrata.workshop import seed_global
@@ -70,7 +70,7 @@ class LayerSimilarity:
 
 def layer_similarity(
     models: Sequence[nn.Module],
-    inputs: Tensor | Examples,
+    inputs: Tensor | Data,
     stages: Iterable[str] | None = None,
     batch_size: int = 128,
 ) -> LayerSimilarity:
@@ -78,14 +78,15 @@ def layer_similarity(
 
     Args:
         models: two or more, of any depth and width.
-        inputs: what all of them are shown, best of the test set; labels are not looked at.
+        inputs: what all of them are shown, best of the test set: an array of inputs, a pair (inputs, labels), Examples
+            or a map-style Dataset; labels are not looked at.
         stages: names of modules; those that only some of the models have are left out. None for all stages.
         batch_size: examples of a minibatch, drawn in a fixed random order; the last ones join if they are too few.
     """
     if len(models) < 2:
         raise UsageError(f"similarity is between 2 or more models; there are {len(models)}")
     common = _common(models, stages)
-    data = TensorExamples(inputs, torch.zeros(len(inputs))) if isinstance(inputs, Tensor) else inputs
+    data = unlabelled(inputs, "what models are shown")
     totals = {stage: torch.zeros(len(models), len(models), dtype=torch.float64) for stage in common}
     with own_rng():
         seed_global(derive("probes"), torch.device("cpu"), everything=not isinstance(data, TensorExamples))

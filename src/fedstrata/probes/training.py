@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedstrata.crew import by_autograd, watched
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, positive
-from fedstrata.probes.reading import batches, check_clients, check_labelled, check_names, device_of, reading
-from fedstrata.strata import Stratum, stages
+from fedstrata.probes.reading import Data, batches, check_clients, check_labelled, check_names, device_of, reading
+from fedstrata.strata import Stratum, classifier, stages, strata
 from fedstrata.techniques.fedimpro import channel_axis
 from fedstrata.tensors import Tensors, derive, generator, load, scale, subtract, whole_norm
 from fedstrata.workshop import normalises_batches, seed_global, task_loss
@@ -51,7 +51,7 @@ class GradientTrace:
 def gradient_trace(
     local: nn.Module,
     averaged: nn.Module,
-    data: Examples,
+    data: Data,
     strata: Sequence[Stratum],
     steps: int = 10,
     batch_size: int = 32,
@@ -66,7 +66,7 @@ def gradient_trace(
     Args:
         local: the client's model after its training.
         averaged: the server's model after the round, for the same client.
-        data: the client's.
+        data: the client's, in any form that `Federation` takes.
         strata: of both models.
         steps: how many.
         batch_size: examples per step, or all if the client has fewer.
@@ -74,11 +74,11 @@ def gradient_trace(
         seed: of batches and of what training draws.
     """
     positive("gradient_trace", steps=steps, batch_size=batch_size, lr=lr)
-    check_clients([data])
-    if min(batch_size, len(data)) == 1 and (normalises_batches(local) or normalises_batches(averaged)):
+    (held,) = check_clients([data])
+    if min(batch_size, len(held)) == 1 and (normalises_batches(local) or normalises_batches(averaged)):
         raise UsageError("a batch of one example has no statistics, which this model normalises by")
-    order = list(islice(_full_batches(len(data), batch_size, seed), steps))
-    return GradientTrace(*(_norms(model, data, order, strata, lr, seed) for model in (local, averaged)))
+    order = list(islice(_full_batches(len(held), batch_size, seed), steps))
+    return GradientTrace(*(_norms(model, held, order, strata, lr, seed) for model in (local, averaged)))
 
 
 def _full_batches(examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
@@ -264,7 +264,7 @@ def neuron_drift(
     given = None if places is None else list(places)
 
     def first(model: nn.Module) -> dict[str, Tensor]:
-        return _activations(model, inputs, labels, _changing(model) if given is None else given)
+        return _activations(model, inputs, labels, _changing(model, inputs[:2]) if given is None else given)
 
     firsts = _once(first, starts)
     deepest = max(firsts, key=len)  # knows the order of the stages
@@ -282,11 +282,16 @@ def neuron_drift(
     return Drift(*({stage: fmean(values) for stage, values in found.items() if values} for found in changes))
 
 
-def _changing(model: nn.Module) -> list[str]:
-    """The stages whose outputs training changes, up to the head, which is the last one with parameters."""
+def _changing(model: nn.Module, sample: Tensor) -> list[str]:
+    """The stages whose outputs training changes, up to the one that the classifier is in."""
     names = stages(model)
-    with_weights = [at for at, name in enumerate(names) if any(True for _ in model.get_submodule(name).parameters())]
-    return list(names[with_weights[0] : with_weights[-1]]) if with_weights else []
+    with reading(model) as scratch:
+        used = [stratum for stratum in strata(scratch, sample.to(device_of(scratch))) if not stratum.idle]
+    if not used:
+        return []
+    held = {name.partition(".")[0] for stratum in used for name in stratum.params}
+    first = next(at for at, name in enumerate(names) if name in held)
+    return list(names[first : names.index((classifier(used) or used[-1]).stage)])
 
 
 def _activations(model: nn.Module, inputs: Tensor, labels: Tensor, places: Sequence[str]) -> dict[str, Tensor]:

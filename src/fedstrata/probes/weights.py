@@ -10,9 +10,8 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from fedstrata.data.examples import Examples
 from fedstrata.errors import UsageError
-from fedstrata.probes.reading import batches, check_clients, check_names, deviations, per_stratum, reading
+from fedstrata.probes.reading import Data, batches, check_clients, check_names, deviations, per_stratum, reading
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, clone, load
 from fedstrata.workshop import running
@@ -53,7 +52,7 @@ class Generalisation:
         return fmean(self.others.values())
 
 
-def generalisation(model: nn.Module, local: Mapping[int, Tensors], clients: Sequence[Examples]) -> Generalisation:
+def generalisation(model: nn.Module, local: Mapping[int, Tensors], clients: Sequence[Data]) -> Generalisation:
     """What local training contributes to generalisation, W_d(ρ(θ + Δ_m), D∖D_m) (Eq. 2), for each client m.
 
     The quality W_d is measured by accuracy instead of by the worst-case margin.
@@ -61,12 +60,12 @@ def generalisation(model: nn.Module, local: Mapping[int, Tensors], clients: Sequ
     Args:
         model: the module that the tensors belong to.
         local: client → its parameters and running statistics after training; what is missing is as in the model.
-        clients: everybody's data.
+        clients: everybody's data, in any form that `Federation` takes.
     """
-    check_clients(clients, least=2)
+    held = check_clients(clients, least=2)
     if not local or not local.keys() <= set(range(len(clients))):
         raise UsageError(f"local models belong to some of the clients 0 to {len(clients) - 1}, not to {list(local)}")
-    sizes = [len(data) for data in clients]
+    sizes = [len(data) for data in held]
     others, own = {}, {}
     with reading(model) as scratch, torch.no_grad():
         mine: Tensors = {**dict(scratch.named_parameters()), **running(scratch)}
@@ -76,7 +75,7 @@ def generalisation(model: nn.Module, local: Mapping[int, Tensors], clients: Sequ
             if wrong := [n for n, tensor in tensors.items() if tensor.shape != mine[n].shape]:
                 raise UsageError(f"client {client}'s '{wrong[0]}' has another shape than the model's")
             load(mine, {**before, **tensors})
-            right = [sum(int((scratch(x).argmax(1) == y).sum()) for _, x, y in batches(scratch, d)) for d in clients]
+            right = [sum(int((scratch(x).argmax(1) == y).sum()) for _, x, y in batches(scratch, d)) for d in held]
             own[client] = right[client] / sizes[client]
             others[client] = (sum(right) - right[client]) / (sum(sizes) - sizes[client])
     return Generalisation(others, own)

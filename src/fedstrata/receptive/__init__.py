@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedstrata.errors import UsageError
+from fedstrata.passes import calls
 from fedstrata.receptive.axes import Axis, Trace, prefix
 from fedstrata.receptive.rules import Step, rule_for
-from fedstrata.strata import calls
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ Non-IID Data", NeurIPS 2021.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedstrata.core import Assignment, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.optim import Sgd
+from fedstrata.strata import Stratum, classifier
 from fedstrata.tensors import Tensors, generator
 
 
@@ -84,6 +85,13 @@ def drawn(mean: Tensor, covariance: Tensor, samples: int, rng: torch.Generator) 
     return mean + rows
 
 
+def _last(strata: Sequence[Stratum]) -> str:
+    """The layer that is refitted, which `check` has seen."""
+    last = classifier(strata)
+    assert last is not None
+    return last.name
+
+
 @dataclass(frozen=True, kw_only=True)
 class CCVR(Technique):
     """The classifier refitted after training, on virtual features drawn from each class's Gaussian.
@@ -118,7 +126,10 @@ class CCVR(Technique):
 
     def check(self, setting: Setting) -> None:
         model = copy.deepcopy(setting.model).eval()
-        head = model.get_submodule(setting.strata[-1].name)
+        last = classifier(setting.strata)
+        if last is None:
+            raise UsageError("ccvr refits one last layer, and this model puts its outputs together from several")
+        head = model.get_submodule(last.name)
         if not isinstance(head, nn.Linear):
             raise UsageError(f"ccvr refits a linear last layer, and this model's is a {type(head).__name__}")
         if not head.weight.requires_grad:
@@ -133,7 +144,7 @@ class CCVR(Technique):
     def local(self, view: ClientView) -> Hooks:
         if view.assignment.trains or not self.samples:
             return Hooks()
-        found = statistics(view.outputs(Into(view.strata[-1].name)), len(view.counts()))
+        found = statistics(view.outputs(Into(_last(view.strata))), len(view.counts()))
         return Hooks(finish=lambda delta, tally: (found, None))
 
     def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
@@ -158,7 +169,7 @@ class CCVR(Technique):
         present = [c for c in range(len(count)) if count[c] > 0]
         features = torch.cat([drawn(mean[c], covariance[c], self.samples, rng) for c in present])
         labels = torch.tensor(present).repeat_interleave(self.samples)
-        name = round.strata[-1].name
+        name = _last(round.strata)
         head = round.model(round.params, round.buffers, "").get_submodule(name)
         self._refit(head, features.to(next(head.parameters()).dtype), labels, rng)
         prefix = f"{name}." if name else ""

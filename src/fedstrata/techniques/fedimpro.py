@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
-from fedstrata.strata import Stratum, above, calls, positions, split, tap
+from fedstrata.passes import calls
+from fedstrata.strata import Stratum, above, positions, split, tap
 from fedstrata.tensors import Tensors, clone, lent
 
 Form = Literal["paper", "released"]
@@ -44,7 +45,7 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what
     if split not in numbered:
         raise UsageError(
             f"{what}: the model cannot be cut after stratum {split}, "
-            f"but after {', '.join(map(str, numbered)) or 'none'} of its {len(strata)}"
+            f"but after {', '.join(map(str, numbered)) or 'none'} of its {sum(not s.idle for s in strata)}"
         )
     return numbered[split]
 
@@ -52,7 +53,7 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what
 def _numbered(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
     """Number of strata below → the last place that has exactly these, the first of all, below it."""
     found: dict[int, str] = {}
-    order = [name for stratum in strata for name in stratum.params[:1]]
+    order = [name for stratum in strata if not stratum.idle for name in stratum.params[:1]]
     for place in places:
         upper = set(above(model, place))
         count = sum(name not in upper for name in order)
@@ -167,7 +168,8 @@ class FedImpro(Technique):
 
     def check(self, setting: Setting) -> None:
         place = place_of(self.split, setting.model, setting.strata)
-        free = {name for name, p in setting.model.named_parameters() if p.requires_grad}
+        idle = {name for stratum in setting.strata if stratum.idle for name in stratum.params}
+        free = {n for n, p in setting.model.named_parameters() if p.requires_grad and n not in idle}
         if free.isdisjoint(above(setting.model, place)):
             raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
         below = {id(m) for module in split(setting.model, place)[0] for m in module.modules()}

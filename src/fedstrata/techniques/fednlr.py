@@ -139,8 +139,8 @@ def _has_neurons(module: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
 
 
 def _neurons(model: nn.Module, strata: tuple[Stratum, ...]) -> list[tuple[Stratum, nn.Linear | _ConvNd]]:
-    """The model's layers of neurons, in order."""
-    return [(s, module) for s in strata if _has_neurons(module := model.get_submodule(s.name))]
+    """The model's layers of neurons, in order, but for those that nothing trains."""
+    return [(s, module) for s in strata if not s.idle and _has_neurons(module := model.get_submodule(s.name))]
 
 
 def _norms(model: nn.Module, stratum: Stratum) -> dict[str, nn.Module]:
@@ -217,5 +217,5 @@ class FedNLR(Technique):
         for index, layer in enumerate(layers, 1):
             if layer.counts:
                 mu = self.ratio(index, len(layers), layer.width)
-                scales |= layer.scales(mu, trains, classifier=index == len(layers))
+                scales |= layer.scales(mu, trains, classifier=layer.stratum.classifies)
         return Hooks(scale=scales)

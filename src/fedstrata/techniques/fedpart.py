@@ -26,7 +26,8 @@ class FedPart(Technique):
     """One stratum at a time: a cycle is `full_rounds` rounds of the whole network, then each stratum in its turn.
 
     Only the active stratum trains and travels, with its running statistics; all others are frozen. Below it nothing is
-    recorded for the backward pass, which stops at it. The paper's values are the defaults: a cycle of ResNet-8, which
+    recorded for the backward pass, which stops at it. Idle strata, such as a layer that never runs, have no turn. The
+    paper's values are the defaults: a cycle of ResNet-8, which
     has 10 strata, takes 25 rounds and sends 28.0 % of what full updates would.
 
     Args:
@@ -98,7 +99,7 @@ class FedPart(Technique):
     def check(self, setting: Setting) -> None:
         if setting.arch == "":  # the schedule is the server model's; sub-models may lack strata
             moving = {n for n, p in setting.model.named_parameters() if p.requires_grad}
-            names = [s.name for s in setting.strata if not moving.isdisjoint(s.params)]
+            names = [s.name for s in setting.strata if not s.idle and not moving.isdisjoint(s.params)]
             check_patterns("fedpart's strata: none that trains is called", self.strata, names)
         if self.freeze_norm and setting.buffers == "drop":
             raise UsageError("fedpart's freeze_norm needs running statistics, and buffers='drop' does without them")
@@ -109,7 +110,7 @@ class FedPart(Technique):
         whole = {n for s in setting.strata for n in s.buffers}
         if whole and not self.freeze_norm:
             raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
-        for group in self.groups(setting.strata):
+        for group in self.groups(tuple(s for s in setting.strata if not s.idle)):
             still = whole - {n for s in group for n in s.buffers}
             cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)
 

@@ -147,7 +147,8 @@ class InCo(Technique):
         one_of("inco", get_args(Reference), reference=self.reference)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        found = references(round.params, round.strata, self.reference, self.form)
+        used = [stratum for stratum in round.strata if not stratum.idle]
+        found = references(round.params, used, self.reference, self.form)
         moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some
         here = {name: first for name, first in found.items() if name in moved and first in moved}
         crossed = {n: cross(delta[n], delta[o], self.form, self.normalise, self.optimise) for n, o in here.items()}

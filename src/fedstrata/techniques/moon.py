@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
+from fedstrata.passes import calls
+from fedstrata.strata import classifier
 from fedstrata.tensors import Tensors, add, laid_out
 
 
@@ -44,7 +46,7 @@ class Moon(Technique):
     Args:
         mu: μ, the strength; 0 is FedAvg. The paper tunes it in {0.1, 1, 5, 10}.
         tau: τ, the temperature.
-        stage: the module whose output z is; by default z is what goes into the last weight layer.
+        stage: the module whose output z is; by default z is what goes into the classifier.
 
     Deviation: the paper adds a projection head before the classifier; give the model one, and name it in `stage`.
     """
@@ -62,17 +64,29 @@ class Moon(Technique):
         known = [name for name, _ in setting.model.named_modules() if name]
         if self.stage is not None and self.stage not in known:
             raise UsageError(f"moon's stage: the model has no module '{self.stage}'{did_you_mean(self.stage, known)}")
+        last = classifier(setting.strata)
+        if self.stage is None and last is None:
+            raise UsageError(
+                "moon compares what goes into the classifier, and this model puts its outputs together from several "
+                "layers: name the module whose output to compare, moon(stage=…)"
+            )
+        place = self.stage or ("" if last is None else last.name)
+        module = setting.model.get_submodule(place)
+        for training, when in ((True, "training"), (False, "evaluation")):
+            if self.mu and module not in calls(setting.model, setting.sample, training):
+                raise UsageError(f"moon's stage: the model's module '{place}' does not run in {when}")
 
     def local(self, view: ClientView) -> Hooks:
         if not self.mu or not view.assignment.trains:
             return Hooks()
-        place = Into(view.strata[-1].name) if self.stage is None else self.stage
+        last = classifier(view.strata)
+        place = self.stage or Into("" if last is None else last.name)
         anchor = dict(view.assignment.params)
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             return {}, {**add(anchor, delta), **view.statistics()}
 
-        unmoved = self.stage is None and set(view.assignment.trains) <= set(view.strata[-1].params)
+        unmoved = not self.stage and last is not None and set(view.assignment.trains) <= set(last.params)
         if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
         received = {**anchor, **view.statistics()}

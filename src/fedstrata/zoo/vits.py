@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.errors import UsageError
-from fedstrata.strata import calls
+from fedstrata.passes import calls
 from fedstrata.zoo.parts import First, Step, images, named, positive
 
 
