@@ -211,7 +211,7 @@ def test_a_header_that_promises_too_much_is_refused_before_memory_is_taken() -> 
 
 @pytest.mark.parametrize("header", ["-" * 9000 + "1", "{[]: 1}", "(" * 3000, "{1: 2, 'a': 3, None: 4}", ""])
 def test_a_header_is_never_evaluated(header: str) -> None:
-    """numpy's own reader fails on these with MemoryError, TypeError or RecursionError, which would end a server's run."""
+    """numpy's own reader fails on these with MemoryError, TypeError or RecursionError, which would end a run."""
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
     exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
     with pytest.raises(fs.UsageError, match="does not have the model's shapes"):
