@@ -144,8 +144,8 @@ def test_json_beyond_the_limit_is_not_parsed(where: str) -> None:
 
 PART = 500_000
 """Bytes of the parts of a slow message: what takes their square then takes several hundred times what is honest."""
-SLOW = 15
-"""How many times as much of the CPU as an honest byte a hostile one may take; the slowest family takes 4 times."""
+SLOW = 40
+"""How many times as much of the CPU as an honest byte a hostile one may take; the slowest family takes 8 times."""
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ class Record:
     """
 
     round: Annotated[Count, Field(ge=1)]
-    accuracy: Finite | None
+    accuracy: Real | None
     loss: Real | None
     bytes_up: Count
     bytes_down: Count
@@ -74,8 +74,8 @@ class Record:
     lr: Finite
     memory: Count
     slots_up: dict[str, Count] = field(default_factory=dict)
-    arch_accuracy: dict[str, Finite] = field(default_factory=dict)
-    client_accuracy: list[Finite | None] | None = None
+    arch_accuracy: dict[str, Real] = field(default_factory=dict)
+    client_accuracy: list[Real | None] | None = None
 
     def __str__(self) -> str:
         accuracy = "–" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
