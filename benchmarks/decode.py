@@ -1,7 +1,7 @@
 """How long the decoder takes for a megabyte of hostile bytes, family by family, against an honest message.
 
-CPU seconds, by the slower of the two decoders (of updates and of assignments); the median of some passes. Each family is
-made to be slow in its own way (`tests/hostile.py`); the fuzz test bounds the same figures.
+CPU seconds, by the slower of the two decoders (of updates and of assignments); the median of some passes. Each family
+is made to be slow in its own way (`tests/hostile.py`); the fuzz test bounds the same figures.
 
     python benchmarks/decode.py [--part BYTES] [--passes N] [--json FILE]
 """
