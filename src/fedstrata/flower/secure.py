@@ -353,7 +353,7 @@ class Exchange:
             for other in self.masked:  # the masks between it and those who stayed
                 both = generate_shared_key(key, bytes_to_public_key(self.keys[other][0]))
                 yield pseudo_rand_gen(both, MODULUS, shapes), 1 if other > node else -1
-        except (ValueError, TypeError, AttributeError, IndexError, ArithmeticError, UnsupportedAlgorithm):
+        except (ValueError, TypeError, AttributeError, IndexError, UnsupportedAlgorithm):
             # Keys and shares are others' bytes: what they turn out to be fails in many ways.
             raise UsageError("the shares of a secret do not fit together") from None
 
