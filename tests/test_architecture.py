@@ -10,7 +10,7 @@ import fedstrata
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording"],
+    ["errors", "_version", "wording", "kinds"],
     ["spec"],
     ["tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
     ["passes"],

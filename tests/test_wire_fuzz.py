@@ -1,7 +1,8 @@
-"""Hostile bytes: the decoder refuses them in a sentence, and never takes more memory than it says it will.
+"""Hostile bytes: the decoder refuses them in a sentence, and takes neither more memory nor more time than it says.
 
 Memory is bounded by the kernel here, so that a test fails if anything asks for more: a message may take a few times its
 own length (the bytes, safetensors' copy, and the tensors), and what its JSON says fifty times the length of that.
+Time is the CPU's, and held against what an honest message of the same size takes in the same process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from fedstrata import wire
 from fedstrata.wire import WireError, decode_assignment, decode_update, encode
+from tests.hostile import FAMILIES, honest, seconds
 from tests.test_wire import ASSIGNMENT_HEAD, UPDATE_HEAD, an_assignment, an_update, little_memory, message, row
 
 FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -138,3 +140,61 @@ def test_json_beyond_the_limit_is_not_parsed(where: str) -> None:
     text = b'{"a":"' + b"x" * wire.HEAD_LIMIT + b'"}'
     data = message(text, {}) if where == "head" else message(UPDATE_HEAD, text)
     assert peak_of(data) < 2**20
+
+
+PART = 500_000
+"""Bytes of the parts of a slow message: what takes their square then takes several hundred times what is honest."""
+SLOW = 40
+"""How many times as much of the CPU as an honest byte a hostile one may take; the slowest family takes 8 times."""
+
+
+@pytest.fixture(scope="module")
+def usual() -> float:
+    """CPU seconds for a megabyte of an honest message."""
+    return max(seconds(honest(PART)) for _ in range(3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_byte_takes_long(family: str, usual: float) -> None:
+    data = FAMILIES[family](PART)
+    assert min(seconds(data) for _ in range(2)) < SLOW * usual
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slow_messages_are_refused_in_a_sentence(family: str) -> None:
+    """Or read, where they are nothing but large."""
+    refused(FAMILIES[family](5000))
+
+
+def with_slots(names: list[str]) -> bytes:
+    return message({**UPDATE_HEAD, "slots": names}, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (with_slots([str(k) for k in range(wire.FEW + 1)]), "lists 257 slots, and 256 are the limit"),
+        (with_slots(["t", "u", "t"]), "one of its slots twice"),
+        (with_slots(["t", "t/u"]), "holds a '/'"),
+        (message({**UPDATE_HEAD, "metrics": {str(k): 0.5 for k in range(wire.FEW + 1)}}, {}), "not an update"),
+        (message(UPDATE_HEAD, {"delta/a": row("U8", [0] * 65, 0)}), "impossible shape"),
+    ],
+)
+def test_what_an_update_may_not_list(data: bytes, why: str) -> None:
+    assert why in said(decode_update, data)
+
+
+@pytest.mark.parametrize(
+    ("field", "what"), [("trains", "train"), ("travels", "send"), ("reports", "report"), ("moves", "move")]
+)
+def test_a_name_that_an_assignment_lists_twice(field: str, what: str) -> None:
+    tensors = {"param/a": row("F32", [1], 4)}
+    data = message({**ASSIGNMENT_HEAD, field: ["a", "a"]}, tensors, bytes(4))
+    assert said(decode_assignment, data) == f"the message lists one of its names to {what} twice"
+
+
+def test_as_many_slots_as_there_may_be() -> None:
+    names = [str(k) for k in range(wire.FEW)]
+    index = {f"slot:{name}/a": row("U8", [1], k + 1, k) for k, name in enumerate(names)}
+    update = decode_update(message({**UPDATE_HEAD, "slots": names}, index, bytes(range(256))))
+    assert [slot["a"].item() for slot in update.slots.values()] == list(range(256))

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fedstrata.errors import FedstrataError
 from fedstrata.files import Damaged, read_sealed, write_sealed
 from fedstrata.server import ServerState
 from fedstrata.tensors import Tensors
-from fedstrata.wire import pack, unpack
+from fedstrata.wire import pack, sections, slots_of, unpack
+
+
+class _Head(BaseModel):
+    """What is no tensor; fields of a later version are passed over."""
+
+    model_config = ConfigDict(strict=True)
+    round: int
+    techniques: list[str]
+    changed: dict[str, int]
 
 
 def _path(directory: Path, round: int) -> Path:
@@ -46,24 +58,31 @@ def load(path: Path) -> ServerState:
         Damaged: if the file is truncated, edited or of another form.
     """
     try:
-        head, tensors = unpack(read_sealed(path))
-        if head["round"] != number(path):
-            raise Damaged(f"{path} is another round's")
-
-        def section(name: str) -> Tensors:
-            return {n.removeprefix(name + "/"): t for n, t in tensors.items() if n.startswith(name + "/")}
-
-        return ServerState(
-            round=head["round"],
-            params=section("param"),
-            buffers=section("buffer"),
-            techniques={t: section(f"state:{t}") for t in head["techniques"]},
-            changed=head["changed"],
+        raw, tensors = unpack(read_sealed(path))
+        head, found = _Head.model_validate(raw), sections(tensors)
+        state = ServerState(
+            round=head.round,
+            params=found.get("param", {}),
+            buffers=found.get("buffer", {}),
+            techniques=slots_of(found, "state", head.techniques),
+            changed=head.changed,
             held=tensors["held"],
             remembers=tensors["remembers"],
         )
-    except (KeyError, TypeError, FedstrataError) as error:
+    except (KeyError, ValidationError, FedstrataError) as error:
         raise Damaged(f"{path} is damaged") from error
+    if state.round != number(path) or not _sound(state):
+        raise Damaged(f"{path} is damaged")
+    return state
+
+
+def _sound(state: ServerState) -> bool:
+    """True if what it says of clients and rounds can be: a file that was edited may have been sealed again."""
+    clients = (state.held, state.remembers)
+    if any(t.dtype != torch.int32 or t.dim() != 1 or len(t) != len(state.held) for t in clients):
+        return False
+    last = [*state.changed.values(), *(n for t in clients if len(t) for n in (int(t.min()), int(t.max())))]
+    return all(-1 <= n < max(state.round, 1) for n in last)
 
 
 def load_all(directory: Path) -> tuple[list[ServerState], list[Path]]:

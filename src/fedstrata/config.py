@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from fedstrata.archs import shares
 from fedstrata.core import Buffers
@@ -221,6 +222,32 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise UsageError(f"{path} is not valid TOML: {_lower(str(error))}") from None
     return flatten(values)
+
+
+@cache
+def _kind(name: str) -> TypeAdapter[Any]:
+    """What checks one field by itself."""
+    field = RunConfig.model_fields[name]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind, config=RunConfig.model_config)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The values of a run.toml, for those who look at a run: of the right kind, whatever they name.
+
+    Fields and names of another version are passed over, for a run's results stay what they are.
+
+    Raises:
+        UsageError: if a field is of another kind.
+    """
+    values = read_toml(path)
+    for name in values.keys() & RunConfig.model_fields.keys():
+        try:
+            _kind(name).validate_python(values[name])
+        except ValidationError as error:
+            why = _lower(error.errors()[0]["msg"].removeprefix("Value error, "))
+            raise UsageError(f"{path} says {name} = {values[name]!r}, which does not fit: {why}") from None
+    return values
 
 
 def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

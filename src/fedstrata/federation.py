@@ -27,7 +27,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
-from fedstrata.fitting import check_fit, fingerprint
+from fedstrata.fitting import check_fit, fingerprint, misfit
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.journal import Journal, remembered
 from fedstrata.layouts import is_foreign
@@ -405,6 +405,9 @@ class Federation:
     def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> Trial:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
         start, memories = state or self.state, store or self._journal.store
+        why = misfit(self.state, start)
+        if why is not None:
+            raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
         recall = partial(remembered, memories, start)
         found = tried(self._close, prober, start, rounds, self.settings.rounds, recall)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fedstrata.errors import UsageError
 
@@ -108,6 +110,39 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):
                 file.truncate(whole)
             raise
+
+
+def parsed(text: bytes | str) -> Any:
+    """What JSON says, in a file that may have been edited; a number too large for a float is infinite.
+
+    Raises:
+        ValueError: if it is no JSON, or nested more deeply than can be read.
+    """
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) < 300 else float(digits)
+
+
+def parsed_object(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that a text is, or None."""
+    try:
+        found = parsed(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """What a file of one JSON object holds; nothing where it is missing or was edited."""
+    try:
+        return parsed_object(path.read_bytes()) or {}
+    except OSError:
+        return {}
 
 
 def write_sealed(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedstrata.data.examples import Examples, Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.server import ServerState
 from fedstrata.tensors import all_finite
 from fedstrata.wire import carries
 from fedstrata.workshop import running
@@ -98,6 +99,25 @@ def first_unlike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> st
     """The first name under which two sets of tensors differ in shape or type, or None."""
     shapes = [{n: (t.shape, t.dtype) for n, t in tensors.items()} for tensors in (ours, theirs)]
     return next((n for n in {**ours, **theirs} if shapes[0].get(n) != shapes[1].get(n)), None)
+
+
+def misfit(fresh: ServerState, state: ServerState) -> str | None:
+    """What a run was made with, if its state cannot be one of the federation whose first state is `fresh`; else None.
+
+    A technique's state may get names that it did not have at first, and keeps those that it had as they are.
+    """
+    name = first_unlike(*({**s.params, **s.buffers} for s in (fresh, state)))
+    if name is not None:
+        return f"another model: '{name}' does not fit"
+    if state.held.shape != fresh.held.shape:
+        return f"another number of clients: {len(state.held)} instead of {len(fresh.held)}"
+    if state.techniques.keys() != fresh.techniques.keys():
+        return f"another method: {', '.join(state.techniques) or 'no technique'}"
+    for technique, begun in fresh.techniques.items():
+        name = first_unlike(begun, {n: t for n, t in state.techniques[technique].items() if n in begun})
+        if name is not None:
+            return f"another method: '{name}' of {technique} does not fit"
+    return None
 
 
 def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> str:

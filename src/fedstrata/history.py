@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from torch import nn
 
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, one_line
 from fedstrata.methods import Method
+
+MOST = 10**30
+"""Largest whole number that is believed of a file: sums and products of such numbers are finite."""
+Real = Annotated[float, Field(strict=True)]
+Finite = Annotated[Real, Field(ge=-MOST, le=MOST)]
+Whole = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
+Count = Annotated[Whole, Field(ge=0)]
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """An update that was not used, if that is what is told here."""
+    if not isinstance(row.get("client"), int) or not isinstance(row.get("why"), str):
+        raise ValueError("it needs a client and a why")
+    return row
+
+
+Refused = Annotated[dict[str, Any], AfterValidator(_told)]
 
 
 @dataclass(frozen=True)
@@ -39,24 +58,24 @@ class Record:
         client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
     """
 
-    round: int
-    accuracy: float | None
-    loss: float | None
-    bytes_up: int
-    bytes_down: int
-    flops: int
-    seconds: float
-    clients: list[int]
+    round: Annotated[Count, Field(ge=1)]
+    accuracy: Real | None
+    loss: Real | None
+    bytes_up: Count
+    bytes_down: Count
+    flops: Count
+    seconds: Annotated[Finite, Field(ge=0)]
+    clients: list[Whole]
     active: list[str]
-    refused: list[dict[str, Any]]
-    train_loss: float | None
-    examples: int
-    steps: int
-    lr: float
-    memory: int
-    slots_up: dict[str, int] = field(default_factory=dict)
-    arch_accuracy: dict[str, float] = field(default_factory=dict)
-    client_accuracy: list[float | None] | None = None
+    refused: list[Refused]
+    train_loss: Real | None
+    examples: Count
+    steps: Count
+    lr: Finite
+    memory: Count
+    slots_up: dict[str, Count] = field(default_factory=dict)
+    arch_accuracy: dict[str, Real] = field(default_factory=dict)
+    client_accuracy: list[Real | None] | None = None
 
     def __str__(self) -> str:
         accuracy = "–" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
@@ -65,12 +84,26 @@ class Record:
 
     @staticmethod
     def read(row: Mapping[str, Any]) -> Record:
-        """A line of metrics.jsonl; fields of a later version are passed over."""
+        """A line of metrics.jsonl; fields of a later version are passed over.
+
+        Raises:
+            UsageError: if a field is missing, or of another kind.
+        """
         known = {f.name for f in fields(Record)}
         try:
-            return Record(**{name: value for name, value in row.items() if name in known})
-        except TypeError:
-            raise UsageError("a line of metrics.jsonl lacks some of its fields") from None
+            return _record().validate_python({name: value for name, value in row.items() if name in known})
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["type"] == "missing":
+                raise UsageError(f"a line of metrics.jsonl lacks '{first['loc'][0]}'") from None
+            found, why = one_line(repr(first["input"]), 60), first["msg"]
+            raise UsageError(f"a line of metrics.jsonl says {first['loc'][0]} = {found}: {why.lower()}") from None
+
+
+@cache
+def _record() -> TypeAdapter[Record]:
+    """What checks a line, made when the first one is read."""
+    return TypeAdapter(Record)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from torch import nn
 from fedstrata.config import same_config, to_toml
 from fedstrata.core import Slots
 from fedstrata.errors import UsageError
-from fedstrata.fitting import first_unlike
+from fedstrata.fitting import misfit
 from fedstrata.history import Record
 from fedstrata.rundir import RunDirectory, versions
-from fedstrata.saved import lines
+from fedstrata.saved import measured
 from fedstrata.server import ServerState
-from fedstrata.store import DictStore, Store
+from fedstrata.store import DictStore, Store, unlike
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +73,9 @@ class Journal:
         same_config(directory.config, dict(config))
         states, rows, damaged = directory.recover()
         for state in states[:1]:
-            name = first_unlike(*({**s.params, **s.buffers} for s in (fresh, state)))
-            if name is not None:
-                raise UsageError(f"{directory.path} was run with another model: '{name}' does not fit")
+            why = misfit(fresh, state)
+            if why is not None:
+                raise UsageError(f"{directory.path} was run with {why}")
         notes = directory.differences({**versions(), **about})
         instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
         notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
@@ -84,7 +84,8 @@ class Journal:
         if not states:
             return Begun(None, (), (), notes)
         self._saved_round = states[0].round
-        return Begun(states[0], tuple(Record.read(row) for row in rows), tuple(lines(directory.probes)), notes)
+        records = tuple(Record.read(row) for row in rows)
+        return Begun(states[0], records, measured(directory.probes, len(records)), notes)
 
     def recall(self, state: ServerState, client: int) -> Slots:
         """What a client remembers at a state: technique name → its tensors."""
@@ -129,5 +130,13 @@ class Journal:
 
 
 def remembered(store: Store, state: ServerState, client: int) -> Slots:
-    """What a store holds of a client at a state."""
-    return store.get(client, int(state.remembers.numpy()[client]))
+    """What a store holds of a client at a state.
+
+    Raises:
+        UsageError: if it cannot be a memory of the model.
+    """
+    memory = store.get(client, int(state.remembers.numpy()[client]))
+    name = unlike(memory, state.params, state.buffers)
+    if name is not None:
+        raise UsageError(f"what client {client} remembers does not fit the model: '{name}' has another shape or type")
+    return memory

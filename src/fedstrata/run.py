@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from fedstrata.archs import deepest, groups, shares
 from fedstrata.checkpoint import load_all
@@ -97,6 +100,25 @@ def _public(public: str, data_dir: str | None) -> Any:
         raise UsageError(f"{public} holds no array of numbers")
     kind = {"f": np.float32, "i": np.int64}.get(inputs.dtype.kind, np.uint8 if inputs.dtype == np.uint8 else np.int64)
     return inputs.astype(kind, copy=False)
+
+
+def final_model(
+    directory: Path, config: RunConfig, dataset: Dataset, own: Mapping[str, Tensor] | None = None
+) -> nn.Module:
+    """The model that a finished run left; `own` are tensors of a client that take the place of the server's.
+
+    Raises:
+        UsageError: if its file is damaged, or of another model.
+    """
+    path = directory / "model.safetensors"
+    model, _ = models_of(config, dataset)
+    try:
+        model.load_state_dict({**load_file(path), **(own or {})})
+    except (OSError, SafetensorError):
+        raise UsageError(f"{path} is damaged") from None
+    except RuntimeError:
+        raise UsageError(f"{path} does not hold the model that run.toml says") from None
+    return model
 
 
 def _absolute(path: str | None) -> str | None:

@@ -31,7 +31,17 @@ from torch import nn
 from fedstrata import checkpoint
 from fedstrata._version import __version__
 from fedstrata.errors import UsageError
-from fedstrata.files import LOCK, Claim, append_line, claim, disk_errors, leftovers, write_atomic
+from fedstrata.files import (
+    LOCK,
+    Claim,
+    append_line,
+    claim,
+    disk_errors,
+    leftovers,
+    parsed_object,
+    read_object,
+    write_atomic,
+)
 from fedstrata.server import ServerState
 from fedstrata.store import DirectoryStore
 
@@ -116,11 +126,7 @@ class RunDirectory:
 
     def versions(self) -> dict[str, str]:
         """What versions.json says; nothing where it is missing or was edited."""
-        try:
-            read = json.loads((self.path / "versions.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
+        return {name: str(value) for name, value in read_object(self.path / "versions.json").items()}
 
     def differences(self, now: Mapping[str, str]) -> tuple[str, ...]:
         """What a reader must know of a run that goes on elsewhere than it began.
@@ -215,11 +221,7 @@ class RunDirectory:
 
 def _row(line: bytes) -> dict[str, Any]:
     """A line of metrics.jsonl, empty where it is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
+    return parsed_object(line) or {}
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

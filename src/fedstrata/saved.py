@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config import read_toml
+from fedstrata.config import read_run
 from fedstrata.errors import UsageError
+from fedstrata.files import parsed_object, read_object
 from fedstrata.history import Record
+from fedstrata.kinds import facts_of, row_of, summary_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +49,14 @@ class Saved:
         if not (directory / "run.toml").is_file():
             raise UsageError(f"{directory} has no run.toml: there is no run")
         rows = lines(directory / "metrics.jsonl")
-        probes = lines(directory / "probes.jsonl")
         return Saved(
             name=directory.resolve().name,
-            config=read_toml(directory / "run.toml"),
+            config=read_run(directory / "run.toml"),
             records=tuple(map(Record.read, rows)),
-            probes=tuple(row for row in probes if isinstance(row.get("round"), int) and row["round"] <= len(rows)),
-            facts=_object(directory / "facts.json"),
-            summary=_object(directory / "summary.json"),
-            versions=_object(directory / "versions.json"),
+            probes=measured(directory / "probes.jsonl", len(rows)),
+            facts=facts_of(read_object(directory / "facts.json")),
+            summary=summary_of(read_object(directory / "summary.json")),
+            versions=read_object(directory / "versions.json"),
             path=directory,
         )
 
@@ -76,22 +77,11 @@ class Saved:
 def lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file of JSON objects; one that is being written is left out."""
     text = path.read_bytes() if path.is_file() else b""
-    found = []
-    for line in text.split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(row, dict):
-            break
-        found.append(row)
-    return found
+    rows = map(parsed_object, text.split(b"\n")[:-1])
+    return [row for row in takewhile(lambda row: row is not None, rows) if row is not None]
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """What a file of one JSON object holds; nothing where it is missing or was edited."""
-    try:
-        read = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return read if isinstance(read, dict) else {}
+def measured(path: Path, rounds: int) -> tuple[dict[str, Any], ...]:
+    """The lines of a probes.jsonl that are of the first `rounds` rounds."""
+    found = (row for row in lines(path) if type(row.get("round")) is int and 0 < row["round"] <= rounds)
+    return tuple(map(row_of, found))

@@ -416,7 +416,7 @@ class Server:
         if update.method != self.digest:
             return f"it ran another method ({update.method[:40]} instead of {self.digest})"
         if update.round != assignment.round:
-            return f"it answers round {update.round} in round {assignment.round}"
+            return f"it answers round {str(update.round)[:20]} in round {assignment.round}"
         least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
         if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
             return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"

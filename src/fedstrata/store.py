@@ -7,6 +7,7 @@ that is killed and resumed never reads a memory from rounds that it has not done
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedstrata.core import Slots
 from fedstrata.files import Damaged, disk_errors, read_sealed, write_sealed
 from fedstrata.tensors import clone
-from fedstrata.wire import pack, unpack
+from fedstrata.wire import WireError, distinct, pack, sections, unpack
 
 
 def packed(memory: Slots) -> bytes:
@@ -26,13 +27,26 @@ def packed(memory: Slots) -> bytes:
 
 
 def unpacked(data: bytes) -> Slots:
-    """What `packed` packed."""
+    """What `packed` packed.
+
+    Raises:
+        WireError: if it is nothing of that form.
+    """
     head, tensors = unpack(data)
-    memory: Slots = {technique: {} for technique in head["techniques"]}
-    for name, tensor in tensors.items():
-        technique, _, rest = name.partition("/")
-        memory[technique][rest] = tensor
-    return memory
+    listed, found = head.get("techniques"), sections(tensors)
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise WireError("the memory does not say whose it is")
+    techniques = distinct(listed, "techniques")
+    if sum(len(found.get(name, ())) for name in techniques) < len(tensors):
+        raise WireError("the memory holds tensors of techniques that it does not list")
+    return {name: found.get(name, {}) for name in techniques}
+
+
+def unlike(memory: Slots, *known: Mapping[str, Tensor]) -> str | None:
+    """The first name of a parameter or a running statistic whose memory has another shape or type, or None."""
+    like = {name: tensor for tensors in known for name, tensor in tensors.items()}
+    every = ((name, tensor) for slot in memory.values() for name, tensor in slot.items() if name in like)
+    return next((n for n, t in every if (t.shape, t.dtype) != (like[n].shape, like[n].dtype)), None)
 
 
 class Store(Protocol):
@@ -84,14 +98,15 @@ class DirectoryStore:
     def get(self, client: int, version: int) -> Slots:
         if version < 0:
             return {}
+        path = self._path(client, version)
         try:
-            data = read_sealed(self._path(client, version))
-        except Damaged as error:
+            return unpacked(read_sealed(path))
+        except (Damaged, WireError) as error:
+            what = error if isinstance(error, Damaged) else f"{path} is damaged"
             raise Damaged(
-                f"{error}, and with it what client {client} remembers: the run cannot go on from its checkpoint; "
+                f"{what}, and with it what client {client} remembers: the run cannot go on from its checkpoint; "
                 f"without {self._directory.parent / 'checkpoints'} a resume starts from the beginning"
             ) from error
-        return unpacked(data)
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
         with disk_errors(self._directory):

@@ -7,14 +7,14 @@ tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the length
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
 import safetensors
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedstrata.core import Assignment, Slots, Update, Work
@@ -29,6 +29,10 @@ REMEMBERED = 4 * 2**20
 """Bytes of safetensors headers that are kept for the next message; with all that belongs to it, one takes up to six.
 
 Clients choose the names in what they send: a server must not fill its memory with them."""
+FEW = 256
+"""Most slots, and most metrics, of one message: several times the techniques of any method."""
+AXES = 64
+"""Most axes of a tensor: torch and numpy reckon with no more."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -58,6 +62,7 @@ class NotHeld(WireError):
     """An assignment that counts on parameters which the client does not hold."""
 
 
+Names = tuple[str, ...]
 Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
@@ -148,6 +153,8 @@ def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
         if row["dtype"] not in _TORCH:
             raise WireError(f"tensor '{name[:100]}' has the unknown type {row['dtype']}")
         dtype, shape, data = _TORCH[row["dtype"]], row["shape"], row["data"]
+        if len(shape) > AXES:
+            raise WireError(f"tensor '{name[:100]}' has an impossible shape")
         try:
             # A copy, which torch aligns: products of what lies elsewhere may round differently.
             flat = torch.frombuffer(data, dtype=dtype).clone() if data else torch.empty(0, dtype=dtype)
@@ -165,13 +172,38 @@ def _slot_sections(slots: Slots) -> dict[str, Tensors]:
     return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
 
 
-def _section(tensors: Tensors, section: str) -> Tensors:
-    prefix = section + "/"
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def sections(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """Section → its tensors, in one pass: a name is what stands before its first '/', and what comes after."""
+    found: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        section, slash, rest = name.partition("/")
+        if slash:
+            found.setdefault(section, {})[rest] = tensor
+    return found
 
 
-def _slots(tensors: Tensors, techniques: list[str]) -> Slots:
-    return {technique: _section(tensors, f"slot:{technique}") for technique in techniques}
+def distinct(names: Sequence[str], what: str, most: int | None = None) -> Names:
+    """Names that a message lists, which a sender must not use to have the same work done again and again.
+
+    Raises:
+        WireError: if a name stands there twice, or there are more than `most`.
+    """
+    if most is not None and len(names) > most:
+        raise WireError(f"the message lists {len(names):,} {what}, and {most} are the limit")
+    if len(set(names)) < len(names):
+        raise WireError(f"the message lists one of its {what} twice")
+    return tuple(names)
+
+
+def slots_of(found: Mapping[str, Tensors], kind: str, techniques: Sequence[str]) -> Slots:
+    """Technique → the tensors of its section, `kind:technique`; empty where it has none.
+
+    Raises:
+        WireError: if a technique stands there twice, there are too many, or one could not have a section.
+    """
+    if any("/" in technique for technique in techniques):
+        raise WireError("the message lists a slot whose name holds a '/'")
+    return {technique: found.get(f"{kind}:{technique}", {}) for technique in distinct(techniques, "slots", FEW)}
 
 
 class _AssignmentHead(BaseModel):
@@ -204,11 +236,8 @@ class _UpdateHead(BaseModel):
     method: str
     examples: int
     steps: int
-    metrics: dict[str, float]
+    metrics: dict[str, float] = Field(max_length=FEW)
     slots: list[str]
-
-
-Names = tuple[str, ...]
 
 
 def _assignment_head(
@@ -319,14 +348,15 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         raise WireError("the message is not an assignment") from None
     if not head.work.keys() <= _WORK_FIELDS:
         raise WireError("the assignment asks for an unknown way to train")
-    fresh, statistics = _section(tensors, "param"), _section(tensors, "buffer")
+    found = sections(tensors)
+    fresh, statistics = found.get("param", {}), found.get("buffer", {})
     if head.held and held is None:
         raise NotHeld("the assignment counts on parameters that this client does not hold")
     params, buffers = fresh, statistics
     if head.held and held is not None:
         params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}
-    trains = tuple(params) if head.trains is None else tuple(head.trains)
-    travels = trains if head.travels is None else tuple(head.travels)
+    trains = tuple(params) if head.trains is None else distinct(head.trains, "names to train")
+    travels = trains if head.travels is None else distinct(head.travels, "names to send")
     if not set(trains) | set(travels) <= set(params):
         raise WireError("the assignment trains parameters that it does not bring")
     return Assignment(
@@ -342,10 +372,10 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         work=work,
         seed=head.seed,
         method=head.method,
-        slots=_slots(tensors, head.slots),
+        slots=slots_of(found, "slot", head.slots),
         fresh=(*fresh, *statistics) if head.held else None,
-        reports=None if head.reports is None else tuple(head.reports),
-        moves=None if head.moves is None else tuple(head.moves),
+        reports=None if head.reports is None else distinct(head.reports, "names to report"),
+        moves=None if head.moves is None else distinct(head.moves, "names to move"),
         reuse=head.reuse,
     )
 
@@ -361,14 +391,15 @@ def decode_update(message: bytes) -> Update:
         head = _UpdateHead.model_validate(raw)
     except ValidationError:
         raise WireError("the message is not an update") from None
+    found = sections(tensors)
     return Update(
         round=head.round,
         client=head.client,
         method=head.method,
         examples=head.examples,
         steps=head.steps,
-        delta=_section(tensors, "delta"),
-        buffers=_section(tensors, "buffer"),
-        slots=_slots(tensors, head.slots),
+        delta=found.get("delta", {}),
+        buffers=found.get("buffer", {}),
+        slots=slots_of(found, "slot", head.slots),
         metrics=head.metrics,
     )

@@ -170,3 +170,63 @@ def test_truncated_batches_are_named() -> None:
 
 def test_text_keys_are_read_as_bytes() -> None:
     assert load_batch(pickle.dumps({"labels": [1]}, protocol=4), "x") == {b"labels": [1]}
+
+
+class State:
+    """numpy's own way to pickle a type or an array, with another state."""
+
+    def __init__(self, call: Any, arguments: tuple[Any, ...], state: Any) -> None:
+        self.parts = call, arguments, state
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+PLAIN = (3, "|", None, None, None, -1, -1, 0)
+
+
+def byte_type(state: Any) -> State:
+    return State(np.dtype, ("u1", False, True), state)
+
+
+def array(kind: Any, shape: Any = (1, 3072), data: Any = bytes(3072)) -> State:
+    reconstruct, arguments, _ = np.zeros(1, np.uint8).__reduce__()
+    return State(reconstruct, arguments, (1, shape, kind, False, data))
+
+
+def test_the_one_state_that_a_type_of_bytes_has() -> None:
+    """Else the refusals below would prove nothing."""
+    found = load_batch(pickle.dumps({b"data": array(byte_type(PLAIN))}, protocol=2), "x")[b"data"]
+    assert (found.shape, found.dtype) == ((1, 3072), np.uint8)
+    fortran = np.asfortranarray(pixels(2, 0))
+    assert np.array_equal(load_batch(pickle.dumps({b"data": fortran}, protocol=2), "x")[b"data"], fortran)
+
+
+@pytest.mark.parametrize("flags", [1, 4, 0x3F, 0x1B])
+def test_flags_of_a_type_are_refused(flags: int) -> None:
+    """With the flag of objects, numpy would take the bytes of an image for pointers, and follow them."""
+    with pytest.raises(UsageError, match=r"no use for 'a numpy.dtype in another state'"):
+        load_batch(pickle.dumps({b"data": array(byte_type((*PLAIN[:-1], flags)))}, protocol=2), "x")
+
+
+@pytest.mark.parametrize(
+    "state", [(3, ">", *PLAIN[2:]), (4, *PLAIN[1:], {}), (*PLAIN[:5], 8, 1, 0), (), (3,), {"a": 1}, "x"]
+)
+def test_other_states_of_a_type_are_refused(state: Any) -> None:
+    with pytest.raises(UsageError, match=r"no use for 'a numpy.dtype in another state'"):
+        load_batch(pickle.dumps({b"data": array(byte_type(state))}, protocol=2), "x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [((2**40,), b"x"), ((-1, 7), bytes(3072)), ("x", b"x"), ((1,), [1]), ((1,), "x"), (None, b"xy")]
+)
+def test_arrays_that_are_none(shape: Any, data: Any) -> None:
+    with pytest.raises(UsageError, match="x is"):
+        load_batch(pickle.dumps({b"data": array(byte_type(PLAIN), shape, data)}, protocol=2), "x")
+
+
+def test_a_function_keeps_its_state() -> None:
+    """A pickle could otherwise leave other defaults behind for the next one."""
+    data = b"\x80\x02cnumpy\ndtype\n}U\x01aK\x01sb."
+    with pytest.raises(UsageError, match="no use for 'a function in another state'"):
+        load_batch(data, "x")

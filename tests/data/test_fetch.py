@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +39,8 @@ class Server:
     """Whether Content-Length is sent."""
     shift: int = 0
     """How far a resumed answer starts from where it was asked to."""
+    drip: str = ""
+    """What comes a byte at a time, for ever: the head or the body."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range) of every request."""
     url: str = ""
@@ -63,6 +68,9 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.answer(206, body[start:], f"bytes {start}-{len(body) - 1}/{len(body)}")
 
         def answer(self, status: int, body: bytes, content_range: str | None = None) -> None:
+            if server.drip:
+                self.drip(b"HTTP/1.1 200 OK\r\n" if server.drip == "head" else body)
+                return
             self.send_response(status)
             if server.lengths:
                 self.send_header("Content-Length", str(len(body)))
@@ -77,6 +85,18 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return
             self.wfile.write(body)
+
+        def drip(self, data: bytes) -> None:
+            """As slowly as no timeout between two bytes would notice."""
+            if server.drip == "body":
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+            with suppress(OSError):
+                for byte in itertools.cycle(data):
+                    self.wfile.write(bytes([byte]))
+                    self.wfile.flush()
+                    time.sleep(0.02)
 
         def log_message(self, format: str, *args: object) -> None:
             """Keep the test's output clean."""
@@ -306,3 +326,34 @@ def test_the_table_is_sound() -> None:
             assert entry.url.startswith(("http://", "https://"))
             assert re.fullmatch("[0-9a-f]{32}", entry.md5 or "")
             assert entry.size
+
+
+@pytest.mark.parametrize("drip", ["head", "body"])
+def test_a_dripping_server_is_given_up(server: Server, tmp_path: Path, drip: str) -> None:
+    """A byte every 20 ms never lets a timeout of 5 s pass; 700,000 of them would take four hours."""
+    server.drip = drip
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"it came too slowly, \d+ bytes in \d+ seconds, given up") as caught:
+        fetch("mnist", tmp_path, mirror=server.url, timeout=5.0, grace=0.4, slowest=10_000.0)
+    assert time.monotonic() - began < 4.0
+    assert ("is kept in" in str(caught.value)) == (drip == "body")
+    assert names(tmp_path) == (["big.bin.part"] if drip == "body" else [])
+
+
+def test_what_dripped_is_gone_on_with(server: Server, tmp_path: Path) -> None:
+    server.drip = "body"
+    with pytest.raises(UsageError, match="too slowly"):
+        fetch("mnist", tmp_path, mirror=server.url, grace=0.4, slowest=10_000.0)
+    come = (tmp_path / "mnist" / "big.bin.part").stat().st_size
+    server.drip = ""
+    assert get(server, tmp_path)[0].read_bytes() == CONTENT
+    assert server.requests[-1] == ("/mnist/big.bin", f"bytes={come}-")
+
+
+def test_pauses_count_too(server: Server, tmp_path: Path) -> None:
+    """A server that is busy for ever is not asked for longer than a file may take."""
+    server.statuses = [503] * 100
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"too slowly, 0 bytes in \d+ seconds"):
+        fetch("mnist", tmp_path, mirror=server.url, attempts=100, pause=0.2, grace=0.5)
+    assert time.monotonic() - began < 4.0

@@ -106,3 +106,11 @@ def test_counts_and_labels_must_fit(tmp_path: Path) -> None:
 def test_read_idx_refuses(data: bytes) -> None:
     with pytest.raises(UsageError, match="file-x is truncated or corrupt"):
         read_idx(data, "file-x")
+
+
+@pytest.mark.parametrize("axes", [4, 33, 65, 255])
+def test_more_axes_than_images_have(axes: int) -> None:
+    """numpy itself has no more than 32 or 64, and says so with an error of its own."""
+    data = bytes([0, 0, 8, axes]) + b"\0\0\0\1" * axes + b"x"
+    with pytest.raises(UsageError, match=f"x is truncated or corrupt: it has {axes} axes"):
+        read_idx(data, "x")

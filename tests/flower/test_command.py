@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import ssl
 import stat
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -150,7 +153,7 @@ def test_certificates(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     assert fedstrata("flower", "certs", keys, "--host", "server.example.org", "--host", "10.0.0.7", "--nodes", 2) == 0
     names = {"ca.crt", "server.crt", "server.key", "node-0.key", "node-0.pub", "node-1.key", "node-1.pub"}
-    assert {path.name for path in keys.iterdir()} == names
+    assert {path.name for path in keys.iterdir()} == {*names, ".gitignore"}
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys.glob("*.key"))
     root, server = (x509.load_pem_x509_certificate((keys / f).read_bytes()) for f in ("ca.crt", "server.crt"))
     server.verify_directly_issued_by(root)
@@ -164,3 +167,38 @@ def test_certificates(tmp_path: Path) -> None:
     public = load_ssh_public_key((keys / "node-0.pub").read_bytes())
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.public_key() == public
+
+
+def added(repository: Path) -> set[str]:
+    """What `git add .` takes along."""
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("needs git")
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for words in (["init", "-q"], ["add", "."], ["status", "--porcelain", "-z", "--untracked-files=all"]):
+        done = subprocess.run(
+            [git, *words], cwd=repository, env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+    return {line[3:] for line in done.stdout.split("\0") if line}
+
+
+def test_git_takes_no_keys_along(tmp_path: Path) -> None:
+    """Nor what runs leave behind."""
+    app = tmp_path / "app"
+    assert fedstrata("flower", "new", app) == 0
+    assert fedstrata("flower", "certs", app / "keys", "--nodes", 1) == 0
+    assert fedstrata("flower", "certs", app / "elsewhere" / "secrets", "--nodes", 1) == 0
+    (app / "site.key").write_text("secret")
+    (app / "superlink.db").write_text("")
+    for place in ("runs/first/model.safetensors", "memory/x", "app/__pycache__/task.pyc", "app-0.1.0.fab"):
+        (app / place).parent.mkdir(parents=True, exist_ok=True)
+        (app / place).write_text("")
+    modules = {f"app/{name}.py" for name in ("__init__", "task", "client_app", "server_app")}
+    assert added(app) == {".gitignore", "README.md", "pyproject.toml", *modules}
+
+
+def test_git_takes_no_keys_along_from_a_repository_of_somebody_else(tmp_path: Path) -> None:
+    """A directory of keys is safe wherever it is made."""
+    (tmp_path / "notes.md").write_text("x")
+    assert fedstrata("flower", "certs", tmp_path / "deep" / "keys") == 0
+    assert added(tmp_path) == {"notes.md"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.flower.worlds import data, grid, plan, silos, sites  # isort: skip  #
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 import fedstrata as fs
 from fedstrata import wire
@@ -205,6 +207,65 @@ def test_a_header_that_promises_too_much_is_refused_before_memory_is_taken() -> 
     with pytest.raises(fs.UsageError, match="does not have the model's shapes"):
         exchange.take_masked(1, {"masked_params": [buffer.getvalue()]}, [])
     assert not exchange.masked
+
+
+@pytest.mark.parametrize("header", ["-" * 9000 + "1", "{[]: 1}", "(" * 3000, "{1: 2, 'a': 3, None: 4}", ""])
+def test_a_header_is_never_evaluated(header: str) -> None:
+    """numpy's own reader fails on these with MemoryError, TypeError or RecursionError, which would end a run."""
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+    exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
+    with pytest.raises(fs.UsageError, match="does not have the model's shapes"):
+        exchange.take_masked(1, {"masked_params": [data]}, [])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0,), (12, 1, 5, 7)])
+def test_arrays_are_read_as_numpy_writes_them(shape: tuple[int, ...]) -> None:
+    weight, values = np.array([7]), np.arange(math.prod(shape)).reshape(shape)
+    parts = []
+    for array in (weight, values):
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        parts.append(buffer.getvalue())
+    exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
+    exchange.take_masked(1, {"masked_params": parts}, [shape])
+    assert all(np.array_equal(a, b) for a, b in zip(exchange.total, (weight, values), strict=True))
+    with pytest.raises(fs.UsageError, match="does not have the model's shapes"):
+        exchange.take_masked(2, {"masked_params": [parts[0], parts[1][:-8]]}, [shape if values.size else (3,)])
+
+
+def test_one_client_gives_one_share_of_a_secret() -> None:
+    """A thousand shares from one hand would take a million times as long as one, and count as a thousand hands."""
+    exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
+    exchange.shared, exchange.masked = {1: {}, 2: {}, 3: {}}, [1, 2, 3]
+    exchange.total = [np.zeros(1, np.int64)]
+    many = {"nids": [1] * 1000, "shares": [bytes(20)] * 1000}
+    with pytest.raises(fs.UsageError, match="1 of 3 clients held out"):
+        exchange.opened({1: (many, None)})  # type: ignore[dict-item]
+
+
+def test_shares_of_unlike_length_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's would decide how much is done for all."""
+    monkeypatch.setattr("flwr.common.secure_aggregation.crypto.shamir.combine_shares", lambda shares: 1 / 0)
+    exchange = Exchange((1, 2, 3), 2, 1.0, 1.0)
+    exchange.masked = [1]
+    with pytest.raises(fs.UsageError, match="do not fit together"):
+        list(exchange._masks(1, [bytes(4000), bytes(52)], [(1,)]))
+
+
+def test_a_public_key_of_another_kind() -> None:
+    """It fits no key agreement, and the run goes on without the sum."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    pem = PrivateFormat.PKCS8, NoEncryption()
+    secret = ec.generate_private_key(ec.SECP384R1()).private_bytes(Encoding.PEM, *pem)
+    public = ed25519.Ed25519PrivateKey.generate().public_key()
+    exchange = Exchange(
+        (1, 2, 3), 2, 1.0, 1.0, keys={2: [public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)]}
+    )
+    exchange.masked = [2]
+    with pytest.raises(fs.UsageError, match="do not fit together"):
+        list(exchange._masks(1, create_shares(secret, 2, 3), [(1,)]))
 
 
 def test_both_sides_must_want_it() -> None:

@@ -87,7 +87,7 @@ def write_run(
     **changes: Any,
 ) -> Path:
     """Write a whole run, learning as runs do."""
-    values = config(rounds=rounds, **changes)
+    values = config(rounds=max(rounds, 1), **changes)
     chance = random.Random(f"{values['method']}{values['seed']}")
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(values))

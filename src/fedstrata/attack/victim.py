@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedstrata.attack.search import Per, summary
@@ -17,7 +15,7 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partition import describe
 from fedstrata.errors import UsageError
-from fedstrata.run import deal, models_of
+from fedstrata.run import deal, final_model
 from fedstrata.strata import strata, tap
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
@@ -136,7 +134,7 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
     dataset, parts = deal(config)
     if len(dataset.input_shape) != 3:
         raise UsageError(f"only images can be rebuilt, and the examples of {config.dataset} are not images")
-    model = _model(directory, config, dataset)
+    model = final_model(directory, config, dataset).eval().requires_grad_(False)
     return Victim(
         model,
         place_of(split, model, strata(model), "the split"),
@@ -164,18 +162,6 @@ def _config(directory: Path, data_dir: str | None) -> RunConfig:
             f"fedstrata resume {shlex.quote(str(directory))}"
         )
     return config
-
-
-def _model(directory: Path, config: RunConfig, dataset: Dataset) -> nn.Module:
-    path = directory / "model.safetensors"
-    model, _ = models_of(config, dataset)
-    try:
-        model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError):
-        raise UsageError(f"{path} is damaged") from None
-    except RuntimeError:
-        raise UsageError(f"{path} does not hold the model that run.toml describes") from None
-    return model.eval().requires_grad_(False)
 
 
 def _client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:

@@ -16,11 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedstrata.compare.plan import Plan, Run, identity
 from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
-from fedstrata.history import Record, rounds_to
+from fedstrata.files import read_object
+from fedstrata.history import Count, Finite, Record, rounds_to
 from fedstrata.run import open_run
+from fedstrata.saved import lines
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,19 @@ class Result:
 
     seed: int
     directory: str
-    accuracy: float | None
-    best_accuracy: float | None
-    rounds: int
-    rounds_to_target: int | None
-    bytes_up: int
-    bytes_down: int
-    flops: int
-    seconds: float
+    accuracy: Finite | None
+    best_accuracy: Finite | None
+    rounds: Count
+    rounds_to_target: Count | None
+    bytes_up: Count
+    bytes_down: Count
+    flops: Count
+    seconds: Finite
     diverged: str | None = None
     notes: tuple[str, ...] = ()
+
+
+_RESULT = TypeAdapter(Result)
 
 
 def find(run: Run) -> Result | None:
@@ -57,19 +64,11 @@ def find(run: Run) -> Result | None:
     if repr(found) != repr(identity(run.config)):
         raise UsageError(f"{recipe} was edited: it no longer describes the run that the directory is named after")
     try:
-        summary = json.loads((run.directory / "summary.json").read_text())
+        summary = read_object(run.directory / "summary.json")
+        told = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
-        return Result(
-            seed=run.config.seed,
-            directory=str(run.directory),
-            accuracy=summary["accuracy"],
-            best_accuracy=summary["best_accuracy"],
-            rounds=summary["rounds"],
-            rounds_to_target=_reached(run, summary),
-            diverged=summary.get("diverged"),
-            notes=tuple(summary["notes"]),
-            **costs,
-        )
+        about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
+        return _RESULT.validate_python({**told, **costs, **about, "rounds_to_target": _reached(run, summary)})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # whole or absent: what is neither was edited, and a resume writes it again
 
@@ -85,8 +84,7 @@ def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
 
 def records(directory: Path) -> list[Record]:
     """The rounds of a finished run."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [Record.read(json.loads(line)) for line in lines]
+    return [Record.read(row) for row in lines(directory / "metrics.jsonl")]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 in upstream's "python version": pickled batches, read without trusting them.
 
-A pickle can name any function to be called. Here the md5 is checked first, and the unpickler then knows only
-the few names by which these files rebuild an array of bytes: anything else ends the reading.
+A pickle can name any function to be called, and set the state of what it made. Here the md5 is checked first, and the
+unpickler then knows only the few names by which these files rebuild an array of bytes, each as a stand-in that takes
+one state: anything else ends the reading.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,8 @@ def load_batch(data: bytes, where: str) -> dict[bytes, Any]:
         raise damaged(where, f"it is not a pickled batch ({type(error).__name__})") from None
     if not isinstance(loaded, dict):
         raise damaged(where, "it does not hold a dict")
-    return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+    found = {key: value.array if isinstance(value, _Rebuilt) else value for key, value in loaded.items()}
+    return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
 class _ForbiddenError(Exception):
@@ -171,20 +174,61 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 _ARRAY = object()  # stands for numpy.ndarray, which a pickle could otherwise call to allocate at will
+# numpy's own state of the type of bytes; the last number are flags, by which numpy might take bytes for pointers.
+_PLAIN = [(3, order, None, None, None, -1, -1, 0) for order in ("|", b"|")]
 
 
-def _rebuild(kind: object, shape: object, code: object) -> np.ndarray[Any, Any]:
-    """An empty array, which the pickle then fills: what numpy's `_reconstruct` is used for."""
+class _ByteType:
+    """Stands for `numpy.dtype("u1")`: a pickle never gets hold of a dtype, whose state it could set."""
+
+    def __setstate__(self, state: object) -> None:
+        if state not in _PLAIN:
+            raise _ForbiddenError("a numpy.dtype in another state")
+
+
+class _Rebuilt:
+    """Stands for an empty array, which the pickle then fills."""
+
+    array: np.ndarray[Any, Any] | None = None
+
+    def __setstate__(self, state: object) -> None:
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise _ForbiddenError("a numpy.ndarray in another state")
+        _, shape, kind, fortran, data = state
+        if not isinstance(kind, _ByteType) or not isinstance(data, bytes):
+            raise _ForbiddenError("a numpy.ndarray of anything but bytes")
+        if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
+            raise _ForbiddenError("a numpy.ndarray of another shape")
+        self.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class _Function:
+    """A function that a pickle may call, and whose state it may not set."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setstate__(self, state: object) -> None:
+        raise _ForbiddenError("a function in another state")
+
+
+def _rebuild(kind: object, shape: object, code: object) -> _Rebuilt:
+    """What numpy's `_reconstruct` is used for."""
     if kind is not _ARRAY:
         raise _ForbiddenError("numpy's _reconstruct of another type")
-    return np.empty(0, np.uint8)
+    return _Rebuilt()
 
 
-def _byte_type(code: object, align: object, copy: object) -> np.dtype[Any]:
+def _byte_type(code: object, align: object, copy: object) -> _ByteType:
     """The one element type that images have; arrays of objects stay out."""
     if code not in ("u1", b"u1", "|u1", b"|u1"):
         raise _ForbiddenError(f"numpy.dtype({code!r})")
-    return np.dtype("u1", copy=True)
+    return _ByteType()
 
 
 def _latin1(text: str, encoding: object) -> bytes:
@@ -195,9 +239,9 @@ def _latin1(text: str, encoding: object) -> bytes:
 
 
 _ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _rebuild,
-    ("numpy._core.multiarray", "_reconstruct"): _rebuild,
+    ("numpy.core.multiarray", "_reconstruct"): _Function(_rebuild),
+    ("numpy._core.multiarray", "_reconstruct"): _Function(_rebuild),
     ("numpy", "ndarray"): _ARRAY,
-    ("numpy", "dtype"): _byte_type,
-    ("_codecs", "encode"): _latin1,
+    ("numpy", "dtype"): _Function(_byte_type),
+    ("_codecs", "encode"): _Function(_latin1),
 }

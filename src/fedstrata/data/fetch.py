@@ -2,15 +2,18 @@
 
 A file grows as `NAME.part` and is renamed in one step when its size and md5 are right, so a file under its
 own name is always whole. A broken connection is tried again, from where it broke, a bounded number of times;
-what was received is kept for the next call.
+what was received is kept for the next call. A file that comes too slowly is given up: `GRACE` seconds, and one more
+for every `SLOWEST` bytes that have come, are what it may take with all attempts and pauses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import os
 import re
+import socket
 import sys
 import time
 import urllib.error
@@ -18,8 +21,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fedstrata._version import __version__
 from fedstrata.data.sources import ELSEWHERE, SOURCES, Remote
@@ -32,6 +36,10 @@ Progress = Callable[[int, int | None, str], None]
 """Called with (bytes so far, bytes in all or None, file name) after every block."""
 
 MIRROR_VARIABLE = "FEDSTRATA_MIRROR"
+GRACE = 120.0
+"""Seconds that a file may take however little comes."""
+SLOWEST = 20_000.0
+"""Bytes a second that must come in the mean, beyond that."""
 _BLOCK = 1 << 18
 _LONGEST_PAUSE = 30.0
 
@@ -50,6 +58,8 @@ def fetch(
     attempts: int = 5,
     pause: float = 1.0,
     timeout: float = 30.0,
+    grace: float = GRACE,
+    slowest: float = SLOWEST,
 ) -> list[Path]:
     """Download the files of a dataset into `data_dir/name/`; what is there and whole is left as it is.
 
@@ -63,6 +73,8 @@ def fetch(
         attempts: how often a file is asked for before giving up.
         pause: seconds before the second attempt, doubled before each further one.
         timeout: seconds without an answer after which a connection counts as broken.
+        grace: seconds that a file may take however little comes.
+        slowest: bytes a second that must come in the mean, beyond that.
 
     Returns:
         The files, in the table's order.
@@ -87,7 +99,8 @@ def fetch(
             url = f"{base.rstrip('/')}/{name}/{remote.name}" if base else remote.url
             if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
                 raise UsageError(f"{url} is not an http or https address")
-            paths.append(_fetch_file(remote, url, folder, progress or _silent, attempts, pause, timeout))
+            pace = _Pace(timeout, grace, slowest)
+            paths.append(_fetch_file(remote, url, folder, progress or _silent, attempts, pause, pace))
     return paths
 
 
@@ -116,8 +129,92 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+class _Pace:
+    """How much longer a file may take."""
+
+    def __init__(self, timeout: float, grace: float, slowest: float) -> None:
+        self._timeout, self._grace, self._slowest = timeout, grace, slowest
+        self._began, self.come = time.monotonic(), 0
+
+    def left(self) -> float:
+        """Seconds, below 0 where it took too long."""
+        return self._grace + self.come / self._slowest - (time.monotonic() - self._began)
+
+    def wait(self) -> float:
+        """Seconds that may pass until the next bytes come.
+
+        Raises:
+            TimeoutError: if there are none left.
+        """
+        left = self.left()
+        if left <= 0:
+            raise TimeoutError(self.complaint())
+        return min(self._timeout, left)
+
+    def complaint(self) -> str:
+        """Why a file is given up."""
+        return f"it came too slowly, {self.come:,} bytes in {time.monotonic() - self._began:.0f} seconds"
+
+
+class _Paced(io.RawIOBase):
+    """What comes through a socket, with the time that is left as its timeout: else a byte now and then would do."""
+
+    def __init__(self, sock: socket.socket, pace: _Pace) -> None:
+        self._sock, self._pace = sock, pace
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._pace.wait())
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _PacedResponse(http.client.HTTPResponse):
+    """An answer whose head and body are read at a pace."""
+
+    def __init__(self, sock: socket.socket, *about: Any, pace: _Pace, **more: Any) -> None:
+        super().__init__(sock, *about, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Paced(sock, pace))
+
+
+class _AtPace:
+    """Has a handler's connections answer at a pace."""
+
+    pace: _Pace
+
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+        def connection(host: str, **more: Any) -> http.client.HTTPConnection:
+            made: http.client.HTTPConnection = http_class(host, **more)
+            made.response_class = partial(_PacedResponse, pace=self.pace)  # type: ignore[assignment]
+            return made
+
+        return super().do_open(connection, req, **options)  # type: ignore[misc]
+
+
+class _Http(_AtPace, urllib.request.HTTPHandler):
+    pass
+
+
+class _Https(_AtPace, urllib.request.HTTPSHandler):
+    pass
+
+
+def _opened(request: urllib.request.Request, pace: _Pace) -> Any:
+    handlers: list[_Http | _Https] = [_Http(), _Https()]
+    for handler in handlers:
+        handler.pace = pace
+    return urllib.request.build_opener(*handlers).open(request, timeout=pace.wait())
+
+
 def _fetch_file(
-    remote: Remote, url: str, folder: Path, progress: Progress, attempts: int, pause: float, timeout: float
+    remote: Remote, url: str, folder: Path, progress: Progress, attempts: int, pause: float, pace: _Pace
 ) -> Path:
     final = folder / remote.name
     part = folder / f"{remote.name}.part"
@@ -128,14 +225,14 @@ def _fetch_file(
         with part.open("r+b" if part.exists() else "w+b") as file:
             for attempt in range(attempts):
                 if attempt:
-                    time.sleep(min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE))
-                broken = _transfer(file, url, remote, progress, timeout)
+                    time.sleep(max(0.0, min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE, pace.left())))
+                broken = _transfer(file, url, remote, progress, pace)
                 if broken is None:
                     break
+                if pace.left() <= 0:
+                    raise _given_up(file, part, f"{url}: {pace.complaint()}, given up")
             else:
-                kept = f"; what came is kept in {part} and the next fetch goes on from there"
-                come = file.seek(0, os.SEEK_END)
-                raise UsageError(f"{url}: {broken}, given up after {_times(attempts)}{kept if come else ''}")
+                raise _given_up(file, part, f"{url}: {broken}, given up after {_times(attempts)}")
             file.flush()
             os.fsync(file.fileno())
         fault = _fault(part, remote)
@@ -149,6 +246,11 @@ def _fetch_file(
     except OSError as error:
         raise UsageError(f"cannot save {final}: {error.strerror or error}") from None
     return final
+
+
+def _given_up(file: BinaryIO, part: Path, why: str) -> UsageError:
+    kept = f"; what came is kept in {part} and the next fetch goes on from there"
+    return UsageError(f"{why}{kept if file.seek(0, os.SEEK_END) else ''}")
 
 
 def _times(count: int) -> str:
@@ -168,7 +270,7 @@ def _fault(path: Path, remote: Remote) -> str | None:
     return None
 
 
-def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, timeout: float) -> str | None:
+def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace: _Pace) -> str | None:
     """One attempt to bring `file` to its full length: None when it is whole, else why it broke off."""
     have = file.seek(0, os.SEEK_END)
     if remote.size is not None and have >= remote.size:
@@ -179,7 +281,7 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, time
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+        response = _opened(urllib.request.Request(url, headers=headers), pace)
     except urllib.error.HTTPError as error:
         with error:
             return _refused(file, url, error, have)
@@ -201,13 +303,14 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, time
         whole = total if remote.size is None else remote.size
         while True:
             try:
-                block = response.read(_BLOCK)
+                block = response.read1(_BLOCK)
             except (OSError, http.client.HTTPException) as error:
                 return f"the connection broke after {have:,} bytes ({_reason(error)})"
             if not block:
                 break
             file.write(block)
             have += len(block)
+            pace.come += len(block)
             if whole is not None and have > whole:
                 raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
             progress(have, whole, remote.name)

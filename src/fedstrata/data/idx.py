@@ -33,6 +33,8 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
+AXES = 3
+"""Most axes of a file: images have a number, a height and a width."""
 _UNPACKED_LIMIT = 256 << 20
 
 
@@ -112,6 +114,8 @@ def read_idx(data: bytes, where: str) -> Bytes:
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise damaged(where, "it does not start as an IDX file of bytes does")
     axes = data[3]
+    if axes > AXES:
+        raise damaged(where, f"it has {axes} axes")
     start = 4 + 4 * axes
     if len(data) < start:
         raise damaged(where, "it ends within its head")

@@ -3,6 +3,7 @@
 ca.crt                  the authority that all sites trust; its key is not kept, for it signs nothing more
 server.crt, server.key  the SuperLink's
 node-N.key, node-N.pub  a SuperNode's: the key stays at its site, the public part is registered at the SuperLink
+.gitignore              keeps all of them out of a repository
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) ->
             raise UsageError(f"{directory} exists and is not empty: keys are never overwritten")
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
+        (directory / ".gitignore").write_text(
+            "# Private keys: nothing of this directory belongs into a repository.\n*\n"
+        )
         for name, data in files.items():
             handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:

@@ -26,6 +26,7 @@ from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modif
 from fedstrata.layouts import is_foreign
 from fedstrata.machine import device_of
 from fedstrata.methods import Method
+from fedstrata.store import unlike
 from fedstrata.tensors import own_rng
 from fedstrata.workshop import Workshop, running
 
@@ -187,6 +188,8 @@ class Site:
             assignment = wire.decode_assignment(message, drawer.held(ask.held))
         except wire.NotHeld:
             return Answer(lost="parameters"), None
+        if unlike(memory, assignment.params, assignment.buffers) is not None:
+            return Answer(lost="memory"), None
         shop = self.shop(ask.regime, _like(data))
         if assignment.client != ask.client or assignment.arch not in shop.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")

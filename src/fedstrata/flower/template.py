@@ -99,6 +99,24 @@ from {package}.task import CLIENTS, model, test
 app = server_app(model, test=test, clients=CLIENTS)
 '''
 
+GITIGNORE = """\
+# Private keys and certificates, wherever they lie
+keys/
+*.key
+*.pem
+# What runs leave: the server's files, the SuperLink's database, what sites remember
+/runs/
+/memory/
+*.db
+*.db-*
+# What Flower and Python make
+*.fab
+.flwr/
+__pycache__/
+*.egg-info/
+.venv/
+"""
+
 README = """\
 # {project}
 
@@ -122,6 +140,8 @@ directory: `client_app(model, data, keep="/srv/memory")`. Files of runs that are
 Certificates and keys, once; `--host` names the server as the sites reach it:
 
     fedstrata flower certs keys --host server.example.org --nodes {clients}
+
+They stay out of a repository: `.gitignore` names them, and `keys` has one of its own.
 
 A site that comes later needs `ca.crt` and a key pair, made by `ssh-keygen -t ecdsa -b 384` without a passphrase. When
 certificates end (`--days`), or the server gets another name, make all of them anew: the authority's key is not kept.
@@ -175,6 +195,7 @@ def write_app(directory: Path, method: str, clients: int) -> None:
     names["directory"] = directory.resolve()
     files = {
         "pyproject.toml": PYPROJECT,
+        ".gitignore": GITIGNORE,
         "README.md": README,
         f"{package}/__init__.py": "",
         f"{package}/task.py": TASK,

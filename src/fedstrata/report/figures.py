@@ -298,7 +298,7 @@ def _class_names(run: Saved) -> list[str]:
 
 def _counts(run: Saved) -> Trace:
     names, counts = _class_names(run), run.facts["counts"]
-    rows = [[int(number(row[c]) or 0) if c < len(row) else 0 for row in counts] for c in range(len(names))]
+    rows = [[max(int(number(row[c]) or 0), 0) if c < len(row) else 0 for row in counts] for c in range(len(names))]
     most = max((count for row in rows for count in row), default=0)
     ticks = [t for t in (0, 1, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000) if t <= most]
     ticks = [t for t in ticks if not t or math.sqrt(t / max(most, 1)) > 0.08]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from fedstrata.wording import bytes_text, flops_text
 
 NONE = "–"
+LARGEST = 1e100
+"""A number beyond it is shown as one that is not finite: sums and squares of it would not be."""
 
 
 def text(value: object) -> str:
@@ -21,7 +22,7 @@ def text(value: object) -> str:
 def number(value: Any) -> float | None:
     """The value if it is a finite number: what was measured may be anything in a file that was edited."""
     kind = type(value)
-    return value if (kind is float or kind is int) and math.isfinite(value) else None
+    return value if (kind is float or kind is int) and abs(value) <= LARGEST else None
 
 
 def known(values: Iterable[Any]) -> list[float]:

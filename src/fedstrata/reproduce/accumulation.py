@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedstrata.compare import Row
@@ -32,7 +31,7 @@ from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above,
 from fedstrata.reproduce.parts import Bench, Findings, Table, figures, kept
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.reproduce.runs import configured
-from fedstrata.run import models_of, open_run
+from fedstrata.run import final_model, open_run
 from fedstrata.strata import strata
 from fedstrata.tensors import derive
 
@@ -320,8 +319,7 @@ def _measure(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
     dealt = partition(
         dataset.train.labels(), config.partition, config.clients, derive(seed, "partition"), dataset.groups
     )
-    model, _ = models_of(config, dataset)
-    model.load_state_dict(load_file(directory / "model.safetensors"))
+    model = final_model(directory, config, dataset)
     with computing(1):
         gradients = client_gradients(model.to(device_of(config.device)), list(dataset.train.split(dealt)))
         return divergence(gradients, strata(model))

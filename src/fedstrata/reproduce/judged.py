@@ -6,14 +6,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from fedstrata.compare import Row
 from fedstrata.config import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.reproduce.parts import kept
-from fedstrata.run import models_of
+from fedstrata.run import final_model
 from fedstrata.store import DirectoryStore
 from fedstrata.workshop import BUFFERS
 
@@ -35,12 +34,10 @@ def by_client(row: Row, client: int = 0) -> dict[int, float]:
 def accuracy(directory: Path, config: RunConfig, client: int) -> float:
     """Of a finished run's model under a client's statistics."""
     dataset: Dataset = _loaded(config.dataset, config.data_dir)
-    model, _ = models_of(config, dataset)
     memory = directory / "memory"
     version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))
     own = DirectoryStore(memory).get(client, version).get(BUFFERS, {})
-    model.load_state_dict({**load_file(directory / "model.safetensors"), **own})
-    model.eval()
+    model = final_model(directory, config, dataset, own).eval()
     right = 0
     with torch.inference_mode():
         for start in range(0, len(dataset.test), 500):

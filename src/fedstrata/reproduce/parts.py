@@ -12,16 +12,15 @@ from typing import Any
 
 from fedstrata.compare import Comparison, Row
 from fedstrata.compare.running import records
-from fedstrata.files import disk_errors, write_atomic
+from fedstrata.files import disk_errors, read_object, write_atomic
 from fedstrata.history import Record
 from fedstrata.reproduce.claims import Check, Seeds
 
 
 def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a file holds, as JSON; where there is none, what the work gives, which is then kept there."""
-    try:
-        known: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+    known = read_object(path)
+    if not known:
         known = work()
         with disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)

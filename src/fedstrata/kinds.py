@@ -1,0 +1,132 @@
+"""What a run's probes, facts and summary are made of: a part that is of another kind counts as not there.
+
+Files may have been edited, or be of another version. Checked here is how lists and tables lie within each other, and
+what is reckoned with at once; single figures are looked at by who shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+Table = dict[str, Any]
+Rows = list[list[Any]]
+Number = Annotated[float, Field(strict=True, ge=0, le=1e30)]
+
+
+class _Part(BaseModel):
+    """A table of which these keys are of a kind; others may be there."""
+
+
+class _Similarity(_Part):
+    mean: Table = {}
+    matrix: dict[str, Rows] = {}
+
+
+class _Norms(_Part):
+    alone: dict[str, list[Any]] = {}
+    averaged: dict[str, list[Any]] = {}
+
+
+class _Drift(_Part):
+    held: Table = {}
+    missing: Table = {}
+
+
+class _Calibration(_Part):
+    before: list[Any] = []
+    after: list[Any] = []
+
+
+class _Statistics(_Part):
+    spread: Table = {}
+
+
+class _Embedding(_Part):
+    points: list[Annotated[list[Any], Field(min_length=2)]]
+    labels: list[int | str] | None = None
+    clients: list[int | str] | None = None
+
+
+class _Crossing(_Part):
+    theta: Table = {}
+    beta: Table = {}
+
+
+class _Stratum(_Part):
+    name: str = ""
+    stage: str = ""
+
+
+class _Model(_Part):
+    parameters: Annotated[int, Field(ge=0, le=10**30)] = 0
+    strata: list[_Stratum] = []
+    fields: list[Table] = []
+
+
+ROW: dict[str, Any] = {
+    "clients": list[int | str],
+    "seconds": dict[str, Number],
+    "missed": dict[str, str],
+    "divergence": Table,
+    "proxy": Table,
+    "weightdiv": Table,
+    "cosine": Table,
+    "cka": _Similarity,
+    "gradnorm": _Norms,
+    "drift": _Drift,
+    "calibration": _Calibration,
+    "statistics": _Statistics,
+    "embedding": _Embedding,
+    "crossing": _Crossing,
+}
+"""Of a line of probes.jsonl."""
+
+FACTS: dict[str, Any] = {
+    "input_shape": list[int],
+    "class_names": list[str],
+    "clients": int,
+    "examples": list[Any],
+    "counts": Annotated[list[Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)],
+    "model": _Model,
+}
+"""Of facts.json."""
+
+
+SUMMARY: dict[str, Any] = {"notes": list[str]}
+"""Of summary.json."""
+
+
+def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of probes.jsonl, with the seconds that every one has."""
+    return {"seconds": {}, **_kept(found, _checks(tuple(ROW.items())))}
+
+
+def facts_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a run."""
+    return _kept(found, _checks(tuple(FACTS.items())))
+
+
+def summary_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A run in a few numbers."""
+    return _kept(found, _checks(tuple(SUMMARY.items())))
+
+
+def _kept(found: Mapping[str, Any], checks: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in checks or _fits(checks[name], value)}
+
+
+def _fits(check: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        check.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _checks(kinds: tuple[tuple[str, Any], ...]) -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(kind) for name, kind in kinds}
