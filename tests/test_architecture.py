@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import fedstrata
@@ -10,7 +11,7 @@ import fedstrata
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording"],
+    ["errors", "_version", "wording", "lazy"],
     ["spec"],
     ["strata", "tensors", "files", "machine", "compiling", "timing", "branches"],
     ["data", "cost", "prefix", "receptive"],
@@ -26,6 +27,7 @@ LAYERS = [
     ["cohort", "server", "evaluate", "store"],
     ["checkpoint", "engines", "fitting", "probes"],
     ["exams", "probing", "facts"],
+    ["tables"],
     ["rundir", "config"],
     ["saved"],
     ["trained", "journal"],
@@ -50,16 +52,25 @@ def room(name: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+def is_module(name: str) -> bool:
+    path = SOURCE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports, by full name; `from fedstrata import x` names x if that is a module."""
+    """Modules that a file imports, by full name, anywhere in it; `from fedstrata import x` names x if that is a module.
+
+    What is imported when it is first used (`fedstrata.lazy`, `fedstrata.tables`) is named by a string.
+    """
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"fedstrata(\.\w+)+", str(node.value)):
+            names |= {name for name in [node.value] if is_module(name)}
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            modules = {n for n in inner if (SOURCE.parent / (n.replace(".", "/") + ".py")).exists()}
-            modules |= {n for n in inner if (SOURCE.parent / n.replace(".", "/") / "__init__.py").exists()}
+            modules = {n for n in inner if is_module(n)}
             names |= modules or {node.module}
             if modules and modules != inner:
                 names.add(node.module)
@@ -83,6 +94,8 @@ def test_the_test_above_can_fail(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("from fedstrata import wire\nfrom fedstrata.federation import Federation\nimport fedstrata.cli\n")
     assert imported(file) == {"fedstrata.wire", "fedstrata.federation", "fedstrata.cli"}
+    file.write_text("def late():\n    from fedstrata import wire\n\n\nprobes = Lazy('fedstrata.probes')\n")
+    assert imported(file) == {"fedstrata.wire", "fedstrata.probes"}
 
 
 def test_nothing_imports_what_has_no_cpu_build() -> None:

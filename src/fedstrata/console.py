@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -30,9 +31,11 @@ from fedstrata.compare.running import News, missing
 from fedstrata.compare.table import MEASURED, Comparison, Row, Stat
 from fedstrata.config import FREE, RunConfig
 from fedstrata.errors import one_line
-from fedstrata.federation import Federation
 from fedstrata.history import History, Record
 from fedstrata.wording import bytes_text, flops_text, number, percent, plural
+
+if TYPE_CHECKING:
+    from fedstrata.federation import Federation
 
 SHOWN = 8
 """Rounds that the live table shows."""

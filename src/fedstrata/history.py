@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UsageError
-from fedstrata.methods import Method
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedstrata.methods import Method
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from fedstrata.compare.plan import Plan, Run, identity
 from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.history import Record, rounds_to
-from fedstrata.run import open_run
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,8 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
 
 def _check_some_fit(runs: Sequence[Run]) -> None:
     """Refuse what would fail in every row of the table, such as data that are not there."""
+    from fedstrata.run import open_run
+
     first = None
     for run in {(run.setting, run.label): run for run in runs}.values():
         try:
@@ -174,6 +175,8 @@ def _tell_end(run: Run, failure: FedstrataError | None, tell: Listener, failures
 
 def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> FedstrataError | None:
     """Run, or go on, to the end; what went wrong, if anything did."""
+    from fedstrata.run import open_run
+
     try:
         resume = (directory / "run.toml").exists()
         if resume:  # the target changes no result, but a resume insists on it

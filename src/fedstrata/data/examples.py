@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from fedstrata.errors import UsageError
+from fedstrata.lazy import functional, torch
 from fedstrata.tensors import own_rng
 
-Augment = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Augment = Callable[["Tensor"], "Tensor"]
 
 
 @runtime_checkable
@@ -74,7 +75,7 @@ class TensorExamples:
         for begin in range(0, len(self), 1000):  # the floats of all at once would take four times the room
             rows = slice(begin, begin + 1000)
             images = self.x[rows if self.index is None else self.index[rows]]
-            pixels = interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+            pixels = functional.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
             resized[rows] = (pixels if resized.is_floating_point() else pixels.round().clamp(0, 255)).to(resized.dtype)
         return TensorExamples(resized, self.labels(), self.mean, self.std)
 
@@ -254,14 +255,14 @@ def unlabelled(data: Any) -> Examples:
     """
     if isinstance(data, TensorExamples | MapExamples):
         return data
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], torch.Tensor | np.ndarray):
         data = data[0]
-    numbers = isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
+    numbers = isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
     if numbers and len(data.shape):
         inputs = torch.as_tensor(data).detach()
         return TensorExamples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
     rows = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if rows and not isinstance(data, Mapping | str | np.ndarray | Tensor):
+    if rows and not isinstance(data, Mapping | str | np.ndarray | torch.Tensor):
         return MapExamples(_Inputs(data))
     raise UsageError(f"public data is an array of inputs or a map-style Dataset, not {type(data).__name__}")
 
@@ -273,7 +274,7 @@ def as_examples(data: Any) -> Examples:
     """
     if isinstance(data, Examples):
         return data
-    arrays = Tensor | np.ndarray
+    arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
         and len(data) == 2

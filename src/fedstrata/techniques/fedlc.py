@@ -6,13 +6,14 @@ Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.errors import not_negative
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEFT_OUT = 3e4
 """Exponentials of numbers so much lower are 0 in every precision; half precision still holds it."""
