@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
+
+import pytest
 
 import fedstrata
 
@@ -109,7 +112,9 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import sys
 
     extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
-    code = f"import sys, fedstrata.cli; print([m for m in '{extras}'.split() if m in sys.modules])"
+    modules = "cli, run, attack, compare, console, flower.certs, flower.template, probes, report.plots, reproduce"
+    imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
+    code = f"import sys, {imports}; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -161,4 +166,30 @@ def test_public_names() -> None:
         "tap",
     ]
     assert all(hasattr(fedstrata, name) for name in fedstrata.__all__)
+    assert set(fedstrata.__all__) <= set(dir(fedstrata))
     assert all(getattr(fedstrata, name).__doc__ for name in fedstrata.__all__ if name not in ("__version__",))
+
+
+def test_public_names_are_imported_from_where_type_checkers_look() -> None:
+    """The imports under `TYPE_CHECKING`, which mypy reads, and `_HOMES`, which Python does, say the same."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == {(f"fedstrata.{module}", n) for module, names in fedstrata._HOMES.items() for n in names.split()}
+    for module, name in typed:
+        assert getattr(fedstrata, name) is getattr(importlib.import_module(str(module)), name)
+
+
+def test_a_module_is_found_and_a_name_that_is_none_is_not() -> None:
+    assert fedstrata.probes.divergence.__module__ == "fedstrata.probes.divergence"
+    assert fedstrata.strata.__module__ == "fedstrata.strata"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        fedstrata.nonsense  # noqa: B018
+    with pytest.raises(ImportError, match="nonsense"):
+        from fedstrata import nonsense  # noqa: F401

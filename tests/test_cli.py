@@ -25,6 +25,7 @@ import fedstrata as fs
 from fedstrata import cli, console, wording
 from fedstrata.commands import training
 from fedstrata.config import RunConfig
+from fedstrata.data import fetch
 from fedstrata.data.sources import Remote
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
@@ -299,7 +300,7 @@ def mirror(tmp_path: Path) -> Iterator[str]:
 
 
 def test_data_fetch(mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(fs.data.fetch.SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
+    monkeypatch.setitem(fetch.SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
     assert fedstrata("data", "fetch", "tiny", "--data-dir", "data", "--mirror", mirror) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("data/tiny/a.gz\n", "")

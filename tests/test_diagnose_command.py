@@ -78,7 +78,7 @@ def test_a_run_without_probes(bare: Path, capsys: pytest.CaptureFixture[str]) ->
     before = contents(bare)
     assert fedstrata("diagnose", bare, "--probing-rounds", 2, "--json") == 0
     printed = capsys.readouterr()
-    assert "2 rounds" in printed.err
+    assert "2 more rounds" in printed.err
     assert printed.err.count("\n") == 1
     found = json.loads(printed.out)
     assert found["run"] == "bare"

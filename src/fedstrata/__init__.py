@@ -8,7 +8,7 @@ model = fs.build_model("cnn2", data.input_shape, data.classes)
 history = fs.Federation(model, [data.train.select(p) for p in parts], data.test, method="fedavg").fit()
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from fedstrata._version import __version__
@@ -105,6 +105,8 @@ def __getattr__(name: str) -> Any:
         if name in names.split():
             globals()[name] = getattr(importlib.import_module(f"fedstrata.{module}"), name)
             return globals()[name]
+    if not name.startswith("_") and importlib.util.find_spec(f"fedstrata.{name}"):  # a module: fs.probes, fs.compare
+        return importlib.import_module(f"fedstrata.{name}")
     raise AttributeError(f"module 'fedstrata' has no attribute '{name}'")
 
 

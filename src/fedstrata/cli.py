@@ -10,6 +10,7 @@ import traceback
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedstrata import __version__
 from fedstrata.commands import comparing, diagnosing, listing, looking, training
@@ -22,6 +23,9 @@ from fedstrata.tables import table
 
 SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
 """Options that take several words → what such words look like."""
+
+# Where rich is installed, typer escapes brackets for it, "\\[default: 0]", also in help that rich does not print.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     help="Federated learning, layer by layer, for PyTorch.",

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstrata.errors import UsageError
 from fedstrata.commands import looking
+from fedstrata.errors import UsageError
 from fedstrata.report.plots import plot
 from fedstrata.saved import Saved
 
