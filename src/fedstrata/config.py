@@ -23,21 +23,21 @@ class Settings(BaseModel):
     method: str = Field("fedavg", description="what to run, as papers write it: 'feddyn(alpha=0.1) + fedlc'")
     rounds: int = Field(20, ge=1, description="number of rounds")
     participation: int | float = Field(
-        1.0, description="clients a round: a fraction (1.0 is all) or, without a decimal point, a number"
+        1.0, description="clients per round: a fraction (1.0 is all) or, without a decimal point, a number"
     )
     epochs: int = Field(1, ge=1, description="local passes over a client's data")
     steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
-    batch_size: int = Field(32, ge=1, description="examples a local step")
+    batch_size: int = Field(32, ge=1, description="examples per local step")
     lr: float = Field(0.1, gt=0, le=1e38, description="local learning rate")
     optimizer: str = Field("sgd", description="local optimiser, such as 'sgd(momentum=0.9)' or 'adam'")
     schedule: str = Field("constant", description="learning rate over the rounds, such as 'cosine'")
-    clip: float | None = Field(None, gt=0, description="largest norm of a local gradient")
+    clip: float | None = Field(None, gt=0, description="clip local gradients to this norm")
     augment: str = Field("none", description="change of training images: rrc, cj, flip, both or a sum of them")
     buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
-    seed: int = Field(0, ge=0, description="of every random stream")
+    seed: int = Field(0, ge=0, description="seed of every random stream")
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
-    workers: int | str = Field(1, description="clients trained at the same time, or auto for one a core")
-    threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
+    workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
+    threads: int = Field(1, ge=1, description="threads per worker; more than one may change the last bits")
     ray_address: str = Field("local", description="where Ray is, for the engine ray: local, auto or HOST:PORT")
     ray_cpus: float = Field(1.0, ge=0, description="CPUs that each of Ray's actors takes")
     ray_gpus: float = Field(0.0, ge=0, description="GPUs that each of Ray's actors takes")
@@ -48,11 +48,11 @@ class Settings(BaseModel):
     eval_clients: bool = Field(False, description="also evaluate the global model on every client's own data")
     target: float | None = Field(None, gt=0, le=1, description="accuracy to reach, for rounds-to-target")
     stop_at_target: bool = Field(False, description="end the run when the target is reached")
-    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
+    checkpoint_seconds: float = Field(20.0, ge=0, description="shortest time between checkpoints")
     probe: str | None = Field(None, description="what to measure layer by layer: 'divergence cka …', or all")
     probe_every: int = Field(1, ge=1, description="rounds between measurements; the last planned round is measured")
-    probe_clients: int = Field(10, ge=2, description="clients a round that are measured, at most")
-    probe_examples: int = Field(256, ge=4, description="examples a client, and for comparing clients, at most")
+    probe_clients: int = Field(10, ge=2, description="clients measured per round, at most")
+    probe_examples: int = Field(256, ge=4, description="examples measured per client, and for comparing clients, at most")
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -99,16 +99,16 @@ class Settings(BaseModel):
 class RunConfig(Settings):
     """A whole run: Settings, and where its model and data come from."""
 
-    workers: int | str = Field("auto", description="clients trained at the same time; auto is one a core")
-    dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
-    data_dir: str | None = Field(None, description="where the data's files are; else FEDSTRATA_DATA")
+    workers: int | str = Field("auto", description="clients trained at the same time; auto is one per core")
+    dataset: str = Field("digits", description="name of the dataset, as in 'fedstrata list datasets'")
+    data_dir: str | None = Field(None, description="where the dataset's files are; otherwise FEDSTRATA_DATA")
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
     archs: str | None = Field(
         None, description="clients' own models, parts of the server's, in groups: 'resnet10; resnet14; resnet18*2'"
     )
-    partition: str = Field("dirichlet(alpha=0.1)", description="how examples are dealt to clients")
-    clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
-    public: str | None = Field(None, description="unlabelled inputs of the server: a dataset, or a file of them, X.npy")
+    partition: str = Field("dirichlet(alpha=0.1)", description="how examples are split among clients")
+    clients: int = Field(10, ge=0, description="number of clients; 0 for all of a natural partition")
+    public: str | None = Field(None, description="the server's unlabelled inputs: a dataset, or a file X.npy")
 
     @model_validator(mode="before")
     @classmethod
