@@ -52,7 +52,7 @@ class Settings(BaseModel):
     probe: str | None = Field(None, description="what to measure layer by layer: 'divergence cka …', or all")
     probe_every: int = Field(1, ge=1, description="rounds between measurements; the last planned round is measured")
     probe_clients: int = Field(10, ge=2, description="clients measured per round, at most")
-    probe_examples: int = Field(256, ge=4, description="examples measured per client, and for comparing clients, at most")
+    probe_examples: int = Field(256, ge=4, description="examples per client, and for comparing clients, at most")
 
     @field_validator("participation", mode="before")
     @classmethod
