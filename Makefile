@@ -3,7 +3,7 @@
 # make check  what CI runs: lint, types, tests
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 CORE := .venv/.core
 TEST := .venv/.test

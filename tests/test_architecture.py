@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 from pathlib import Path
+
+import pytest
 
 import fedstrata
 
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording", "kinds"],
+    ["errors", "_version", "wording", "kinds", "lazy"],
     ["spec"],
     ["tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
     ["passes"],
@@ -28,6 +32,7 @@ LAYERS = [
     ["cohort", "server", "evaluate", "store"],
     ["checkpoint", "engines", "fitting", "probes"],
     ["exams", "probing", "facts"],
+    ["tables"],
     ["rundir", "config"],
     ["saved"],
     ["trained", "journal"],
@@ -52,16 +57,25 @@ def room(name: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+def is_module(name: str) -> bool:
+    path = SOURCE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports, by full name; `from fedstrata import x` names x if that is a module."""
+    """Modules that a file imports, by full name, anywhere in it; `from fedstrata import x` names x if that is a module.
+
+    What is imported when it is first used (`fedstrata.lazy`, `fedstrata.tables`) is named by a string.
+    """
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"fedstrata(\.\w+)+", str(node.value)):
+            names |= {name for name in [node.value] if is_module(name)}
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            modules = {n for n in inner if (SOURCE.parent / (n.replace(".", "/") + ".py")).exists()}
-            modules |= {n for n in inner if (SOURCE.parent / n.replace(".", "/") / "__init__.py").exists()}
+            modules = {n for n in inner if is_module(n)}
             names |= modules or {node.module}
             if modules and modules != inner:
                 names.add(node.module)
@@ -85,6 +99,8 @@ def test_the_test_above_can_fail(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("from fedstrata import wire\nfrom fedstrata.federation import Federation\nimport fedstrata.cli\n")
     assert imported(file) == {"fedstrata.wire", "fedstrata.federation", "fedstrata.cli"}
+    file.write_text("def late():\n    from fedstrata import wire\n\n\nprobes = Lazy('fedstrata.probes')\n")
+    assert imported(file) == {"fedstrata.wire", "fedstrata.probes"}
 
 
 def test_nothing_imports_what_has_no_cpu_build() -> None:
@@ -98,7 +114,9 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import sys
 
     extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
-    code = f"import sys, fedstrata.cli; print([m for m in '{extras}'.split() if m in sys.modules])"
+    modules = "cli, run, attack, compare, console, flower.certs, flower.template, probes, report.plots, reproduce"
+    imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
+    code = f"import sys, {imports}; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -150,4 +168,30 @@ def test_public_names() -> None:
         "tap",
     ]
     assert all(hasattr(fedstrata, name) for name in fedstrata.__all__)
+    assert set(fedstrata.__all__) <= set(dir(fedstrata))
     assert all(getattr(fedstrata, name).__doc__ for name in fedstrata.__all__ if name not in ("__version__",))
+
+
+def test_public_names_are_imported_from_where_type_checkers_look() -> None:
+    """The imports under `TYPE_CHECKING`, which mypy reads, and `_HOMES`, which Python does, say the same."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == {(f"fedstrata.{module}", n) for module, names in fedstrata._HOMES.items() for n in names.split()}
+    for module, name in typed:
+        assert getattr(fedstrata, name) is getattr(importlib.import_module(str(module)), name)
+
+
+def test_a_module_is_found_and_a_name_that_is_none_is_not() -> None:
+    assert fedstrata.probes.divergence.__module__ == "fedstrata.probes.divergence"
+    assert fedstrata.strata.__module__ == "fedstrata.strata"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        fedstrata.nonsense  # noqa: B018
+    with pytest.raises(ImportError, match="nonsense"):
+        from fedstrata import nonsense  # noqa: F401

@@ -119,7 +119,7 @@ def test_a_comparison_of_architectures_goes_on(tmp_path: Path, capsys: pytest.Ca
     for _ in range(2):
         call = ("compare", *options, "--methods", "heteroavg; groupavg", "--seeds", "0", "--out", tmp_path)
         assert fedstrata(*call) == 0
-    assert "2 of 2 runs already there" in capsys.readouterr().out
+    assert "2 of 2 runs already finished" in capsys.readouterr().out
 
 
 def test_an_architectures_accuracy_is_that_of_its_part() -> None:

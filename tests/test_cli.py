@@ -23,11 +23,13 @@ from safetensors.torch import load_file
 
 import fedstrata as fs
 from fedstrata import cli, console, wording
-from fedstrata.commands import listing, training
+from fedstrata.commands import training
 from fedstrata.config import RunConfig
+from fedstrata.data import fetch
 from fedstrata.data.sources import Remote
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
+from fedstrata.tables import TABLES, table
 from tests.runs import (
     LONG,
     SETTINGS,
@@ -235,7 +237,7 @@ def test_data_dir_and_workers_of_resume(whole: Path, tmp_path: Path, capsys: Cap
 
 
 @pytest.mark.parametrize("columns", ["60", "100", "200"])
-@pytest.mark.parametrize("what", listing.LISTS)
+@pytest.mark.parametrize("what", TABLES)
 def test_lists(what: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert fedstrata("list", what) == 0
@@ -244,7 +246,7 @@ def test_lists(what: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert max(cell_len(line) for line in printed.out.splitlines()) <= int(columns)
     assert fedstrata("list", what, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == list(listing.LISTS[what])
+    assert [row["name"] for row in rows] == list(table(what))
     for row in rows:
         assert re.search(rf"^. {row['name']} ", printed.out, re.M)
         assert row["help"].endswith((".", "…", ")")), row
@@ -298,7 +300,7 @@ def mirror(tmp_path: Path) -> Iterator[str]:
 
 
 def test_data_fetch(mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(fs.data.fetch.SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
+    monkeypatch.setitem(fetch.SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
     assert fedstrata("data", "fetch", "tiny", "--data-dir", "data", "--mirror", mirror) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("data/tiny/a.gz\n", "")
@@ -516,7 +518,7 @@ def test_an_error_of_ours_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, c
         def fail(*args: object, error: BaseException = error, **kwargs: object) -> None:
             raise error
 
-        monkeypatch.setattr(training, "open_run", fail)
+        monkeypatch.setattr("fedstrata.run.open_run", fail)
         assert fedstrata("run") == code
         assert one_sentence(capsys) == said
 

@@ -555,7 +555,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
         assert text in printed.out
 
     assert fedstrata(*words) == 0
-    assert capsys.readouterr().out.startswith("8 of 8 runs already there\n┏")
+    assert capsys.readouterr().out.startswith("8 of 8 runs already finished\n┏")
     assert fedstrata(*words, "--quiet") == 0
     assert capsys.readouterr().out.startswith("┏")
 
@@ -586,7 +586,7 @@ def test_outputs_for_programs(capsys: Capture) -> None:
 
     assert fedstrata(*words, "--markdown") == 0
     printed = capsys.readouterr()
-    assert printed.err == "4 of 4 runs already there\n"
+    assert printed.err == "4 of 4 runs already finished\n"
     assert printed.out.startswith("| method ")
     assert len({len(line) for line in printed.out.splitlines()[:4]}) == 1
 

@@ -64,8 +64,8 @@ def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
 def test_a_run_with_probes(probed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read: nothing is built, and nothing trains."""
     before = contents(probed)
-    monkeypatch.setattr("fedstrata.commands.diagnosing.open_run", None)
-    monkeypatch.setattr("fedstrata.commands.diagnosing.tried_on", None)
+    monkeypatch.setattr("fedstrata.run.open_run", None)
+    monkeypatch.setattr("fedstrata.run.tried_on", None)
     assert fedstrata("diagnose", probed) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -78,7 +78,7 @@ def test_a_run_without_probes(bare: Path, capsys: pytest.CaptureFixture[str]) ->
     before = contents(bare)
     assert fedstrata("diagnose", bare, "--probing-rounds", 2, "--json") == 0
     printed = capsys.readouterr()
-    assert "2 rounds" in printed.err
+    assert "2 more rounds" in printed.err
     assert printed.err.count("\n") == 1
     found = json.loads(printed.out)
     assert found["run"] == "bare"

@@ -19,7 +19,7 @@ from fedstrata.models import build_model
 from fedstrata.prefix import Cut, cut_at
 from fedstrata.strata import Stratum, strata
 from fedstrata.workshop import running
-from fedstrata.zoo.parts import First, Step
+from fedstrata.zoo.layers import First, Step
 
 ZOO: dict[str, tuple[str, tuple[int, ...]]] = {
     "logreg": ("logreg", (1, 8, 8)),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedstrata import cli
-from fedstrata.commands import data
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -32,7 +31,7 @@ def test_the_two_commands_come_first() -> None:
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every `fedstrata` line of the README, in an empty folder; runs are cut short, and nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data, "fetch", lambda name, where, **settings: [])
+    monkeypatch.setattr("fedstrata.data.fetch.fetch", lambda name, where, **settings: [])
     text = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
     lines = [shlex.split(line, comments=True)[2:] for line in text.splitlines() if line.startswith("$ fedstrata")]
     assert len(lines) >= 6

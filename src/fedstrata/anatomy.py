@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedstrata.cost import FlopCount
 from fedstrata.passes import calls
 from fedstrata.receptive import Field, following, run_on_one
-from fedstrata.strata import NORMS, Stratum, strata
+from fedstrata.strata import Stratum, is_norm, strata
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def describe_model(model: nn.Module, input_shape: Sequence[int]) -> ModelFacts:
 
 def _in_norm(model: nn.Module, name: str) -> bool:
     """Whether a norm layer owns the tensor of that name."""
-    return isinstance(model.get_submodule(name.rpartition(".")[0]), NORMS)
+    return is_norm(model.get_submodule(name.rpartition(".")[0]))
 
 
 def _observed(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:

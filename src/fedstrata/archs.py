@@ -6,12 +6,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fedstrata.errors import UsageError
 from fedstrata.models import MODELS
 from fedstrata.spec import bind
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def shares(text: str) -> dict[str, float]:

@@ -10,21 +10,22 @@ import traceback
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedstrata import __version__
-from fedstrata.attack.command import app as attack_app
-from fedstrata.commands import comparing, diagnosing, listing, training
+from fedstrata.commands import comparing, diagnosing, listing, looking, training
+from fedstrata.commands.attacking import app as attack_app
 from fedstrata.commands.data import app as data_app
+from fedstrata.commands.flower import app as flower_app
 from fedstrata.commands.model import app as model_app
 from fedstrata.errors import FedstrataError, Stopped, one_line
-from fedstrata.flower.command import app as flower_app
-from fedstrata.probing import ALL, PROBES
-from fedstrata.report import command as looking
+from fedstrata.tables import table
 
 SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
 """Options that take several words → what such words look like."""
-NAMES = {*PROBES, ALL}
-"""Words that are meant as such even where a file has the same name."""
+
+# Where rich is installed, typer escapes brackets for it, "\\[default: 0]", also in help that rich does not print.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     help="Federated learning, layer by layer, for PyTorch.",
@@ -61,8 +62,10 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks; may stand anywhere")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks; may be given anywhere")] = False,
 ) -> None:
     """Federated learning, layer by layer, for PyTorch."""
 
@@ -87,9 +90,7 @@ def _gathered(arguments: list[str]) -> list[str]:
     words: list[str] = []
     for word in arguments:
         several = SEVERAL.get(words[-2] if len(words) > 1 else "")
-        if several and all(
-            re.fullmatch(several, w) and (w in NAMES or not os.path.exists(w)) for w in (words[-1], word)
-        ):
+        if several and all(re.fullmatch(several, w) and not _is_file(w) for w in (words[-1], word)):
             words[-1] += f",{word}"
         else:
             words.append(word)
@@ -97,7 +98,8 @@ def _gathered(arguments: list[str]) -> list[str]:
 
 
 def _is_file(word: str) -> bool:
-    return word not in NAMES and os.path.exists(word)
+    """Whether a word is a file's name; a probe's is meant as such even where a file has the same name."""
+    return os.path.exists(word) and word not in (*table("probes"), "all")
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:

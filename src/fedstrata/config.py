@@ -9,21 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from fedstrata.archs import shares
-from fedstrata.core import Buffers
-from fedstrata.data.datasets import DATASETS
-from fedstrata.data.partition import PARTITIONS
-from fedstrata.engines import ENGINES
-from fedstrata.engines.cluster import check_address
 from fedstrata.errors import UsageError, did_you_mean, one_line
-from fedstrata.models import MODELS
-from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
-from fedstrata.probing import chosen
-from fedstrata.spec import Table, bind, lookup, parse_call, text_of
-from fedstrata.techniques import TECHNIQUES, method
+from fedstrata.spec import Buffers, Table, bind, lookup, parse_call, text_of
+from fedstrata.tables import table
 
 
 class Settings(BaseModel):
@@ -89,13 +79,18 @@ class Settings(BaseModel):
     @field_validator("ray_address")
     @classmethod
     def _ray_address(cls, value: str) -> str:
+        from fedstrata.engines.cluster import check_address
+
         return check_address(value)
 
     @model_validator(mode="after")
     def _names(self) -> Settings:
+        from fedstrata.optim import build_optimizer, build_schedule
+        from fedstrata.probing import chosen
+
         build_optimizer(self.optimizer)
         build_schedule(self.schedule)
-        lookup("engine", ENGINES, self.engine)
+        lookup("engine", table("engines"), self.engine)
         chosen(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
@@ -132,29 +127,26 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _sources(self) -> RunConfig:
+        from fedstrata.archs import shares
+        from fedstrata.techniques import method
+
         said = method(self.method).base.buffers
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
-        bind("dataset", DATASETS, self.dataset)
+        bind("dataset", table("datasets"), self.dataset)
         if self.archs is not None:
             shares(self.archs)
         if self.model or self.archs is None:
-            bind("model", MODELS, self.model)
-        bind("partition", PARTITIONS, self.partition)
+            bind("model", table("models"), self.model)
+        bind("partition", table("partitions"), self.partition)
         if self.public is not None and not self.public.endswith(".npy"):
-            bind("dataset", DATASETS, self.public)
+            bind("dataset", table("datasets"), self.public)
         return self
 
 
 S = TypeVar("S", bound=BaseModel)
 
-SPECS: Mapping[str, Table] = {
-    "dataset": DATASETS,
-    "model": MODELS,
-    "partition": PARTITIONS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-}
+SPECS = ("dataset", "model", "partition", "optimizer", "schedule")
 """Fields that are a name with arguments, and may also be given as a table: `[model] name = "resnet8", width = 16`."""
 
 
@@ -164,6 +156,8 @@ def checked(model: type[S], values: Mapping[str, Any]) -> S:
     Raises:
         UsageError: one sentence that names the field, what is wrong and what would be right.
     """
+    import numpy as np
+
     values = {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
     for name, value in values.items():
         if name not in model.model_fields:
@@ -196,12 +190,12 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Tables of names with arguments as strings: {"model": {"name": "resnet8", "width": 16}} → "resnet8(width=16)"."""
     flat = dict(values)
     for field in SPECS:
-        table = flat.get(field)
-        if isinstance(table, Mapping):
-            arguments = {k: _plain(v) for k, v in table.items() if k != "name"}
-            if not isinstance(table.get("name"), str):
+        given = flat.get(field)
+        if isinstance(given, Mapping):
+            arguments = {k: _plain(v) for k, v in given.items() if k != "name"}
+            if not isinstance(given.get("name"), str):
                 raise UsageError(f'the table [{field}] needs a name = "…"')
-            flat[field] = text_of(table["name"], arguments)
+            flat[field] = text_of(given["name"], arguments)
     return flat
 
 
@@ -273,7 +267,7 @@ def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
         if field == "method" and len(path) == 3:
             out[field] = _with_method_argument(current, path[1], path[2], value)
         elif field in SPECS and len(path) == 2:
-            out[field] = _with_argument(current, field, SPECS[field], path[1], value)
+            out[field] = _with_argument(current, field, table(f"{field}s"), path[1], value)
         else:
             known = [f"{name}.…" for name in (*SPECS, "method")]
             raise UsageError(f"--set {text}: '{key}' has no such part{did_you_mean(key, known)}")
@@ -289,18 +283,20 @@ def _value(raw: str) -> Any:
     return _plain(read["value"]) if len(read) == 1 else raw
 
 
-def _with_argument(current: str, kind: str, table: Table, name: str, value: Any) -> str:
+def _with_argument(current: str, kind: str, known: Table, name: str, value: Any) -> str:
     call = parse_call(current)
-    _, kwargs = bind(kind, table, call)
+    _, kwargs = bind(kind, known, call)
     return text_of(call.name, {**kwargs, name: value})
 
 
 def _with_method_argument(current: str, technique: str, name: str, value: Any) -> str:
+    from fedstrata.techniques import method
+
     read = method(current)
     parts = {read.base.name: str(read.base)} | {part.name: str(part) for part in read.techniques}
     if technique not in parts:
         raise UsageError(f"the method '{current}' has no technique '{technique}'{did_you_mean(technique, parts)}")
-    parts[technique] = _with_argument(parts[technique], "method", TECHNIQUES, name, value)
+    parts[technique] = _with_argument(parts[technique], "method", table("methods"), name, value)
     return str(method(" + ".join(parts.values())))
 
 

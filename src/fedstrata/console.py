@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -30,9 +31,11 @@ from fedstrata.compare.running import News, missing
 from fedstrata.compare.table import MEASURED, Comparison, Row, Stat
 from fedstrata.config import FREE, RunConfig
 from fedstrata.errors import one_line
-from fedstrata.federation import Federation
 from fedstrata.history import History, Record
 from fedstrata.wording import bytes_text, flops_text, number, percent, plural
+
+if TYPE_CHECKING:
+    from fedstrata.federation import Federation
 
 SHOWN = 8
 """Rounds that the live table shows."""
@@ -167,7 +170,7 @@ def summary(history: History, out: Path | None, report: bool = False) -> Group:
 
 def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:
     """Where the time of a round went, by phase: in the main process, and in all workers together."""
-    table = Table(title="milliseconds a round", title_justify="left", title_style="bold")
+    table = Table(title="milliseconds per round", title_justify="left", title_style="bold")
     table.add_column("phase")
     columns = {name: seconds for name, seconds in (("main process", main), ("workers", workers)) if seconds}
     for name in columns:
@@ -191,7 +194,7 @@ def refusals(record: Record) -> list[str]:
 
 
 class Watcher:
-    """Follows a federation: a live view in a terminal, a line a round elsewhere."""
+    """Follows a federation: a live view in a terminal, one line per round elsewhere."""
 
     def __init__(self, console: Console, federation: Federation) -> None:
         self._console, self._federation = console, federation
@@ -387,7 +390,7 @@ def _padded(text: str, width: int, right: bool) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """A comparison as CSV: a line a row, plain numbers, accuracies and gaps as fractions."""
+    """A comparison as CSV: one line per row, plain numbers, accuracies and gaps as fractions."""
     lines = []
     for row in comparison.rows:
         line: dict[str, object] = {"method": row.method, **row.run.varied, "buffers": row.run.buffers}
@@ -416,7 +419,7 @@ def failed(comparison: Comparison) -> str:
 
 
 class RunsWatcher:
-    """Follows the runs of a comparison: bars in a terminal, a line a finished run elsewhere."""
+    """Follows the runs of a comparison: bars in a terminal, one line per finished run elsewhere."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
@@ -430,7 +433,7 @@ class RunsWatcher:
 
     def __enter__(self) -> RunsWatcher:
         if self._done:
-            self._console.print(f"{self._done} of {plural(self._total, 'run')} already there")
+            self._console.print(f"{self._done} of {plural(self._total, 'run')} already finished")
         if self._console.is_terminal:
             self._bars.start()
         return self

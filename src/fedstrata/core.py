@@ -12,14 +12,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import torch
-from torch import Tensor, nn
-
+from fedstrata.lazy import nn, torch
+from fedstrata.spec import Buffers as Buffers
 from fedstrata.spec import text_of
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.data.examples import Examples
 
 T = TypeVar("T")
@@ -67,7 +68,6 @@ class Times(NamedTuple):
 
 
 Weight = Literal["examples", "uniform"]
-Buffers = Literal["average", "local", "drop"]
 
 
 @dataclass(frozen=True)

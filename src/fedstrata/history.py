@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from torch import nn
 
 from fedstrata.errors import UsageError, one_line
-from fedstrata.methods import Method
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedstrata.methods import Method
 
 MOST = 10**30
 """Largest whole number that is believed of a file: sums and products of such numbers are finite."""

@@ -15,19 +15,17 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Literal
 
-import torch
-from torch import nn
-
 from fedstrata import spec
 from fedstrata.errors import UsageError
+from fedstrata.lazy import nn, torch
 from fedstrata.zoo.convnets import cnn2, cnn4, cnn8, vgg9
-from fedstrata.zoo.parts import First, Step, named, positive, tokens
+from fedstrata.zoo.parts import named, positive, tokens
 from fedstrata.zoo.resnets import RESNETS
 from fedstrata.zoo.vits import swin, vit
 
 Activation = Literal["relu", "tanh", "gelu"]
 
-_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+_ACTIVATIONS: dict[Activation, str] = {"relu": "ReLU", "tanh": "Tanh", "gelu": "GELU"}
 
 
 def mlp(
@@ -44,7 +42,7 @@ def mlp(
     positive("mlp", input_shape=input_shape, classes=classes, hidden=hidden)
     sizes = (math.prod(input_shape), *hidden)
     dense: list[tuple[str, nn.Module]] = [
-        (f"fc{index}", named(("linear", nn.Linear(inputs, outputs)), ("act", _ACTIVATIONS[activation]())))
+        (f"fc{index}", named(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, _ACTIVATIONS[activation])())))
         for index, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
     ]
     return named(("flatten", nn.Flatten()), *dense, ("head", nn.Linear(sizes[-1], classes)))
@@ -77,6 +75,8 @@ def chargru(
     tokens("chargru", input_shape, classes)
     vocab = classes if vocab is None else vocab
     positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
+    from fedstrata.zoo.layers import First, Step
+
     recurrent: list[tuple[str, nn.Module]] = [
         (f"gru{index + 1}", First(nn.GRU(hidden if index else embedding, hidden, batch_first=True)))
         for index in range(layers)

@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.errors import UsageError, not_negative
+from fedstrata.lazy import torch
 from fedstrata.spec import Table, bind
 from fedstrata.tensors import each
 
-Step = Callable[[Sequence[Tensor | None]], None]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Step = Callable[[Sequence["Tensor | None"]], None]
 """Takes the gradients and moves the parameters in place; a parameter without a gradient stays as it is."""
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UsageError
+from fedstrata.lazy import Lazy, nn, torch
 from fedstrata.tensors import own_rng
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils import _pytree as pytree
+else:
+    pytree = Lazy("torch.utils._pytree")
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
@@ -108,12 +111,12 @@ def _run(
 
 
 def _detached(outputs: Any) -> Any:
-    return tree_map_only(Tensor, Tensor.detach, outputs)
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
 
 def _reached(outputs: Any) -> frozenset[int]:
     """The leaves of the tape that outputs end, found by walking along it: nothing is computed."""
-    tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+    tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
     found = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
     todo = [t.grad_fn for t in tensors if t.grad_fn is not None]
     seen = set(todo)

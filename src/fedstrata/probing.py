@@ -12,34 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, zip_longest
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core import Assignment, Into, Update, Work
 from fedstrata.data.examples import Examples, TensorExamples
 from fedstrata.errors import UsageError, one_line
-from fedstrata.probes import (
-    client_gradients,
-    crossing,
-    divergence,
-    embedding,
-    features_at,
-    forgetting,
-    gradient_trace,
-    layer_similarity,
-    neuron_drift,
-    statistics_spread,
-    update_cosine,
-    weight_divergence_by_stratum,
-)
-from fedstrata.server import Architecture, Outcome, ServerState
+from fedstrata.lazy import Lazy, nn, torch
 from fedstrata.spec import lookup
 from fedstrata.strata import Stratum, classifier
 from fedstrata.tensors import Tensors, clone, derive, generator, own_rng
 from fedstrata.timing import Clock, timed, using
-from fedstrata.workshop import Workshop, seed_global, without_statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata import probes
+    from fedstrata.server import Architecture, Outcome, ServerState
+    from fedstrata.workshop import Workshop
+else:
+    probes = Lazy("fedstrata.probes")
 
 STEPS = 8
 """Of `gradnorm`, on either side."""
@@ -130,28 +121,30 @@ class Sight:
 
 def _divergence(sight: Sight) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
-    found = [client_gradients(m, [sight.data[v.client]])[0] for m, v in zip(sight.begun, sight.visits, strict=True)]
-    return sight.trained(divergence(found, sight.strata))
+    found = [
+        probes.client_gradients(m, [sight.data[v.client]])[0] for m, v in zip(sight.begun, sight.visits, strict=True)
+    ]
+    return sight.trained(probes.divergence(found, sight.strata))
 
 
 def _proxy(sight: Sight) -> dict[str, Any]:
     """The same measure of the clients' updates, which costs nothing."""
-    return sight.trained(divergence([visit.delta for visit in sight.visits], sight.strata))
+    return sight.trained(probes.divergence([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _weightdiv(sight: Sight) -> dict[str, Any]:
     """How far clients' weights are from their mean (FedImpro, §5.2)."""
-    return sight.trained(weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata))
+    return sight.trained(probes.weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _cosine(sight: Sight) -> dict[str, Any]:
     """Whether clients' updates go the same way: the mean cosine of every two."""
-    return sight.trained(update_cosine([visit.delta for visit in sight.visits], sight.strata))
+    return sight.trained(probes.update_cosine([visit.delta for visit in sight.visits], sight.strata))
 
 
 def _cka(sight: Sight) -> dict[str, Any]:
     """How alike clients' features are, stage by stage, on the same examples: linear CKA (InCo Aggregation, §2)."""
-    found = layer_similarity(sight.local, sight.shared[0])
+    found = probes.layer_similarity(sight.local, sight.shared[0])
     means = {stage: mean for stage, mean in found.means.items() if not math.isnan(mean)}
     return {"mean": means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
 
@@ -159,7 +152,7 @@ def _cka(sight: Sight) -> dict[str, Any]:
 def _gradnorm(sight: Sight) -> dict[str, Any]:
     """A client's gradient norms step by step: from its own model on, and from the averaged one (FedPart, Fig. 2)."""
     visit, own = sight.visits[0], sight.local[0]
-    found = gradient_trace(
+    found = probes.gradient_trace(
         own,
         sight.model(sight.after, visit.arch),
         sight.data[visit.client],
@@ -174,13 +167,13 @@ def _gradnorm(sight: Sight) -> dict[str, Any]:
 
 def _drift(sight: Sight) -> dict[str, Any]:
     """What local training does to the neurons that are bound to a class (FedNLR, Definition 1)."""
-    found = neuron_drift(sight.begun, sight.local, sight.held, *sight.shared)
+    found = probes.neuron_drift(sight.begun, sight.local, sight.held, *sight.shared)
     return {"held": found.held, "missing": found.missing}
 
 
 def _calibration(sight: Sight) -> dict[str, Any]:
     """Accuracy class by class before and after local training: what clients forget."""
-    found = forgetting(sight.begun, sight.local, sight.held, *sight.shared)
+    found = probes.forgetting(sight.begun, sight.local, sight.held, *sight.shared)
     means = {"held": found.held, "missing": found.missing, "forgetting": found.forgetting}
     return {"before": found.before, "after": found.after} | {n: v for n, v in means.items() if v is not None}
 
@@ -189,11 +182,13 @@ def _statistics(sight: Sight) -> dict[str, Any]:
     """Whether averaged running statistics fit the averaged model: accuracy with them, and with each batch's own."""
     if not sight.after.buffers:
         raise UsageError("the model has no running statistics, or the run does not use them")
+    from fedstrata.workshop import without_statistics
+
     model = sight.model(sight.after, "")
     found: dict[str, Any] = {"running": _accuracy(model, *sight.shared)}
     found["batch"] = _accuracy(without_statistics(model), *sight.shared)
     spread = [visit.buffers for visit in sight.visits if visit.buffers]
-    return {**found, "spread": statistics_spread(spread, sight.strata)} if len(spread) > 1 else found
+    return {**found, "spread": probes.statistics_spread(spread, sight.strata)} if len(spread) > 1 else found
 
 
 def _crossing(sight: Sight) -> dict[str, Any]:
@@ -202,7 +197,7 @@ def _crossing(sight: Sight) -> dict[str, Any]:
     state = {n: t for slot in slots for n, t in slot.items() if n.partition("/")[0] in ("theta", "beta")}
     if not state:
         raise UsageError("the method does not cross layers, as inco does")
-    found = crossing([state])
+    found = probes.crossing([state])
     return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
 
 
@@ -217,10 +212,10 @@ def _embedding(sight: Sight) -> dict[str, Any]:
         raise UsageError("the model has no classifier: it puts its outputs together from several layers")
     places = [Into(stratum.name) for stratum in last if stratum is not None]
     shown = TensorExamples(x, y)
-    seen = [features_at(model, shown, place, rows) for model, place in zip(sight.local, places, strict=True)]
+    seen = [probes.features_at(model, shown, place, rows) for model, place in zip(sight.local, places, strict=True)]
     features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
     owners = torch.tensor([visit.client for visit in sight.visits]).repeat_interleave(len(rows))
-    found = embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
+    found = probes.embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
     return {name: getattr(found, name).tolist() for name in ("points", "labels", "clients")}
 
 
@@ -340,6 +335,8 @@ class Prober:
 
     def measure(self, watched: Watched, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
+        from fedstrata.workshop import seed_global
+
         before, asked = watched.before, watched.assignments
         arch = {assignment.client: assignment.arch for assignment in asked}
         seen = {} if watched.watch is None else watched.watch.seen

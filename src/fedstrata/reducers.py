@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 from fedstrata.spec import Table, bind
 from fedstrata.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WIDTH = 2**14
 """Elements of a tensor that are looked at together, in all clients."""

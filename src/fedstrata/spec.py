@@ -15,13 +15,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedstrata.errors import UsageError, did_you_mean
 
 Table = Mapping[str, Callable[..., Any]]
+Buffers = Literal["average", "local", "drop"]
+"""What may happen to running statistics; here, because the schema and the core both say it."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,12 @@ def parse_sum(text: str) -> list[Call]:
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a user may give: keyword-only parameters (or dataclass fields) → (type, default)."""
-    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    return {
-        p.name: (hints.get(p.name, Any), p.default)
-        for p in inspect.signature(target).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    }
+    own = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    scope = inspect.unwrap(target.__init__ if inspect.isclass(target) else target).__globals__
+    # Of these alone, for other parameters and results may be torch's, which is not loaded for a look at names.
+    wanted = SimpleNamespace(__annotations__={p.name: p.annotation for p in own if p.annotation is not p.empty})
+    hints = typing.get_type_hints(wanted, scope)
+    return {p.name: (hints.get(p.name, Any), p.default) for p in own}
 
 
 def summary(target: Callable[..., Any]) -> str:

@@ -38,27 +38,15 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-
-import torch
-from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
+from typing import TYPE_CHECKING
 
 from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.lazy import nn, torch
 from fedstrata.passes import passed, untouched
 
-_WEIGHTS = (
-    _ConvNd,
-    nn.Linear,
-    nn.Bilinear,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-)
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-_BARE = (nn.ParameterList, nn.ParameterDict)
+if TYPE_CHECKING:
+    from torch import Tensor, fx
+
 SHOWN = 5
 """Idle layers that a note names."""
 
@@ -246,24 +234,39 @@ def _stage(name: str) -> str:
 # Units ------------------------------------------------------------------------------------------------------
 
 
+def _is_weight(module: nn.Module) -> bool:
+    """Whether a module is one of torch's weight layers."""
+    dense = nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag | nn.MultiheadAttention
+    return isinstance(module, nn.modules.conv._ConvNd | nn.RNNBase | nn.RNNCellBase | dense)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's norm layers."""
+    return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    return isinstance(module, nn.ParameterList | nn.ParameterDict)
+
+
 def _owned(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that a module owns directly, including those in its parameter lists and dicts."""
-    bare = [p for child in module.children() if isinstance(child, _BARE) for p in _owned(child)]
+    bare = [p for child in module.children() if _is_bare(child) for p in _owned(child)]
     return [*module.parameters(recurse=False), *bare]
 
 
 def _inner(module: nn.Module) -> list[nn.Module]:
     """The modules inside a module, except parameter lists and dicts."""
-    return [m for m in module.modules() if m is not module and not isinstance(m, _BARE)]
+    return [m for m in module.modules() if m is not module and not _is_bare(m)]
 
 
 def _opens(module: nn.Module) -> bool | None:
     """True for a weight layer, False for what joins one, None for a container or what holds nothing."""
     if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
         return None
-    if isinstance(module, _WEIGHTS):
+    if _is_weight(module):
         return True
-    if isinstance(module, NORMS):
+    if is_norm(module):
         return False
     if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
         return None
@@ -277,7 +280,7 @@ def _units(model: nn.Module) -> list[_Unit]:
     units: list[_Unit] = []
     covered: set[int] = set()
     for name, module in model.named_modules():
-        opens = None if id(module) in covered or isinstance(module, _BARE) else _opens(module)
+        opens = None if id(module) in covered or _is_bare(module) else _opens(module)
         if opens is not None:
             covered.update(map(id, module.modules()))
             units.append(_Unit(module, name, opens, list(module.parameters()), list(module.buffers())))
@@ -287,7 +290,7 @@ def _units(model: nn.Module) -> list[_Unit]:
 def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
     """Give what containers own directly to the first weight layer inside them, else to the first unit."""
     placed = {id(m) for unit in units for m in unit.module.modules()}
-    containers = [m for m in model.modules() if id(m) not in placed and not isinstance(m, _BARE)]
+    containers = [m for m in model.modules() if id(m) not in placed and not _is_bare(m)]
     for container in reversed(containers):  # inner containers first: nearer things stand nearer
         params, buffers = _owned(container), list(container.buffers(recurse=False))
         if params or buffers:
@@ -307,11 +310,15 @@ def one_call(module: nn.Module) -> bool:
     return _opens(module) is not None or not any(True for _ in module.children())
 
 
-class _UnitTracer(fx.Tracer):
-    """Looks into containers only."""
+def _tracer() -> fx.Tracer:
+    """One that looks into containers only."""
+    from torch import fx
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return one_call(m)
+    class UnitTracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return one_call(m)
+
+    return UnitTracer()
 
 
 def composes(model: nn.Module) -> bool:
@@ -333,7 +340,7 @@ def _traced(model: nn.Module) -> list[nn.Module]:
         }
         with untouched(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
-            graph = _UnitTracer().trace(model, concrete_args=optional)
+            graph = _tracer().trace(model, concrete_args=optional)
     except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way
         return list(model.modules())
     return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fedstrata.commands import looking
 from fedstrata.errors import UsageError
-from fedstrata.report import command
 from fedstrata.report.plots import plot
 from fedstrata.saved import Saved
 
@@ -24,16 +24,16 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_one_run_gets_its_report_inside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.report([run])
+    looking.report([run])
     assert (run / "report.html").is_file()
     assert capsys.readouterr().out.strip() == str(run / "report.html")
 
 
 def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     home = write_comparison(tmp_path / "runs", rounds=2, strata=4, probes=False)
-    assert len(command.gathered([home])) == 6
-    assert len(command.gathered([home, next(home.iterdir())])) == 6
-    command.report([home], title="side by side")
+    assert len(looking.gathered([home])) == 6
+    assert len(looking.gathered([home, next(home.iterdir())])) == 6
+    looking.report([home], title="side by side")
     assert "<title>side by side</title>" in (home / "report.html").read_text()
 
 
@@ -41,36 +41,36 @@ def test_several_runs_get_it_beside_them(tmp_path: Path, monkeypatch: pytest.Mon
     home = write_comparison(tmp_path / "runs", rounds=2, strata=4, probes=False, seeds=1)
     elsewhere = write_run(tmp_path / "other" / "run", rounds=2, strata=4, probes=False)
     one, two, _ = sorted(home.iterdir())
-    command.report([one, two])
+    looking.report([one, two])
     assert (home / "report.html").is_file()
     monkeypatch.chdir(tmp_path)
-    command.report([one, elsewhere])
+    looking.report([one, elsewhere])
     assert (tmp_path / "report.html").is_file()
 
 
 def test_it_is_opened_where_asked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
-    command.report([run], open_=True)
+    looking.report([run], open_=True)
     assert opened == [(run / "report.html").resolve().as_uri()]
 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is neither a run nor a directory of runs"):
-        command.report([tmp_path / "nothing"])
+        looking.report([tmp_path / "nothing"])
     with pytest.raises(UsageError, match="is a directory"):
-        command.report([run], out=tmp_path)
+        looking.report([run], out=tmp_path)
     with pytest.raises(UsageError, match="there is no directory"):
-        command.report([run], out=tmp_path / "no" / "report.html")
+        looking.report([run], out=tmp_path / "no" / "report.html")
     with pytest.raises(UsageError, match="format must be one of pdf, png, svg"):
-        command.plot([run], format_="bmp")
+        looking.plot([run], format_="bmp")
     with pytest.raises(UsageError, match="not a directory"):
-        command.plot([run], out=run / "run.toml")
+        looking.plot([run], out=run / "run.toml")
 
 
 def test_typer_takes_them(run: Path) -> None:
     app = typer.Typer()
-    for act in (command.report, command.plot, command.watch):
+    for act in (looking.report, looking.plot, looking.watch):
         app.command()(act)
     done = CliRunner().invoke(app, ["report", str(run), "--out", str(run / "r.html")])
     assert done.exit_code == 0, done.output
@@ -98,7 +98,7 @@ def test_every_figure_of_a_probed_run_is_drawn(run: Path, tmp_path: Path) -> Non
 def test_plots_need_matplotlib(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"pip install 'fedstrata\[report\]'"):
-        command.plot([run])
+        looking.plot([run])
 
 
 def test_there_must_be_something_to_draw(tmp_path: Path) -> None:

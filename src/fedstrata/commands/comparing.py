@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata import console
+from fedstrata.commands.looking import browse
 from fedstrata.commands.options import Json, Open, Report, Sets, numbers, open_screen, with_fields
-from fedstrata.compare import Comparison, overlaid, plan, run_missing, tabulate
 from fedstrata.config import read_toml
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.report import write
-from fedstrata.report.command import browse
-from fedstrata.reproduce import PAPERS, SCALES
-from fedstrata.reproduce import reproduce as reproduced
-from fedstrata.saved import Saved
 from fedstrata.wording import plural
+
+if TYPE_CHECKING:
+    from fedstrata.compare import Comparison
+
+PAPERS = ("fedpart", "fednlr", "fedimpro", "inco", "deeper")
+SCALES = ("smoke", "small", "paper")
+"""As in `fedstrata.reproduce`, which takes long to import, for the help."""
 
 
 @with_fields
@@ -28,17 +29,19 @@ def compare(
     methods: Annotated[
         list[str] | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
     ] = None,
-    seeds: Annotated[list[str] | None, typer.Option(metavar="0 1 2 …", help="run each with all of these seeds")] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(metavar="0 1 2 …", help="run every method with each of these seeds")
+    ] = None,
     vary: Annotated[
         list[str] | None, typer.Option(metavar="NAME=A; B; …", help="any other field with several values: 'lr=0.1; 1'")
     ] = None,
-    out: Annotated[Path, typer.Option(help="directory of all runs; what is finished there is not run again")] = Path(
+    out: Annotated[Path, typer.Option(help="directory for all runs; finished ones are not run again")] = Path(
         "runs/compare"
     ),
     sets: Sets = None,
-    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")] = 1,
     table_only: Annotated[
-        bool, typer.Option("--table-only", "--no-run", help="show what is there; run nothing")
+        bool, typer.Option("--table-only", "--no-run", help="show finished runs; run nothing")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="print only the table")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the table as Markdown")] = False,
@@ -49,9 +52,12 @@ def compare(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Run methods × seeds (and any other field), as far as they are missing, and print the table of them."""
+    """Run methods × seeds (and any other field), leaving out what is finished, and print the table."""
     if as_markdown + as_csv + as_json > 1:
         raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
+    from fedstrata import console
+    from fedstrata.compare import overlaid, plan, run_missing, tabulate
+
     values = {} if config is None else read_toml(config)
     grid = plan(
         overlaid(values, numbers(given), "; ".join(methods) if methods else None, seeds or [], vary or [], sets or []),
@@ -70,6 +76,9 @@ def compare(
     _show(found, as_markdown, as_csv, as_json)
     runs = sorted({result.directory for row in found.rows for result in row.results})
     if report and runs:
+        from fedstrata.report import write
+        from fedstrata.saved import Saved
+
         page = write([Saved.read(Path(run)) for run in runs], out / "report.html")
         if open_:
             browse(page.resolve().as_uri())
@@ -78,6 +87,8 @@ def compare(
 
 
 def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> None:
+    from fedstrata import console
+
     if as_json:
         print(json.dumps(found.as_dict()))
     elif as_csv:
@@ -93,13 +104,22 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour on two cores, a GPU")
     ] = "smoke",
-    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
-    out: Annotated[Path | None, typer.Option(help="for runs and report; what is finished there is not redone")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="runs at the same time, each in a process of its own")] = 1,
-    only: Annotated[list[str] | None, typer.Option(metavar="PART", help="some parts; may be given again")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="directory for runs and report; finished runs are not repeated")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="only this part of the paper; may be repeated")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print only the tables and claims")] = False,
 ) -> None:
-    """Make a paper's experiments again: its tables, and its claims, each with 'holds' or 'does not hold'."""
+    """Repeat a paper's experiments: its tables, and for each claim whether it holds."""
+    from fedstrata import console
+    from fedstrata.reproduce import reproduce as reproduced
+
     screen = open_screen(quiet=quiet)
     watch = functools.partial(console.RunsWatcher, screen)
     found = reproduced(

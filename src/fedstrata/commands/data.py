@@ -9,30 +9,33 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fedstrata.commands.options import Json, open_screen
 from fedstrata.config import RunConfig, checked
-from fedstrata.data.fetch import fetch
-from fedstrata.data.partition import describe
-from fedstrata.data.picture import plot, terminal
 from fedstrata.errors import UsageError
-from fedstrata.run import deal
 
 app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
 
 
 @app.command()
 def show(
-    dataset: Annotated[str, typer.Option(help="name of the data")] = "digits",
-    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
-    partition: Annotated[str, typer.Option(help="how examples are dealt to clients")] = "dirichlet(alpha=0.1)",
-    clients: Annotated[int, typer.Option(help="number of clients; 0 for all natural ones")] = 10,
-    seed: Annotated[int, typer.Option(help="as in a run")] = 0,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="also write the picture: FILE.png, .svg, .pdf")] = None,
+    dataset: Annotated[str, typer.Option(help="name of the dataset")] = "digits",
+    data_dir: Annotated[
+        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
+    ] = None,
+    partition: Annotated[str, typer.Option(help="how examples are split among clients")] = "dirichlet(alpha=0.1)",
+    clients: Annotated[int, typer.Option(help="number of clients; 0 for all of a natural partition")] = 10,
+    seed: Annotated[int, typer.Option(help="of the partition, as in a run")] = 0,
+    plot_to: Annotated[
+        Path | None, typer.Option("--plot", help="also write the plot to FILE.png, .svg or .pdf")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print, and plot, how many examples of each class each client holds."""
+    from fedstrata.data.partition import describe
+    from fedstrata.data.picture import plot, terminal
+    from fedstrata.run import deal
+
     config = checked(
         RunConfig,
         {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
@@ -60,15 +63,21 @@ def show(
 
 @app.command(name="fetch")
 def fetch_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the data", show_default=False)],
-    data_dir: Annotated[str | None, typer.Option(help="where to put it; else FEDSTRATA_DATA")] = None,
-    mirror: Annotated[str | None, typer.Option(help="take MIRROR/NAME/FILE in place of upstream's addresses")] = None,
-    optional: Annotated[bool, typer.Option("--optional", help="the optional files too")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the dataset", show_default=False)],
+    data_dir: Annotated[str | None, typer.Option(help="where to put it; otherwise FEDSTRATA_DATA")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="download MIRROR/NAME/FILE instead of the original addresses")
+    ] = None,
+    optional: Annotated[bool, typer.Option("--optional", help="also fetch optional files")] = False,
 ) -> None:
-    """Download a dataset's upstream files, checked; an interrupted download goes on where it stopped."""
+    """Download a dataset's files and check them; an interrupted download continues where it stopped."""
     where = data_dir or os.environ.get("FEDSTRATA_DATA")
     if not where:
         raise UsageError("say where to put the files: --data-dir DIR, or FEDSTRATA_DATA in the environment")
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedstrata.data.fetch import fetch
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     shown = sys.stderr.isatty()
     bars = Progress(*columns, console=open_screen(stderr=True), disable=not shown)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from fedstrata.anatomy import ModelFacts, describe_model
+from fedstrata.commands.options import Json, open_screen
 from fedstrata.config import RunConfig, checked
-from fedstrata.data.datasets import load_dataset
-from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.receptive import Field
-from fedstrata.run import models_of
+from fedstrata.lazy import torch
 from fedstrata.wording import bytes_text, flops_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedstrata.anatomy import ModelFacts
+    from fedstrata.data.examples import Dataset
+    from fedstrata.receptive import Field
 
 app = typer.Typer(help="Look at models.", no_args_is_help=True)
 
@@ -32,21 +33,27 @@ def show(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="a model, such as 'resnet18(width=16)'", show_default=False)
     ],
-    dataset: Annotated[str | None, typer.Option(help="the data that it is for [default: digits]")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where the data's files are; else FEDSTRATA_DATA")] = None,
+    dataset: Annotated[str | None, typer.Option(help="the dataset that it is for [default: digits]")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
+    ] = None,
     input_shape: Annotated[
-        str | None, typer.Option("--input", metavar="3,32,32", help="in place of data: the shape of one example")
+        str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")
     ] = None,
     classes: Annotated[int | None, typer.Option(help="with --input [default: 10]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print a model's strata: parameters, bytes, FLOPs, and each convolution's receptive field."""
+    from fedstrata.anatomy import describe_model
+    from fedstrata.data.datasets import load_dataset
+    from fedstrata.run import models_of
+
     given = {} if dataset is None else {"dataset": dataset}
     config = checked(RunConfig, {"model": name, "data_dir": data_dir, **given})
     if input_shape is not None and dataset is not None:
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:
-        raise UsageError("--classes goes with --input; the data say themselves how many classes they have")
+        raise UsageError("--classes goes with --input; a dataset has its own number of classes")
     data = load_dataset(config.dataset, config.data_dir) if input_shape is None else _shaped(input_shape, classes)
     model, _ = models_of(config, data)
     facts = describe_model(model, data.input_shape)
@@ -54,7 +61,7 @@ def show(
         about = {"model": name, "input_shape": list(data.input_shape), "classes": data.classes}
         print(json.dumps(about | facts.as_dict()))
         return
-    screen = Console(markup=False, emoji=False, highlight=False)
+    screen = open_screen()
     screen.print(f"{name}: inputs of {_times(data.input_shape)}, {data.classes} classes", soft_wrap=True)
     screen.print(_table(facts))
     for line in _remarks(facts):
@@ -66,6 +73,8 @@ def _shaped(input_shape: str, classes: int | None) -> Dataset:
     sizes = [size.strip() for size in input_shape.split(",")]
     if not all(size.isdecimal() and 0 < int(size) < 10**6 for size in sizes):
         raise UsageError(f"--input {input_shape}: write the sizes of one example, as in 3,32,32")
+    from fedstrata.data.examples import Dataset, TensorExamples
+
     nothing = TensorExamples(torch.empty(0, *map(int, sizes)), torch.empty(0, dtype=torch.int64))
     return Dataset("input", nothing, nothing, 10 if classes is None else classes)
 
@@ -75,6 +84,8 @@ def _times(sizes: tuple[int, ...]) -> str:
 
 
 def _table(facts: ModelFacts) -> Table:
+    from rich.table import Table
+
     fields = {field.layer: field for field in facts.fields}
     table = Table(expand=False)
     table.add_column("stage", no_wrap=True)

@@ -5,28 +5,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
 from fedstrata.config import RunConfig, assign, checked, read_toml
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
-Profile = Annotated[bool, typer.Option("--profile", help="also show where the time of a round went")]
+Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the other files")]
 Open = Annotated[bool, typer.Option("--open", help="show the report in the browser")]
-Out = Annotated[Path | None, typer.Option(help="directory of the run's files; default: a new one in runs/")]
+Out = Annotated[Path | None, typer.Option(help="directory for the run's files [default: a new one in runs/]")]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="any field, or a part of one: model.width=16"),
+    typer.Option("--set", metavar="NAME=VALUE", help="any field, or an argument of one: model.width=16"),
 ]
 
 
 def open_screen(stderr: bool = False, quiet: bool = False) -> Console:
     """A terminal that shows names and paths as they are, brackets and colons included."""
+    from rich.console import Console
+
     return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata import console
+from fedstrata.commands.looking import browse
 from fedstrata.commands.options import (
     Json,
     Open,
@@ -30,14 +30,11 @@ from fedstrata.commands.options import (
 )
 from fedstrata.config import FREE, LOOKING, RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, Stopped, one_line
-from fedstrata.federation import Federation
-from fedstrata.history import Record
-from fedstrata.report import write
-from fedstrata.report.command import browse
-from fedstrata.run import open_run, resume_run
-from fedstrata.rundir import RunDirectory, fresh_directory
-from fedstrata.saved import Saved
 from fedstrata.wording import percent, plural
+
+if TYPE_CHECKING:
+    from fedstrata.federation import Federation
+    from fedstrata.history import Record
 
 DEMO = {
     "dataset": "digits",
@@ -51,6 +48,8 @@ DEMO = {
 
 
 def _default_out(config: RunConfig) -> Path:
+    from fedstrata.rundir import fresh_directory
+
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
     return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
 
@@ -70,6 +69,8 @@ def run(
     given: dict[str, Any],
 ) -> None:
     """Train a federation, from a TOML file, from options, or both (options win)."""
+    from fedstrata.run import open_run
+
     settings = config_of(config, given, sets)
     if tensorboard:
         _events_writer(None)
@@ -89,7 +90,9 @@ def resume(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Go on with a run that was stopped or killed; the result has the same bits as if it never was."""
+    """Continue a run that was stopped or killed; the result is the same, bit for bit."""
+    from fedstrata.run import resume_run
+
     federation = resume_run(directory, profile, **numbers(given))
     config = checked(RunConfig, read_toml(directory / "run.toml"))
     _follow(federation, config, _Wish(quiet, as_json, tensorboard, report, open_))
@@ -102,7 +105,10 @@ def demo(
     report: Report = True,
     open_: Open = False,
 ) -> None:
-    """Train a small federation on real digits, embedded: ten clients, Dirichlet(0.1), under a minute."""
+    """Train ten clients on real digits that come with the package, in under a minute."""
+    from fedstrata.run import open_run
+    from fedstrata.rundir import fresh_directory
+
     config = checked(RunConfig, DEMO)
     federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
     _follow(federation, config, _Wish(quiet, as_json, False, report, open_))
@@ -120,6 +126,9 @@ class _Wish:
 
 
 def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
+    from fedstrata import console
+    from fedstrata.rundir import RunDirectory
+
     screen = open_screen()
     writer = _events_writer(federation) if wish.tensorboard else None
     listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
@@ -166,6 +175,9 @@ def _report(federation: Federation, wish: _Wish) -> None:
     """Write the report of a run that has ended, and show it; the run is good even if that fails."""
     if not wish.report or federation.out is None:
         return
+    from fedstrata.report import write
+    from fedstrata.saved import Saved
+
     try:
         page = write([Saved.read(federation.out)], federation.out / "report.html")
         if wish.open:

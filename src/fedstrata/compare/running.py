@@ -23,7 +23,6 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.files import read_object
 from fedstrata.history import Count, Finite, Record, rounds_to
-from fedstrata.run import open_run
 from fedstrata.saved import lines
 
 
@@ -149,6 +148,8 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
 
 def _check_some_fit(runs: Sequence[Run]) -> None:
     """Refuse what would fail in every row of the table, such as data that are not there."""
+    from fedstrata.run import open_run
+
     first = None
     for run in {(run.setting, run.label): run for run in runs}.values():
         try:
@@ -172,6 +173,8 @@ def _tell_end(run: Run, failure: FedstrataError | None, tell: Listener, failures
 
 def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> FedstrataError | None:
     """Run, or go on, to the end; what went wrong, if anything did."""
+    from fedstrata.run import open_run
+
     try:
         resume = (directory / "run.toml").exists()
         if resume:  # the target changes no result, but a resume insists on it

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.data.examples import Augment
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 from fedstrata.spec import bind, parse_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, int, int]
 Steps = tuple[Augment, ...]
@@ -105,14 +106,11 @@ class Augmentation:
 
     steps: Steps
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        if not len(images):
-            return images
-        out = images
-        for step in self.steps:
-            out = step(out)
-        return out
+        with torch.no_grad():
+            for step in self.steps if len(images) else ():
+                images = step(images)
+        return images
 
 
 def build_augment(spec: str, input_shape: Sequence[int]) -> Augment | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedstrata.data.build import image_dataset, join_notes
 from fedstrata.data.cifar import cifar10, cifar100
@@ -25,6 +24,7 @@ from fedstrata.data.leaf import femnist
 from fedstrata.data.photos import cinic10, svhn, tiny_imagenet
 from fedstrata.data.shakespeare import shakespeare
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 from fedstrata.spec import bind
 from fedstrata.tensors import generator
 

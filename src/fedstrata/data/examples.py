@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
-from torch.utils.data import Subset, TensorDataset
 
 from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
+from fedstrata.lazy import functional, torch
 from fedstrata.tensors import own_rng
 
-Augment = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Augment = Callable[["Tensor"], "Tensor"]
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class TensorExamples:
         for begin in range(0, len(self), 1000):  # the floats of all at once would take four times the room
             rows = slice(begin, begin + 1000)
             images = self.x[rows if self.index is None else self.index[rows]]
-            pixels = interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+            pixels = functional.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
             resized[rows] = (pixels if resized.is_floating_point() else pixels.round().clamp(0, 255)).to(resized.dtype)
         return TensorExamples(resized, self.labels(), self.mean, self.std)
 
@@ -289,15 +289,15 @@ def unlabelled(data: Any, what: str = "public data") -> Examples:
         data = data.dataset
     elif isinstance(data, Examples):
         return data
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], torch.Tensor | np.ndarray):
         inputs = isinstance(data, list) and np.shape(data[0]) == np.shape(data[1])  # a list of two of them, not a pair
         data = data if inputs else data[0]
-    numbers = isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
+    numbers = isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biuf")
     if numbers and len(data.shape):
         rows = torch.as_tensor(data).detach()
         return TensorExamples(rows, torch.zeros(len(rows), dtype=torch.int64))
     readable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if readable and not isinstance(data, Mapping | str | np.ndarray | Tensor):
+    if readable and not isinstance(data, Mapping | str | np.ndarray | torch.Tensor):
         return MapExamples(_Inputs(data))
     raise UsageError(f"{what} is an array of inputs or a map-style Dataset, not {type(data).__name__}")
 
@@ -313,10 +313,12 @@ def labels_at_hand(examples: Examples) -> Tensor | None:
     rows = examples.dataset
     if isinstance(rows, list | tuple):
         return examples.labels()
-    if isinstance(rows, TensorDataset) and len(rows.tensors) > 1:
+    if isinstance(rows, torch.utils.data.TensorDataset) and len(rows.tensors) > 1:
         return class_numbers(rows.tensors[1], examples.whose)
-    if isinstance(rows, Subset) and isinstance(rows.dataset, TensorDataset) and len(rows.dataset.tensors) > 1:
-        return class_numbers(rows.dataset.tensors[1][list(rows.indices)], examples.whose)
+    if isinstance(rows, torch.utils.data.Subset):
+        whole = rows.dataset
+        if isinstance(whole, torch.utils.data.TensorDataset) and len(whole.tensors) > 1:
+            return class_numbers(whole.tensors[1][list(rows.indices)], examples.whose)
     return None
 
 
@@ -331,7 +333,7 @@ def as_examples(data: Any, whose: str = "") -> Examples:
         return data if data.whose else MapExamples(data.dataset, whose)
     if isinstance(data, Examples):
         return Checked(data, whose)
-    arrays = Tensor | np.ndarray
+    arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
         and len(data) == 2

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedstrata.errors import UsageError, one_line
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def class_of(label: Any, whose: str = "", row: int | None = None) -> int:
     """One example's label; `whose` example it is, and the number of it, are told where it is none."""
     if type(label) is int and label >= 0:
         return label
-    number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) and _one(label) else label
+    number = label.item() if isinstance(label, torch.Tensor | np.ndarray | np.generic) and _one(label) else label
     whole = isinstance(number, int) or (isinstance(number, float) and number.is_integer())
     if not whole or number < 0:
         raise _refusal(label if number is label else number, whose, row)
@@ -85,7 +87,7 @@ def _one(label: Any) -> bool:
 
 
 def _refusal(label: Any, whose: str, row: int | None) -> UsageError:
-    shown = _shape(label) if isinstance(label, Tensor | np.ndarray) else one_line(repr(label), 60)
+    shown = _shape(label) if isinstance(label, torch.Tensor | np.ndarray) else one_line(repr(label), 60)
     return UsageError(f"labels are whole numbers from 0 on, one for each example, not {shown}{_place(whose, row)}")
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from fedstrata.data.build import Part, image_dataset, tensor_of
 from fedstrata.data.examples import Dataset
 from fedstrata.data.pools import Pool, damaged, data_folder, find_pools, missing, nearest_name
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 
 T = TypeVar("T")
 

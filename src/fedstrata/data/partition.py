@@ -15,18 +15,20 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 from fedstrata.spec import bind
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Ints = NDArray[np.int64]
-Labels = Tensor | NDArray[Any] | Sequence[int]
+Labels: TypeAlias = "Tensor | NDArray[Any] | Sequence[int]"
 
 NOBODY = -1
 """The owner of an example that no client holds (only `natural` with fewer clients than groups leaves any)."""
@@ -285,7 +287,7 @@ def partition(
 def _label_array(labels: Labels) -> Ints:
     """The labels as one row of integers, or a refusal."""
     try:
-        values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        values = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
     except (ValueError, TypeError, OverflowError):
         raise UsageError("the labels to partition must be one integer per example") from None
     if values.size == 0:

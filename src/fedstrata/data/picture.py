@@ -22,13 +22,13 @@ from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
-from torch import Tensor
 
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 Ints = NDArray[np.int64]
 

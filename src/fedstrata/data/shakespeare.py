@@ -18,13 +18,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import torch
 
 from fedstrata.data.build import Integers, join_notes, tensor_of
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.leaf import has_leaf, leaf_pools, read_users, spans
 from fedstrata.data.pools import Pool, damaged, data_folder, missing
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 ALPHABET = UNKNOWN + "\n " + "!\"&'(),-.:;?[]_" + string.digits + string.ascii_uppercase + string.ascii_lowercase

@@ -12,7 +12,6 @@ from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
 from fedstrata.methods import Method
 from fedstrata.models import MODELS, build_model
-from fedstrata.receptive import receptive_fields
 from fedstrata.saved import Saved
 from fedstrata.spec import bind, parameters, parse_call, text_of
 from fedstrata.techniques import method
@@ -188,6 +187,8 @@ class Bench:
 
     def _reach(self, text: str) -> float:
         """How many times the image's side the largest receptive field is; it does not hang on the width."""
+        from fedstrata.receptive import receptive_fields
+
         call = parse_call(text)
         shape = tuple(self.facts["input_shape"])
         narrow = text_of(call.name, {**dict(call.kwargs), "width": 1})

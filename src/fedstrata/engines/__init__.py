@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import nn
-
-from fedstrata.cohort import check_vectorises
-from fedstrata.core import Assignment, Visit
-from fedstrata.data.examples import Examples
 from fedstrata.engines.cluster import Cluster
-from fedstrata.engines.processes import Processes
-from fedstrata.engines.ray import RayActors
-from fedstrata.engines.serial import Recall, Serial, Wire
-from fedstrata.engines.training import COHORTS, ONE_BY_ONE
 from fedstrata.errors import UsageError
-from fedstrata.evaluate import Exam
-from fedstrata.machine import cores
+from fedstrata.lazy import nn
 from fedstrata.spec import Table, lookup
-from fedstrata.timing import Clock
-from fedstrata.workshop import Workshop
+
+if TYPE_CHECKING:
+    from fedstrata.core import Assignment, Visit
+    from fedstrata.data.examples import Examples
+    from fedstrata.engines.serial import Recall
+    from fedstrata.evaluate import Exam
+    from fedstrata.timing import Clock
+    from fedstrata.workshop import Workshop
 
 
 def _auto() -> None:
@@ -96,6 +92,11 @@ def build_engine(
     cluster: Cluster | None = None,
 ) -> tuple[str, Engine]:
     """(the name of the engine, the engine); `workers` is how many clients train at once in a run of so many visits."""
+    from fedstrata.engines.processes import Processes
+    from fedstrata.engines.ray import RayActors
+    from fedstrata.engines.serial import Serial, Wire
+    from fedstrata.engines.training import COHORTS, ONE_BY_ONE
+
     lookup("engine", ENGINES, name)
     if name == "ray":
         actors = workers if isinstance(workers, int) else None
@@ -116,6 +117,8 @@ def build_engine(
 
 
 def _check_vmap(shop: Workshop) -> None:
+    from fedstrata.cohort import check_vectorises
+
     if shop.device.type != "cpu":
         raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {shop.device} use 'serial'")
     for arch in shop.archs:
@@ -143,5 +146,7 @@ def _vectorised_is_faster(shop: Workshop) -> bool:
 
 def _fitting(name: str, shop: Workshop) -> int:
     """How many workers `auto` means here."""
+    from fedstrata.machine import cores
+
     alone = name in ("serial", "wire") or shop.device.type != "cpu" or sys.platform == "win32"
     return 1 if alone else cores()

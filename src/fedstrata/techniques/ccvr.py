@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import Assignment, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.lazy import functional as F
+from fedstrata.lazy import nn, torch
 from fedstrata.optim import Sgd
 from fedstrata.strata import Stratum, classifier
 from fedstrata.tensors import Tensors, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def statistics(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensors:

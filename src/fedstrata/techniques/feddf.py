@@ -9,15 +9,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.lazy import functional as F
+from fedstrata.lazy import nn, torch
 from fedstrata.tensors import Tensors, add, each, generator, load
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AT_ONCE = 50
 """Batches that are held in memory at a time."""

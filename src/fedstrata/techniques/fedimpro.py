@@ -10,18 +10,19 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, get_args
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
+from fedstrata.lazy import functional as F
+from fedstrata.lazy import nn, torch
 from fedstrata.passes import calls
 from fedstrata.strata import Stratum, above, positions, split, tap
 from fedstrata.tensors import Tensors, clone, lent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.batchnorm import _NormBase
 
 Form = Literal["paper", "released"]
 Per = Literal["element", "channel"]
@@ -181,7 +182,7 @@ class FedImpro(Technique):
         if times != 1:
             raise UsageError(f"fedimpro's split: '{place}' runs {times} times in a pass; cut after another stage")
         features = _features(setting, place)
-        real = isinstance(features, Tensor) and features.is_floating_point()
+        real = isinstance(features, torch.Tensor) and features.is_floating_point()
         if not real or len(features) != len(setting.sample):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
 
@@ -259,8 +260,8 @@ def _features(setting: Setting, place: str) -> Tensor:
 def _norms_above(model: nn.Module, place: str) -> dict[str, _NormBase]:
     """The norm layers after a stage that look at the whole batch, or keep statistics of it, by name."""
     after = {id(m) for module in split(model, place)[1] for m in module.modules()}
-    norms = {n: m for n, m in model.named_modules() if isinstance(m, _NormBase) and id(m) in after}
-    return {n: m for n, m in norms.items() if isinstance(m, _BatchNorm) or m.track_running_stats}
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and id(m) in after}
+    return {n: m for n, m in norms.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) or m.track_running_stats}
 
 
 def _packed(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
@@ -281,9 +282,9 @@ class _Visit:
         trains_above = not set(a.trains).isdisjoint(above(view.model, self.place))
         self.samples = bool(self.strength) and trains_above and bool(self.known.any())
         self.together = technique.form == "released"
-        self.least = 2 if any(isinstance(m, _BatchNorm) for m in view.model.modules()) else 1
+        self.least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in view.model.modules()) else 1
         self.features, self.sampled, self.labels, self.logits = (torch.empty(0),) * 4
-        self.real, self.beside = 0, dict[str, Tensor]()
+        self.real, self.beside = 0, dict[str, "Tensor"]()
         self.source = self._source(self.known, slot["mean"], slot["variance"])
         self.own = self._start()
 
@@ -365,7 +366,7 @@ class _Visit:
         if not norm.training:
             return values
         sampled = self.beside.pop(name)
-        if type(norm).forward is _BatchNorm.forward:
+        if type(norm).forward is nn.modules.batchnorm._BatchNorm.forward:
             sampled = F.batch_norm(sampled, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
         else:
             own = dict(norm.named_buffers())

@@ -6,14 +6,15 @@ Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from fedstrata.core import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import not_negative, one_of
+from fedstrata.lazy import functional as F
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Denominator = Literal["all", "others"]
 

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import ClassVar, TypeGuard
-
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from fedstrata.core import ClientView, Hooks, Into, Setting, Technique
 from fedstrata.errors import UsageError, not_negative
-from fedstrata.strata import NORMS, Stratum, check_patterns
+from fedstrata.lazy import nn, torch
+from fedstrata.strata import Stratum, check_patterns, is_norm
 from fedstrata.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.conv import _ConvNd
 
 
 def pace(activations: Tensor, mu: float) -> Tensor:
@@ -112,10 +113,10 @@ class _Layer:
         """The factors of the parameters of all neurons that train."""
         self.settle()
         total = self.plain if classifier and self.width == self.classes else self.total
-        assert isinstance(total, Tensor)
+        assert isinstance(total, torch.Tensor)
         factors = pace(total / self.count, mu)
         kernel = [1] * self.weight.weight.dim()
-        kernel[1 if isinstance(self.weight, _ConvTransposeNd) else 0] = self.width
+        kernel[1 if isinstance(self.weight, nn.modules.conv._ConvTransposeNd) else 0] = self.width
         own = f"{self.stratum.name}." if self.stratum.name else ""  # the model itself may be the layer
         shapes = {f"{own}weight": kernel, f"{own}bias": [self.width]}
         shapes |= {f"{norm}.{kind}": shape for norm, shape in self.joined.items() for kind in ("weight", "bias")}
@@ -133,9 +134,9 @@ def _affine(norm: nn.Module, axes: int, neurons: int, width: int) -> list[int] |
 
 def _has_neurons(module: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
     """True for convolutions and linear layers; a grouped transposed convolution has no weight of a channel's own."""
-    if isinstance(module, _ConvTransposeNd) and module.groups > 1:
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) and module.groups > 1:
         return False
-    return isinstance(module, nn.Linear | _ConvNd)
+    return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
 
 
 def _neurons(model: nn.Module, strata: tuple[Stratum, ...]) -> list[tuple[Stratum, nn.Linear | _ConvNd]]:
@@ -146,7 +147,7 @@ def _neurons(model: nn.Module, strata: tuple[Stratum, ...]) -> list[tuple[Stratu
 def _norms(model: nn.Module, stratum: Stratum) -> dict[str, nn.Module]:
     """The norm layers of a stratum."""
     owners = dict.fromkeys(name.rpartition(".")[0] for name in stratum.params)
-    return {owner: module for owner in owners if isinstance(module := model.get_submodule(owner), NORMS)}
+    return {owner: module for owner in owners if is_norm(module := model.get_submodule(owner))}
 
 
 @dataclass(frozen=True, kw_only=True)

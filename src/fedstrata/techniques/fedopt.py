@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import RoundView, Setting, Technique
 from fedstrata.errors import UsageError, positive
+from fedstrata.lazy import torch
 from fedstrata.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TWO = "both are optimisers of the server, and only one can move the model"
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, get_args
 
-import torch
-
 from fedstrata.core import Assignment, Setting, Technique
 from fedstrata.errors import UsageError, one_of
-from fedstrata.prefix import cut_at
+from fedstrata.lazy import torch
 from fedstrata.strata import Stratum, check_patterns
 from fedstrata.tensors import generator
 
@@ -110,6 +108,8 @@ class FedPart(Technique):
         whole = {n for s in setting.strata for n in s.buffers}
         if whole and not self.freeze_norm:
             raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
+        from fedstrata.prefix import cut_at
+
         for group in self.groups(tuple(s for s in setting.strata if not s.idle)):
             still = whole - {n for s in group for n in s.buffers}
             cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.errors import not_negative
 from fedstrata.tensors import Tensors, subtract
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def pull(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], names: Sequence[str], mu: float) -> Times:

@@ -6,13 +6,14 @@ Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.errors import UsageError
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def restriction(counts: Tensor, alpha: float) -> Tensor:

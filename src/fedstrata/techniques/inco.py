@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from fedstrata.core import RoundView, Technique
 from fedstrata.errors import one_of
+from fedstrata.lazy import torch
 from fedstrata.strata import Stratum, alike, earliest, partners
 from fedstrata.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Form = Literal["paper", "theorem", "released"]
 Reference = Literal["first", "conv2"]

@@ -6,17 +6,18 @@ Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
+from fedstrata.lazy import functional as F
+from fedstrata.lazy import torch
 from fedstrata.passes import calls
 from fedstrata.strata import classifier
 from fedstrata.tensors import Tensors, add, laid_out
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstrata.core import ClientView, Hooks, Technique
 from fedstrata.errors import not_negative
+from fedstrata.lazy import torch
 from fedstrata.tensors import Tensors
 
 

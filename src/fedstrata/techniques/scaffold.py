@@ -7,13 +7,14 @@ ICML 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
+from fedstrata.lazy import torch
 from fedstrata.tensors import Tensors, add_, each, subtract, zeros_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _STEPS = "(steps)"
 

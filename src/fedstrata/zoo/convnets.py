@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from fedstrata.errors import UsageError
+from fedstrata.lazy import nn
 from fedstrata.zoo.parts import images, named, positive
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-
-from torch import Tensor, nn
+from typing import Literal
 
 from fedstrata.errors import UsageError
+from fedstrata.lazy import nn
+
+Norm = Literal["batch", "group", "none"]
+"""Norm layers that a model may have."""
 
 
 def named(*children: tuple[str, nn.Module]) -> nn.Sequential:
@@ -49,29 +52,3 @@ def tokens(model: str, input_shape: Sequence[int], classes: int) -> int:
 
 def _text(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) if shape else "()"
-
-
-class First(nn.Module):
-    """The first of what a module returns, where that may be a tuple."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Whatever shape the layer gives."""
-        out = self.layer(x)
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        return first
-
-
-class Step(nn.Module):
-    """One step of a sequence: (batch, length, features) → (batch, features)."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The features at `index`."""
-        return x[:, self.index]

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from torch import Tensor, nn
-
-from fedstrata.zoo.parts import images, named, positive
+from fedstrata.lazy import nn
+from fedstrata.zoo.parts import Norm, images, named, positive
 
 Stem = Literal["3x3", "7x7"]
 Plan = Literal["normal", "mean", "reversed"]
-Norm = Literal["batch", "group", "none"]
 
 
 def channel_plan(plan: Plan, width: int, layers: int) -> list[int]:
@@ -32,118 +30,24 @@ def channel_plan(plan: Plan, width: int, layers: int) -> list[int]:
     return normal[::-1] if plan == "reversed" else normal
 
 
-def _norm(kind: Norm, channels: int) -> nn.Module:
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    if kind == "group":
-        # Fewer than four channels a group would leave nothing to normalise over once the image is down to one
-        # pixel.
-        groups = max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
-        return nn.GroupNorm(groups, channels)
-    return nn.Identity()
-
-
-def _conv(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm) -> nn.Conv2d:
-    """A padded convolution; it has a bias only where no norm layer follows."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm == "none")
-
-
-class _Block(nn.Module):
-    """relu(body(x) + shortcut(x)), or relu(body(x)) without the residual link."""
-
-    expansion: int
-
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
-        super().__init__()
-        self.shortcut: nn.Module | None = None
-
-    def link(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
-        """Add the residual link: the identity, or a 1×1 convolution where the shape changes."""
-        if stride == 1 and inputs == outputs:
-            self.shortcut = nn.Identity()
-        else:
-            conv = _conv(inputs, outputs, 1, stride, norm)
-            self.shortcut = named(("conv", conv), ("norm", _norm(norm, outputs)))
-
-    def body(self, x: Tensor) -> Tensor:
-        """The block's convolutions, up to the last norm layer."""
-        raise NotImplementedError
-
-    def last(self) -> nn.Conv2d:
-        """The convolution whose output meets the residual link."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, height, width) → (batch, outputs, height/stride, width/stride), rounded up."""
-        out = self.body(x)
-        if self.shortcut is not None:
-            out = out + self.shortcut(x)
-        return out.relu()
-
-
-class BasicBlock(_Block):
-    """Two 3×3 convolutions."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
-        super().__init__(inputs, width, stride, norm)
-        self.conv1 = _conv(inputs, width, 3, stride, norm)
-        self.norm1 = _norm(norm, width)
-        self.conv2 = _conv(width, width, 3, 1, norm)
-        self.norm2 = _norm(norm, width)
-
-    def body(self, x: Tensor) -> Tensor:
-        """conv1, norm1, ReLU, conv2, norm2."""
-        out: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
-        return out
-
-    def last(self) -> nn.Conv2d:
-        """conv2."""
-        return self.conv2
-
-
-class Bottleneck(_Block):
-    """1×1, 3×3 and 1×1 convolutions, the last four times as wide; the 3×3 one has the stride."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
-        super().__init__(inputs, width, stride, norm)
-        self.conv1 = _conv(inputs, width, 1, 1, norm)
-        self.norm1 = _norm(norm, width)
-        self.conv2 = _conv(width, width, 3, stride, norm)
-        self.norm2 = _norm(norm, width)
-        self.conv3 = _conv(width, width * self.expansion, 1, 1, norm)
-        self.norm3 = _norm(norm, width * self.expansion)
-
-    def body(self, x: Tensor) -> Tensor:
-        """conv1, norm1, ReLU, conv2, norm2, ReLU, conv3, norm3."""
-        out = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())).relu()
-        final: Tensor = self.norm3(self.conv3(out))
-        return final
-
-    def last(self) -> nn.Conv2d:
-        """conv3."""
-        return self.conv3
-
-
 def _initialise(net: nn.Sequential, norm: Norm) -> None:
     """He initialisation. Without norm layers, residual branches start at zero: the signal stays bounded."""
+    from fedstrata.zoo.layers import Block
+
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in net.modules():
-        if norm == "none" and isinstance(module, _Block) and module.shortcut is not None:
+        if norm == "none" and isinstance(module, Block) and module.shortcut is not None:
             nn.init.zeros_(module.last().weight)
 
 
 def _resnet(
     name: str,
     blocks: Sequence[int],
-    block: type[_Block] = BasicBlock,
+    kind: Literal["basic", "bottleneck"] = "basic",
     *,
     note: str = "",
     default_width: int = 64,
@@ -163,13 +67,16 @@ def _resnet(
         plan: Plan = "normal",
         norm: Norm = "batch",
     ) -> nn.Sequential:
+        from fedstrata.zoo.layers import BasicBlock, Bottleneck, conv, norm_layer
+
+        block = BasicBlock if kind == "basic" else Bottleneck
         channels, _, _ = images(name, input_shape, classes)
         positive(name, width=width)
         widths = channel_plan(plan, width, len(blocks))
-        first = _conv(channels, widths[0], 3, 1, norm) if stem == "3x3" else _conv(channels, widths[0], 7, 2, norm)
+        first = conv(channels, widths[0], 3, 1, norm) if stem == "3x3" else conv(channels, widths[0], 7, 2, norm)
         pool = [("pool", nn.MaxPool2d(3, 2, padding=1))] if maxpool else []
         children: list[tuple[str, nn.Module]] = [
-            ("stem", named(("conv", first), ("norm", _norm(norm, widths[0])), ("relu", nn.ReLU()), *pool))
+            ("stem", named(("conv", first), ("norm", norm_layer(norm, widths[0])), ("relu", nn.ReLU()), *pool))
         ]
         inputs = widths[0]
         for index, (count, planes) in enumerate(zip(blocks, widths, strict=True)):
@@ -190,7 +97,6 @@ def _resnet(
         _initialise(net, norm)
         return net
 
-    kind = "bottleneck" if block is Bottleneck else "basic"
     counts = ", ".join(map(str, blocks))
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"""ResNet-{name.removeprefix("resnet")}: {kind} blocks [{counts}]{note}.
@@ -226,6 +132,6 @@ RESNETS: dict[str, Callable[..., nn.Sequential]] = {
     "resnet22": _resnet("resnet22", (2, 3, 3, 2)),
     "resnet26": _resnet("resnet26", (3, 3, 3, 3)),
     "resnet34": _resnet("resnet34", (3, 4, 6, 3)),
-    "resnet50": _resnet("resnet50", (3, 4, 6, 3), Bottleneck),
-    "resnet101": _resnet("resnet101", (3, 4, 23, 3), Bottleneck),
+    "resnet50": _resnet("resnet50", (3, 4, 6, 3), "bottleneck"),
+    "resnet101": _resnet("resnet101", (3, 4, 23, 3), "bottleneck"),
 }

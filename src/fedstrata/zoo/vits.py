@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fedstrata.errors import UsageError
+from fedstrata.lazy import nn, torch
 from fedstrata.passes import calls
-from fedstrata.zoo.parts import First, Step, images, named, positive
+from fedstrata.zoo.parts import images, named, positive
 
 
 def _library(model: str) -> Any:
@@ -73,28 +71,6 @@ def _in_call_order(net: nn.Sequential, input_shape: tuple[int, ...]) -> nn.Seque
     return net
 
 
-class _Tokens(nn.Module):
-    """A layer of Swin blocks on a fixed grid of patches: (batch, patches, features) → the same, or merged."""
-
-    def __init__(self, layer: nn.Module, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.layer = layer
-        self.grid = grid
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks; the library's layer returns the features first, then things nobody needs here."""
-        out = self.layer(x, self.grid)
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        return first
-
-
-class _Mean(nn.Module):
-    """The mean over the patches: (batch, patches, features) → (batch, features)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(dim=1)
-
-
 def vit(
     input_shape: tuple[int, ...],
     classes: int,
@@ -116,6 +92,8 @@ def vit(
     positive("vit", dim=dim, depth=depth, heads=heads)
     _fits("vit", dim, heads, mlp_ratio)
     library = _library("vit")
+    from fedstrata.zoo.layers import First, Step
+
     config = library.ViTConfig(
         image_size=(grid[0] * patch, grid[1] * patch),
         patch_size=patch,
@@ -168,6 +146,8 @@ def swin(
     for index, number in enumerate(heads):
         _fits("swin", dim * 2**index, number, mlp_ratio)
     library = _library("swin")
+    from fedstrata.zoo.layers import First, Mean, Tokens
+
     parts = library.models.swin.modeling_swin
 
     def config(window: int) -> Any:
@@ -195,13 +175,13 @@ def swin(
             drop_path=[0.0] * depth,
             downsample=parts.SwinPatchMerging if index + 1 < len(depths) else None,
         )
-        children.append((f"layer{index + 1}", _Tokens(layer, grid)))
+        children.append((f"layer{index + 1}", Tokens(layer, grid)))
         if index + 1 < len(depths):
             grid = (-(-grid[0] // 2), -(-grid[1] // 2))
     features = dim * 2 ** (len(depths) - 1)
     net = named(
         *children,
-        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", _Mean()))),
+        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", Mean()))),
         ("head", nn.Linear(features, classes)),
     )
     net.apply(_initialise)

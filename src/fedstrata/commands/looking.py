@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,27 +10,25 @@ from typing import Annotated
 import typer
 
 from fedstrata.errors import UsageError, one_of
-from fedstrata.report.page import write
-from fedstrata.report.plots import FORMATS, check_plots
-from fedstrata.report.plots import plot as plotted
-from fedstrata.report.watch import runs_in, serve
-from fedstrata.saved import Saved
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN…", help="directories of runs, or one that holds several runs", show_default=False),
+    typer.Argument(metavar="RUN…", help="runs' directories, or a directory of several runs", show_default=False),
 ]
 
 
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="the file; default: RUN/report.html, or report.html beside several runs")
+        Path | None, typer.Option(help="the file [default: RUN/report.html, or report.html beside several runs]")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="title of the page; default: what was run on which data")] = None,
+    title: Annotated[str | None, typer.Option(help="of the page [default: what was run on which data]")] = None,
     open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
 ) -> None:
     """Write one HTML file with everything about a run, or about several side by side."""
+    from fedstrata.report import write
+    from fedstrata.saved import Saved
+
     directories = gathered(runs)
     path = out or _home(runs, directories) / "report.html"
     _check_file(path)
@@ -44,17 +41,21 @@ def report(
 def plot(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="directory of the files; default: RUN/plots, or plots beside several runs")
+        Path | None, typer.Option(help="directory for the files [default: RUN/plots, or plots beside several runs]")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "pdf",
+    format_: Annotated[str, typer.Option("--format", help="pdf, png or svg")] = "pdf",
 ) -> None:
     """Write a report's figures as files for papers."""
+    from fedstrata.report.plots import FORMATS, check_plots
+    from fedstrata.report.plots import plot as plotted
+    from fedstrata.saved import Saved
+
     one_of("plot", FORMATS, format=format_)
     check_plots()
     directories = gathered(runs)
     out = out or _home(runs, directories) / "plots"
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} exists and is not a directory")
+        raise UsageError(f"{out} already exists and is not a directory")
     for path in plotted([Saved.read(directory) for directory in directories], out, format_):
         print(path)
 
@@ -62,12 +63,13 @@ def plot(
 def watch(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="a run's directory, or one that holds several runs", show_default=False),
+        typer.Argument(metavar="RUN", help="a run's directory, or a directory of several runs", show_default=False),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to serve on; 0 for any free one")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
 ) -> None:
-    """Show a run's report while it goes on, to this machine alone; Ctrl-C ends it."""
+    """Serve a run's report while it is running, to this machine only; Ctrl-C ends it."""
+    from fedstrata.report.watch import serve
 
     def tell(address: str) -> None:
         print(f"{address} shows {run}; Ctrl-C ends it", flush=True)
@@ -79,8 +81,10 @@ def watch(
 
 def gathered(paths: Sequence[Path]) -> list[Path]:
     """The runs that paths stand for, each once."""
+    from fedstrata.report.watch import runs_in
+
     if not paths:
-        raise UsageError("say which run: its directory, or one that holds several runs")
+        raise UsageError("say which run: its directory, or a directory of several runs")
     found = {path.resolve(): path for given in paths for path in runs_in(given)}
     return list(found.values())
 
@@ -103,5 +107,7 @@ def _check_file(path: Path) -> None:
 
 
 def browse(address: str) -> None:
+    import webbrowser
+
     if not webbrowser.open(address):
-        raise UsageError(f"there is no browser here; open {address} yourself")
+        raise UsageError(f"no browser was found; open {address} yourself")

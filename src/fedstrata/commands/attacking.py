@@ -7,18 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fedstrata.attack.inversion import NOISE, Inversion
-from fedstrata.attack.inversion import invert as inverted
-from fedstrata.attack.sheet import check_pictures
+from fedstrata.commands.options import Json, Quiet, open_screen
 from fedstrata.errors import UsageError
 from fedstrata.wording import plural
+
+if TYPE_CHECKING:
+    from fedstrata.attack import Inversion
 
 app = typer.Typer(help="Attack what a run shares.", no_args_is_help=True)
 
@@ -32,27 +30,35 @@ def _attacks() -> None:
 def invert(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
     split: Annotated[
-        str | None, typer.Option(help="where the low part ends: a stage, or a number of strata; default: the method's")
+        str | None,
+        typer.Option(help="where the lower part ends: a stage, or a number of strata; otherwise the method's"),
     ] = None,
-    client: Annotated[int | None, typer.Option(help="whose images; default: the client with the most classes")] = None,
-    images: Annotated[int, typer.Option(help="number of images, of as many classes as possible")] = 8,
+    client: Annotated[
+        int | None, typer.Option(help="whose images; otherwise those of the client with the most classes")
+    ] = None,
+    images: Annotated[int, typer.Option(help="how many images, of as many classes as possible")] = 8,
     noise: Annotated[
-        list[str] | None, typer.Option(metavar="A,B,…", help=f"levels of noise {list(NOISE)}", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="A,B,…", help="levels of noise [default: 0,0.01,0.1,0.5]", show_default=False),
     ] = None,
     steps: Annotated[int, typer.Option(help="steps of gradient descent, for each row")] = 500,
     lr: Annotated[float, typer.Option(help="the first step, as a share of a pixel's range")] = 0.1,
     tv: Annotated[float, typer.Option(help="weight of the total variation")] = 0.1,
-    seed: Annotated[int, typer.Option(help="seed of the choice of images, the noise and the start")] = 0,
-    data_dir: Annotated[str | None, typer.Option(help="where the data files are now")] = None,
+    seed: Annotated[int, typer.Option(help="of the choice of images, of the noise and of the start")] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="where the dataset's files are now")] = None,
     out: Annotated[Path | None, typer.Option(help="for sheet.png and invert.json; default: RUN/attack")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print only the last line")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Rebuild a client's images from their features, and from the class statistics that FedImpro shares."""
+    from fedstrata.attack.inversion import NOISE
+    from fedstrata.attack.inversion import invert as inverted
+    from fedstrata.attack.sheet import check_pictures
+
     out = directory / "attack" if out is None else out
     check_pictures()
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} exists and is not a directory")
+        raise UsageError(f"{out} already exists and is not a directory")
     levels = NOISE if not noise else _levels(noise)
     with _bar(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
         found = inverted(
@@ -88,8 +94,10 @@ def _levels(given: Sequence[str]) -> list[float]:
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, and how to move it."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+    bar = Progress(*columns, console=open_screen(stderr=True), transient=True, disable=not shown)
     task = bar.add_task("rebuilding", total=None)
     if shown:  # older versions of rich print an empty line for a bar that was never shown
         bar.start()
@@ -101,7 +109,9 @@ def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def _show(found: Inversion, out: Path) -> None:
-    screen = Console(markup=False, emoji=False, highlight=False)
+    from rich.table import Table
+
+    screen = open_screen()
     screen.print(
         f"client {found.client}: {plural(len(found.originals), 'image')}, "
         f"features after {found.split}, means of every {found.per}",
