@@ -10,7 +10,7 @@ import fedstrata
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording"],
+    ["errors", "_version", "wording", "signals"],
     ["spec"],
     ["strata", "tensors", "files", "machine", "compiling", "timing", "branches"],
     ["data", "cost", "prefix", "receptive"],
@@ -26,7 +26,8 @@ LAYERS = [
     ["cohort", "server", "evaluate", "store"],
     ["checkpoint", "engines", "fitting", "probes"],
     ["exams", "probing", "facts"],
-    ["rundir", "config"],
+    ["config"],
+    ["rundir"],
     ["saved"],
     ["trained", "journal"],
     ["diagnosis"],

@@ -26,7 +26,21 @@ from fedstrata import checkpoint
 from fedstrata.files import LOCK
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
-from tests.runs import LONG, config, fedstrata, metrics, one_sentence, options, process, same, sentence, shorten, strays
+from tests.runs import (
+    LONG,
+    config,
+    edit,
+    fedstrata,
+    metrics,
+    one_sentence,
+    options,
+    process,
+    same,
+    sentence,
+    settle,
+    shorten,
+    strays,
+)
 
 
 @pytest.fixture(scope="module")
@@ -456,10 +470,11 @@ def test_what_is_no_run(tmp_path: Path, place: str, capsys: pytest.CaptureFixtur
 def test_divergence_keeps_the_last_good_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     open_run(config(rounds=2, checkpoint_seconds=1e6), run).fit()
-    good = checkpoint.paths(run / "checkpoints")[0].read_bytes()
     (run / "model.safetensors").unlink()
-    (run / "run.toml").write_text((run / "run.toml").read_text().replace("lr = 0.1\n", "lr = 1e20\n"))
+    edit(run, "lr", 1e20)
+    settle(run, lr=1e20)
     shorten(run, 5)
+    good = checkpoint.paths(run / "checkpoints")[0].read_bytes()
     for _ in range(2):  # the same bits diverge again
         assert fedstrata("resume", run, "--quiet") == 1
         assert one_sentence(capsys).startswith("training diverged in round 3: ")

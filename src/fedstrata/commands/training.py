@@ -121,8 +121,7 @@ class _Wish:
 
 def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
     screen = open_screen()
-    writer = _events_writer(federation) if wish.tensorboard else None
-    listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
+    listeners: list[Callable[[Record], None]] = []
     silent = wish.quiet or wish.as_json
 
     def hear(record: Record) -> None:
@@ -130,6 +129,8 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
             listener(record)
 
     try:
+        writer = _events_writer(federation) if wish.tensorboard else None
+        listeners += [] if writer is None else [writer]
         if silent:
             for note in federation.notes:
                 print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)

@@ -21,6 +21,7 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.history import Record, rounds_to
 from fedstrata.run import open_run
+from fedstrata.signals import stopping
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,13 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
     """
     if jobs < 1:
         raise UsageError(f"jobs must be 1 or more, not {jobs}")
-    runs = missing(plan)
-    _check_some_fit(runs)
-    if jobs > 1 and not plan.workers:
-        runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
     tell = on_news or (lambda news: None)
     failures: Failures = {}
     try:
+        runs = missing(plan)
+        _check_some_fit(runs)
+        if jobs > 1 and not plan.workers:
+            runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
         (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
     except KeyboardInterrupt:
         total = len({run.directory for run in plan.runs})
@@ -295,8 +296,10 @@ def attend() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()
-    try:
-        failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
-    except KeyboardInterrupt:
-        sys.exit(Stopped.exit_code)
+    with stopping() as stop:
+        try:
+            failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
+        except KeyboardInterrupt:
+            stop.heard()
+            sys.exit(Stopped.exit_code)
     print(json.dumps({"failure": failure and str(failure), "code": failure and failure.exit_code}))
