@@ -72,8 +72,8 @@ class Journal:
         if self._directory is None:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
         directory, store = self._directory, self._directory.store()
-        same_config(directory.config, dict(config))
         notes = directory.check_unedited()
+        same_config(directory.config, dict(config))
         self._deciding = deciding(config)
         states, rows, damaged = directory.recover()
         for state in states[:1]:

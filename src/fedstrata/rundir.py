@@ -126,7 +126,7 @@ class RunDirectory:
         Raises:
             UsageError: if it was edited; the sentence names the fields.
         """
-        for path in checkpoint.paths(self.checkpoints):
+        for path in checkpoint.paths(self.checkpoints) if self.config.exists() else ():
             with suppress(Damaged):
                 begun = checkpoint.settings(path)
                 if begun is None:

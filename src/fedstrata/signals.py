@@ -5,12 +5,13 @@ For processes that are ours alone: a program that uses the library keeps its own
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -19,11 +20,11 @@ ENDING = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 PATIENCE = 1.0
 """Seconds in which several signals are one wish to end: launchers pass Ctrl-C on, so that it comes twice."""
 AGAIN = 0.01
-"""Seconds after which a lost interrupt comes again."""
+"""Seconds after which an interrupt comes again that was lost, or came in the middle of an import."""
 
 
 class Interrupt(KeyboardInterrupt):
-    """A signal's wish that the process end. It comes again where it is lost: in some imports, and in finalizers."""
+    """A signal's wish that the process end. It comes again where it is lost, as in finalizers."""
 
     def __init__(self, stop: Stop) -> None:
         super().__init__()
@@ -39,6 +40,8 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first signal that came."""
+        self.working = False
+        """True once there is something to lose."""
         self.raised = 0
         """The interrupt that is on its way, by its id; 0 for none, or for one that was lost."""
         self._since = 0.0
@@ -49,19 +52,32 @@ class Stop:
         if self._heard:
             return
         if number not in ENDING:  # the timer's
-            wanted = self.signal is not None and not self.raised
+            wanted, impatient = self.signal is not None and not self.raised, False
         else:
             impatient = number == signal.SIGINT and time.monotonic() - self._since > PATIENCE
             wanted = self.signal is None or impatient
         if wanted:
-            self.signal, self._since = self.signal or number, time.monotonic()
+            self.signal = self.signal or number
+            if _importing(frame) and not (impatient and self._since):
+                self._outlast()
+                return
+            self._since = time.monotonic()
             raise Interrupt(self)  # no variable may hold it: with its traceback it would never be freed
+
+    def _outlast(self) -> None:
+        """What to do in the middle of an import: end at once if nothing is lost by that, else wait for its end."""
+        if not self.working:
+            with suppress(OSError):
+                os.write(2, b"fedstrata: stopped\n")
+            os._exit(self.code)
+        self._since = self._since or time.monotonic()
+        _set_timer(AGAIN)
 
     def lost(self, interrupt: Interrupt) -> None:
         """Nobody holds an interrupt any more: unless it was heard, it comes again. Not from here, where all is lost."""
-        if id(interrupt) == self.raised and not self._heard and hasattr(signal, "setitimer"):
+        if id(interrupt) == self.raised and not self._heard:
             self.raised = 0
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            _set_timer(AGAIN)
 
     def heard(self) -> bool:
         """The process is about to end, so nothing need interrupt it any more; True if a signal asked for that."""
@@ -74,7 +90,28 @@ class Stop:
         return 128 + (self.signal or signal.SIGINT)
 
 
+def _set_timer(seconds: float) -> None:
+    """Let SIGALRM come after some time, where there is such a thing; 0 for never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """True in the middle of an import: those of torch and NumPy abort, or break for good, where one interrupts them."""
+    while frame is not None and hasattr(signal, "setitimer"):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 _stop: Stop | None = None
+
+
+def work_begins() -> None:
+    """From now on the command has something to lose, and to save, when it is told to end."""
+    if _stop is not None:
+        _stop.working = True
 
 
 @contextmanager
@@ -100,8 +137,7 @@ def stopping() -> Iterator[Stop]:
         yield stop
     finally:
         stop.heard()
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_timer(0)
         sys.unraisablehook, _stop = unraisable, None
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -13,7 +13,7 @@ from fedstrata import console
 from fedstrata.commands.options import Json, Open, Report, Sets, numbers, open_screen, with_fields
 from fedstrata.compare import Comparison, overlaid, plan, run_missing, tabulate
 from fedstrata.config import read_toml
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import FedstrataError, Stopped, UsageError
 from fedstrata.report import write
 from fedstrata.report.command import browse
 from fedstrata.reproduce import PAPERS, SCALES
@@ -102,9 +102,13 @@ def reproduce(
     """Make a paper's experiments again: its tables, and its claims, each with 'holds' or 'does not hold'."""
     screen = open_screen(quiet=quiet)
     watch = functools.partial(console.RunsWatcher, screen)
-    found = reproduced(
-        paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
-    )
+    try:
+        found = reproduced(
+            paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
+        )
+    except (KeyboardInterrupt, Stopped):
+        kept = "the same command goes on" if out else "nothing is kept without --out, so the same command begins anew"
+        raise Stopped(f"stopped; {kept}") from None
     open_screen().print(found, soft_wrap=True)
     if found.failures:
         raise FedstrataError(f"{plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}")

@@ -37,6 +37,7 @@ from fedstrata.report.command import browse
 from fedstrata.run import open_run, resume_run
 from fedstrata.rundir import RunDirectory, fresh_directory
 from fedstrata.saved import Saved
+from fedstrata.signals import work_begins
 from fedstrata.wording import percent, plural
 
 DEMO = {
@@ -128,6 +129,7 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
         for listener in listeners:
             listener(record)
 
+    work_begins()
     try:
         writer = _events_writer(federation) if wish.tensorboard else None
         listeners += [] if writer is None else [writer]

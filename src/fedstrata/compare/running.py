@@ -21,7 +21,7 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.history import Record, rounds_to
 from fedstrata.run import open_run
-from fedstrata.signals import stopping
+from fedstrata.signals import stopping, work_begins
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
         _check_some_fit(runs)
         if jobs > 1 and not plan.workers:
             runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
+        work_begins()
         (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
     except KeyboardInterrupt:
         total = len({run.directory for run in plan.runs})
@@ -297,6 +298,7 @@ def attend() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     with stopping() as stop:
+        work_begins()
         try:
             failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
         except KeyboardInterrupt:
