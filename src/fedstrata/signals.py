@@ -114,6 +114,12 @@ def work_begins() -> None:
         _stop.working = True
 
 
+def heard() -> None:
+    """The command has caught a KeyboardInterrupt and ends by itself: it need not come again."""
+    if _stop is not None:
+        _stop.heard()
+
+
 @contextmanager
 def stopping() -> Iterator[Stop]:
     """Let every signal that ends a process raise KeyboardInterrupt; those that were ignored stay so, as under nohup."""
