@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import fedstrata as fs
+from fedstrata import checkpoint
 from fedstrata.cli import _guarded
 from fedstrata.config import RunConfig, checked
 
@@ -100,9 +101,24 @@ def strays(directory: Path) -> list[Path]:
 
 
 def shorten(run: Path, rounds: int) -> None:
-    """Let a run end in another round."""
-    text = (run / "run.toml").read_text()
-    (run / "run.toml").write_text(re.sub(r"^rounds = \d+$", f"rounds = {rounds}", text, flags=re.M))
+    """Let a run end in another round, as if it had begun so."""
+    edit(run, "rounds", rounds)
+    settle(run, rounds=rounds)
+
+
+def settle(run: Path, **changes: Any) -> None:
+    """Let the checkpoints of a run say that it began with other settings."""
+    for path in checkpoint.paths(run / "checkpoints"):
+        begun = checkpoint.settings(path)
+        assert begun is not None
+        checkpoint.save(path.parent, checkpoint.load(path), begun | {n: repr(v) for n, v in changes.items()})
+
+
+def edit(run: Path, name: str, value: Any) -> None:
+    """Change a field of run.toml, and nothing else."""
+    text, changed = re.subn(rf"^{name} = .*$", f"{name} = {value}", (run / "run.toml").read_text(), flags=re.M)
+    assert changed == 1
+    (run / "run.toml").write_text(text)
 
 
 @contextmanager

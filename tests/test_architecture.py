@@ -14,7 +14,7 @@ import fedstrata
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording", "kinds", "lazy"],
+    ["errors", "_version", "wording", "kinds", "lazy", "signals"],
     ["spec"],
     ["tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
     ["passes"],
@@ -33,7 +33,8 @@ LAYERS = [
     ["checkpoint", "engines", "fitting", "probes"],
     ["exams", "probing", "facts"],
     ["tables"],
-    ["rundir", "config"],
+    ["config"],
+    ["rundir"],
     ["saved"],
     ["trained", "journal"],
     ["diagnosis"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fedstrata.config import RunConfig, checked
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run
 from fedstrata.techniques.fedimpro import moments, rows
-from tests.runs import fedstrata, full_disk, one_sentence, strays
+from tests.runs import edit, fedstrata, full_disk, one_sentence, strays
 
 Capture = pytest.CaptureFixture[str]
 QUICK: dict[str, Any] = {"images": 4, "noise": (0.0, 0.5, 5.0), "steps": 60}
@@ -352,6 +353,14 @@ def test_refused_runs(run: Path, tmp_path: Path, capsys: Capture, changes: dict[
     assert fedstrata("attack", "invert", copy, *FAST) == 2
     assert sentence in one_sentence(capsys)
     assert not (copy / "attack").exists()
+
+
+def test_a_run_that_was_edited(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    """With another seed, other images would be taken for the client's."""
+    edited = shutil.copytree(run, tmp_path / "run")
+    edit(edited, "seed", 7)
+    assert fedstrata("attack", "invert", edited, "--split", "conv1") == 2
+    assert "run.toml was edited after the run began: seed was 0, is 7" in one_sentence(capsys)
 
 
 def test_where_no_finished_run_is(run: Path, tmp_path: Path, capsys: Capture) -> None:

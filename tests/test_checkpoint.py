@@ -135,6 +135,9 @@ def test_create_and_refuse(tmp_path: Path) -> None:
     }
     with pytest.raises(UsageError, match=r"holds a run already; go on with it: fedstrata resume '.*my run'"):
         RunDirectory(directory.path).create("x = 2\n")
+    (directory.path / "summary.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"my run holds a finished run already: choose another --out$"):
+        RunDirectory(directory.path).create("x = 2\n")
     assert directory.config.read_text() == "x = 1\n"
 
 

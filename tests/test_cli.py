@@ -456,7 +456,7 @@ def test_places_that_cannot_be_written(whole: Path, tmp_path: Path, capsys: Capt
     for out, said in [
         ("file", "file is there already and not empty"),
         ("full", "full is there already and not empty"),
-        ("a run", "a run holds a run already; go on with it: fedstrata resume 'a run'"),
+        ("a run", "a run holds a finished run already: choose another --out"),
         ("file/run", "cannot write file/run: not a directory"),
         ("/proc/fedstrata/run", "cannot write /proc/fedstrata/run: no such file or directory"),
         ("/dev/null/run", "cannot write /dev/null/run: not a directory"),

@@ -26,7 +26,21 @@ from fedstrata import checkpoint
 from fedstrata.files import LOCK
 from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
-from tests.runs import LONG, config, fedstrata, metrics, one_sentence, options, process, same, sentence, shorten, strays
+from tests.runs import (
+    LONG,
+    config,
+    edit,
+    fedstrata,
+    metrics,
+    one_sentence,
+    options,
+    process,
+    same,
+    sentence,
+    settle,
+    shorten,
+    strays,
+)
 
 
 @pytest.fixture(scope="module")
@@ -402,6 +416,84 @@ def test_a_line_without_its_end_is_mended(tmp_path: Path, whole: Path) -> None:
     assert (run / "metrics.jsonl").read_text() == text
 
 
+# --- an edited run.toml ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("lr", 0.2, "lr was 0.1, is 0.2"),
+        ("rounds", 5, "rounds was 4, is 5"),
+        ("participation", 1, "participation was 0.4, is 1"),
+        ("seed", 3, "seed was 0, is 3"),
+        ("method", '"fedprox"', "method was \"fedavg(buffers='local')\", is 'fedprox'"),
+    ],
+)
+def test_a_setting_that_decides(
+    tmp_path: Path, whole: Path, name: str, value: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused by every way to go on from the checkpoint, and nothing changes on the disk."""
+    run = stopped(whole, tmp_path / "run")
+    edit(run, name, value)
+    before = contents(run)
+    assert fedstrata("resume", run) == 2
+    found = one_sentence(capsys)
+    assert found.startswith(f"{run}/run.toml was edited after the run began: {said}")
+    assert found.endswith("; put it back, or start a new run")
+    assert fedstrata("diagnose", run) == 2
+    assert said in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_several_settings_and_one_that_was_not_set(tmp_path: Path, whole: Path) -> None:
+    run = stopped(whole, tmp_path / "run")
+    edit(run, "lr", "0.2\nclip = 1.0")
+    with pytest.raises(fs.UsageError, match=r"began: lr was 0\.1, is 0\.2, clip was not set, is 1\.0; put it back"):
+        resume_run(run)
+
+
+def test_a_setting_that_does_not_decide(tmp_path: Path, whole: Path) -> None:
+    run = stopped(whole, tmp_path / "run")
+    edit(run, "checkpoint_seconds", 7.0)
+    edit(run, "probe_every", 2)
+    (run / "run.toml").write_text("# a remark\n" + (run / "run.toml").read_text())
+    resume_run(run).fit()
+    assert same(run, whole)
+
+
+def test_a_checkpoint_that_does_not_tell_its_settings(tmp_path: Path, whole: Path) -> None:
+    """As older versions wrote them: it goes on, and a note says what could not be looked at."""
+    run = stopped(whole, tmp_path / "run")
+    for path in checkpoint.paths(run / "checkpoints"):
+        checkpoint.save(path.parent, checkpoint.load(path))
+        assert checkpoint.settings(path) is None
+    resumed = resume_run(run)
+    assert any("it cannot be told whether run.toml was edited" in note for note in resumed.notes)
+    resumed.fit()
+    assert same(run, whole)
+
+
+def test_an_edit_before_the_first_checkpoint_begins_anew(tmp_path: Path, whole: Path) -> None:
+    """There is nothing to be unlike, and what is written of the run is what it is now."""
+    run = stopped(whole, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    edit(run, "model", '"cnn2(width=2)"')
+    resume_run(run).fit()
+    open_run(config(model="cnn2(width=2)"), tmp_path / "reference").fit()
+    assert same(run, tmp_path / "reference")
+    assert (run / "facts.json").read_text() == (tmp_path / "reference" / "facts.json").read_text()
+
+
+def test_an_edit_of_a_run_made_in_python(tmp_path: Path) -> None:
+    clients = [(torch.ones(8, 4), torch.arange(8) % 2) for _ in range(2)]
+    run, model = tmp_path / "run", nn.Linear(4, 2)
+    fs.Federation(model, clients, rounds=2, lr=0.1, out=run).fit()
+    fs.Federation(model, clients, rounds=2, lr=0.1, out=run, resume=True).fit()
+    edit(run, "lr", 0.2)
+    with pytest.raises(fs.UsageError, match=r"was edited after the run began: lr was 0\.1, is 0\.2"):
+        fs.Federation(model, clients, rounds=2, lr=0.2, out=run, resume=True)
+
+
 # --- what else resuming must do --------------------------------------------------------------------------------------
 
 
@@ -456,10 +548,11 @@ def test_what_is_no_run(tmp_path: Path, place: str, capsys: pytest.CaptureFixtur
 def test_divergence_keeps_the_last_good_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     open_run(config(rounds=2, checkpoint_seconds=1e6), run).fit()
-    good = checkpoint.paths(run / "checkpoints")[0].read_bytes()
     (run / "model.safetensors").unlink()
-    (run / "run.toml").write_text((run / "run.toml").read_text().replace("lr = 0.1\n", "lr = 1e20\n"))
+    edit(run, "lr", 1e20)
+    settle(run, lr=1e20)
     shorten(run, 5)
+    good = checkpoint.paths(run / "checkpoints")[0].read_bytes()
     for _ in range(2):  # the same bits diverge again
         assert fedstrata("resume", run, "--quiet") == 1
         assert one_sentence(capsys).startswith("training diverged in round 3: ")

@@ -1,5 +1,22 @@
-"""`python -m fedstrata`."""
+"""`python -m fedstrata`, and what the command `fedstrata` runs."""
 
-from fedstrata.cli import main
+import sys
 
-main()
+from fedstrata import signals
+
+
+def main() -> None:
+    """Run the command, which may be stopped from the first moment on."""
+    with signals.stopping() as stop:
+        try:
+            from fedstrata.cli import main as command
+
+            command()
+        except KeyboardInterrupt:  # before the command began
+            stop.heard()
+            print("fedstrata: stopped", file=sys.stderr)
+            sys.exit(stop.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -39,13 +40,14 @@ def paths(directory: Path) -> list[Path]:
     return sorted(there, key=number, reverse=True)
 
 
-def save(directory: Path, state: ServerState) -> Path:
-    """Write a checkpoint."""
+def save(directory: Path, state: ServerState, settings: Mapping[str, str] | None = None) -> Path:
+    """Write a checkpoint, with the settings that decide about the run's result, as `config.deciding` has them."""
     tensors: Tensors = {f"param/{n}": t for n, t in state.params.items()}
     tensors |= {f"buffer/{n}": t for n, t in state.buffers.items()}
     tensors |= {f"state:{t}/{n}": v for t, slot in state.techniques.items() for n, v in slot.items()}
     tensors |= {"held": state.held, "remembers": state.remembers}
     head = {"round": state.round, "techniques": list(state.techniques), "changed": dict(state.changed)}
+    head |= {} if settings is None else {"settings": dict(settings)}
     path = _path(directory, state.round)
     write_sealed(path, pack(head, tensors))
     return path
@@ -83,6 +85,19 @@ def _sound(state: ServerState) -> bool:
         return False
     last = [*state.changed.values(), *(n for t in clients if len(t) for n in (int(t.min()), int(t.max())))]
     return all(-1 <= n < max(state.round, 1) for n in last)
+
+
+def settings(path: Path) -> dict[str, str] | None:
+    """What decides about the result of the run that wrote a checkpoint; None in those of older versions.
+
+    Raises:
+        Damaged: if the file is not whole.
+    """
+    try:
+        found = unpack(read_sealed(path))[0].get("settings")
+    except FedstrataError as error:
+        raise Damaged(f"{path} is damaged") from error
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
 
 
 def load_all(directory: Path) -> tuple[list[ServerState], list[Path]]:

@@ -7,12 +7,13 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 import typer.core
 
-from fedstrata import __version__
+from fedstrata import __version__, signals
 from fedstrata.commands import comparing, diagnosing, listing, looking, training
 from fedstrata.commands.attacking import app as attack_app
 from fedstrata.commands.data import app as data_app
@@ -82,6 +83,10 @@ def main() -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or _report(error, debug)
+    try:
+        sys.stderr.flush()
+    except OSError:  # a terminal that was closed: nobody reads it, and Python would change the exit code for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 
 
@@ -103,13 +108,18 @@ def _is_file(word: str) -> bool:
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:
-    try:
-        code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
-        if code == Stopped.exit_code:  # what typer makes of Ctrl-C
-            raise Stopped("stopped")
-        return code
-    except BaseException as error:
-        return _report(error, debug)
+    with signals.stopping() as stop:
+        try:
+            code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
+            if code == Stopped.exit_code:  # what typer makes of Ctrl-C
+                raise Stopped("stopped")
+            return code
+        except BaseException as error:
+            asked = stop.heard()
+            # What went wrong on the way out of an interrupt, such as printing to a closed terminal, is not the news.
+            told = Stopped("stopped") if asked and not isinstance(error, FedstrataError) else error
+            code = _report(told, debug)
+            return stop.code if isinstance(told, Stopped) else code
 
 
 def _report(error: BaseException, debug: bool) -> int:
@@ -132,10 +142,11 @@ def _report(error: BaseException, debug: bool) -> int:
         sentence, code = "there is not enough memory", 2
     else:
         sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
-    if sentence.startswith("Usage: "):  # a command without its subcommand: the whole help
-        print(sentence, file=sys.stderr)
-    elif sentence:
-        print(f"fedstrata: {one_line(sentence)}", file=sys.stderr)
+    with suppress(OSError):  # of a terminal that was closed
+        if sentence.startswith("Usage: "):  # a command without its subcommand: the whole help
+            print(sentence, file=sys.stderr)
+        elif sentence:
+            print(f"fedstrata: {one_line(sentence)}", file=sys.stderr)
     return code
 
 

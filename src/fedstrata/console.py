@@ -6,6 +6,7 @@ import csv
 import io
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,10 +219,12 @@ class Watcher:
             self._live.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self._federation.on_visit = None
         if self._console.is_terminal:
-            self._live.stop()
+            self._live.transient = kind is None  # no summary follows an error: the rounds stay on the screen
+            with suppress(OSError):  # a terminal that was closed
+                self._live.stop()
 
     def _visited(self, done: int, total: int) -> None:
         self._clients.update(self._visit, completed=done, total=total)
@@ -438,9 +441,11 @@ class RunsWatcher:
             self._bars.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if self._console.is_terminal:
-            self._bars.stop()
+            self._bars.live.transient = kind is None  # how far the runs were stays on the screen
+            with suppress(OSError):  # a terminal that was closed
+                self._bars.stop()
 
     def hear(self, news: News) -> None:
         """Show how far a run is."""

@@ -6,7 +6,8 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -269,6 +270,8 @@ class Federation:
         self.notes += begun.notes
         self.records, self.probes = list(begun.records), list(begun.probes)
         self.state = begun.state or self.state
+        if begun.state is None:  # it begins anew, by what run.toml says now
+            self._journal.describe(self._facts())
 
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
@@ -281,12 +284,13 @@ class Federation:
         Raises:
             Diverged: if training leaves the finite numbers; the last good state is kept.
         """
-        for record in self.rounds():
-            if on_record is not None:
-                on_record(record)
+        with closing(self.rounds()) as rounds:  # a listener that fails leaves a checkpoint, too
+            for record in rounds:
+                if on_record is not None:
+                    on_record(record)
         return self.history()
 
-    def rounds(self) -> Iterator[Record]:
+    def rounds(self) -> Generator[Record, None, None]:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         self.probes = [row for row in self.probes if row["round"] <= self.state.round]
@@ -298,8 +302,10 @@ class Federation:
         except BaseException as error:
             if sys.is_finalizing():  # the interpreter is half gone: nothing can be written any more
                 raise
-            self._engine.close()
-            self.save()
+            try:
+                self.save()  # first: whoever sent a signal may not wait for long
+            finally:
+                self._engine.close()
             if isinstance(error, Diverged) and self.out is not None:
                 told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
                 self._journal.finish(self.model, {**self.summary(), "diverged": told})
@@ -437,7 +443,11 @@ class Federation:
 
     def save(self) -> None:
         """Write a checkpoint of the last complete round, if the run has a directory and it is not saved yet."""
-        self._journal.save(self.state)
+        try:
+            self._journal.save(self.state)
+        except KeyboardInterrupt:  # while it is being written, which an interrupt is about to ask for anyway
+            self._journal.save(self.state)
+            raise
 
     def close(self) -> None:
         """End the worker processes, if there are any; a federation that goes on starts new ones."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config import same_config, to_toml
+from fedstrata.config import deciding, same_config, to_toml
 from fedstrata.core import Slots
 from fedstrata.errors import UsageError
 from fedstrata.fitting import misfit
@@ -43,6 +43,7 @@ class Journal:
         self._directory = None if out is None else RunDirectory(Path(out))
         self.store: Store = DictStore() if self._directory is None else self._directory.store()
         self._seconds = seconds
+        self._deciding: Mapping[str, str] = {}
         self._saved_at, self._saved_round = time.monotonic(), -1
 
     @property
@@ -58,6 +59,7 @@ class Journal:
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         """Make the directory of a new run, if it is to have one."""
+        self._deciding = deciding(config)
         if self._directory is not None:
             self._directory.create(to_toml(dict(config), list(header)), about(), facts())
 
@@ -70,13 +72,15 @@ class Journal:
         if self._directory is None:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
         directory, store = self._directory, self._directory.store()
+        notes = directory.check_unedited()
         same_config(directory.config, dict(config))
+        self._deciding = deciding(config)
         states, rows, damaged = directory.recover()
         for state in states[:1]:
             why = misfit(fresh, state)
             if why is not None:
                 raise UsageError(f"{directory.path} was run with {why}")
-        notes = directory.differences({**versions(), **about})
+        notes += directory.differences({**versions(), **about})
         instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
         notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
         store.sweep([state.remembers for state in states])
@@ -120,8 +124,13 @@ class Journal:
     def save(self, state: ServerState) -> None:
         """Write a checkpoint, if there is a directory and the state is not saved yet."""
         if self._directory is not None and state.round > self._saved_round:
-            self.store.forget(self._directory.save(state))
+            self.store.forget(self._directory.save(state, self._deciding))
             self._saved_at, self._saved_round = time.monotonic(), state.round
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write down what model and data are."""
+        if self._directory is not None:
+            self._directory.describe(facts)
 
     def finish(self, model: nn.Module, summary: Mapping[str, Any]) -> None:
         """Write the final model and the summary."""

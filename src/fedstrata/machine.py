@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +44,40 @@ def keep_memory() -> bool:
     if not (mallopt(_MMAP_THRESHOLD, 1 << 30) or mallopt(_MMAP_THRESHOLD, 32 << 20)):
         return False
     return bool(mallopt(_TRIM_THRESHOLD, 1 << 30)) and bool(mallopt(_TOP_PAD, 16 << 20))
+
+
+_PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
+_LOOK = 0.5  # seconds between looks at the parent
+
+
+def end_with(parent: int, lasting: bool) -> None:
+    """Let this process end at once when its parent does, however that ends.
+
+    Args:
+        parent: its number.
+        lasting: the thread that started this process lives as long as the parent: Linux takes its end for the parent's.
+    """
+    if not (lasting and _dies_with_parent()):
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before anybody watched
+        os._exit(1)
+
+
+def _dies_with_parent() -> bool:
+    """Ask Linux to kill this process when its parent ends; False elsewhere."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return not ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def _watch(parent: int) -> None:
+    """End this process when it has another parent, also in the middle of a step."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(1)
 
 
 @contextmanager

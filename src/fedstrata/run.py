@@ -154,6 +154,7 @@ def _recipe(directory: Path) -> dict[str, Any]:
 def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> Trial:
     """What the probes find in a few rounds more of a run, which start from the state that it has now."""
     values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
+    RunDirectory(directory).check_unedited()
     federation = open_run(checked(RunConfig, values), None)
     states, _ = load_all(directory / "checkpoints")
     if not states:

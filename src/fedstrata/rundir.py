@@ -30,10 +30,12 @@ from torch import nn
 
 from fedstrata import checkpoint
 from fedstrata._version import __version__
+from fedstrata.config import check_unedited
 from fedstrata.errors import UsageError
 from fedstrata.files import (
     LOCK,
     Claim,
+    Damaged,
     append_line,
     claim,
     disk_errors,
@@ -99,7 +101,7 @@ class RunDirectory:
         """
         with disk_errors(self.path):
             if self.config.exists():
-                raise UsageError(f"{self.path} holds a run already; go on with it: {self.resume_command}")
+                raise UsageError(f"{self.path} holds {self._held()}")
             if os.path.lexists(self.path) and not self._vacant():
                 raise UsageError(f"{self.path} is there already and not empty")
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -109,7 +111,7 @@ class RunDirectory:
             write_atomic(self.config, config)  # first: from here on the run can be resumed
             self._complete(about or {})
             if facts:
-                write_atomic(self.path / "facts.json", json.dumps(facts) + "\n")
+                self.describe(facts)
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):
@@ -118,6 +120,31 @@ class RunDirectory:
                 if not made:
                     self.path.mkdir(exist_ok=True)
             raise
+
+    def _held(self) -> str:
+        """The run that is there, and what to do about it."""
+        if (self.path / "summary.json").exists():
+            return "a finished run already: choose another --out"
+        return f"a run already; go on with it: {self.resume_command}"
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write what model and data are."""
+        write_atomic(self.path / "facts.json", json.dumps(facts) + "\n")
+
+    def check_unedited(self) -> tuple[str, ...]:
+        """Refuse a run.toml that is not what the run began with; notes, where that cannot be told.
+
+        Raises:
+            UsageError: if it was edited; the sentence names the fields.
+        """
+        for path in checkpoint.paths(self.checkpoints) if self.config.exists() else ():
+            with suppress(Damaged):
+                begun = checkpoint.settings(path)
+                if begun is None:
+                    return (f"{path.name} is of an older version: it cannot be told whether run.toml was edited since",)
+                check_unedited(self.config, begun)
+                break
+        return ()
 
     def _vacant(self) -> bool:
         """True for a directory that holds nothing, or only what a run left that was killed before it began."""
@@ -204,9 +231,9 @@ class RunDirectory:
         """Add a measured round to probes.jsonl."""
         append_line(self.probes, json.dumps(row, allow_nan=False))
 
-    def save(self, state: ServerState) -> int:
+    def save(self, state: ServerState, settings: Mapping[str, str] | None = None) -> int:
         """Write a checkpoint and drop the oldest; returns the round of the oldest kept one."""
-        checkpoint.save(self.checkpoints, state)
+        checkpoint.save(self.checkpoints, state, settings)
         kept = checkpoint.paths(self.checkpoints)
         for path in kept[self.keep :]:
             path.unlink(missing_ok=True)

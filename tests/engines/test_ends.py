@@ -99,6 +99,64 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
+BUSY = """
+import sys, threading, time, torch, fedstrata as fs
+from multiprocessing import active_children
+from torch.utils.data import Dataset
+
+class Endless(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        end = time.monotonic() + (60 if START + 1 < time.monotonic() else 0)
+        while time.monotonic() < end:
+            sum(range(1000))
+        return torch.ones(6), index % 2
+
+def fit():
+    settings = dict(rounds=50, engine="processes", workers=2, threads=int(sys.argv[2]))
+    federation = fs.Federation(torch.nn.Linear(6, 2), [Endless() for _ in range(4)], **settings)
+    federation.on_visit = lambda *_: None
+    federation.fit()
+
+def tell():
+    while len(active_children()) < 2:
+        time.sleep(0.01)
+    time.sleep(2)
+    print(*(w.pid for w in active_children()), flush=True)
+
+if __name__ == "__main__":
+    START = time.monotonic()
+    threading.Thread(target=tell, daemon=True).start()
+    if sys.argv[1] == "thread":
+        thread = threading.Thread(target=fit)
+        thread.start()
+        thread.join()
+    else:
+        fit()
+else:
+    START = -1e9
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "threads"), [("main", 1), ("thread", 1), ("main", 2)], ids=["forked", "from a thread", "spawned"]
+)
+def test_workers_end_at_once_when_the_main_process_is_killed(where: str, threads: int, tmp_path: Path) -> None:
+    """In the middle of a visit that would take minutes."""
+    (tmp_path / "busy.py").write_text(BUSY)
+    child = process(where, threads, cwd=tmp_path, code="import runpy; runpy.run_path('busy.py', run_name='__main__')")
+    assert child.stdout is not None
+    workers = [int(pid) for pid in child.stdout.readline().split()]
+    assert len(workers) == 2, child.communicate()
+    assert all(map(alive, workers))
+    child.kill()
+    child.communicate(timeout=LONG)
+    begin = time.monotonic()
+    eventually(lambda: not any(map(alive, workers)), "a worker is left")
+    assert time.monotonic() - begin < 10
+
+
 ABANDON = """
 import multiprocessing, torch, fedstrata as fs
 pairs = [(torch.randn(20, 6), torch.randint(0, 4, (20,))) for _ in range(6)]

@@ -31,7 +31,7 @@ from fedstrata.flower.server import Silos
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, points, staged
-from tests.runs import strays
+from tests.runs import edit, strays
 
 
 def serial(clients: int = 5, **settings: Any) -> fs.Federation:
@@ -406,6 +406,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     assert (
         len(list(keep.iterdir())) <= 5 * 5
     )  # memories of two checkpoints and of what is pending, parameters of two rounds
+
+
+def test_a_run_whose_settings_were_edited_does_not_go_on(tmp_path: Path) -> None:
+    silos(grid(), rounds=2, lr=0.1, out=tmp_path / "run")
+    edit(tmp_path / "run", "lr", 0.2)
+    with pytest.raises(fs.UsageError, match=r"run.toml was edited after the run began: lr was 0\.1, is 0\.2; put it"):
+        silos(grid(), rounds=2, lr=0.2, out=tmp_path / "run", resume=True)
 
 
 def test_clients_that_do_not_come() -> None:

@@ -16,6 +16,7 @@ from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partition import describe
 from fedstrata.errors import UsageError
 from fedstrata.run import deal, final_model
+from fedstrata.rundir import RunDirectory
 from fedstrata.strata import strata, tap
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
@@ -155,6 +156,7 @@ def _config(directory: Path, data_dir: str | None) -> RunConfig:
             f"{directory} was run from Python with a model and data of its own: only runs of the command line can "
             "be read back"
         )
+    RunDirectory(directory).check_unedited()
     config = checked(RunConfig, values if data_dir is None else values | {"data_dir": data_dir})
     if not (directory / "model.safetensors").exists():
         raise UsageError(

@@ -12,7 +12,7 @@ import typer
 from fedstrata.commands.looking import browse
 from fedstrata.commands.options import Json, Open, Report, Sets, numbers, open_screen, with_fields
 from fedstrata.config import read_toml
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import FedstrataError, Stopped, UsageError
 from fedstrata.wording import plural
 
 if TYPE_CHECKING:
@@ -122,9 +122,13 @@ def reproduce(
 
     screen = open_screen(quiet=quiet)
     watch = functools.partial(console.RunsWatcher, screen)
-    found = reproduced(
-        paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
-    )
+    try:
+        found = reproduced(
+            paper, scale, data_dir=data_dir, out=out, jobs=jobs, only=only or (), watch=watch, say=screen.print
+        )
+    except (KeyboardInterrupt, Stopped):
+        kept = "the same command goes on" if out else "nothing is kept without --out, so the same command begins anew"
+        raise Stopped(f"stopped; {kept}") from None
     open_screen().print(found, soft_wrap=True)
     if found.failures:
         raise FedstrataError(f"{plural(len(found.failures), 'run')} failed: {next(iter(found.failures.values()))}")

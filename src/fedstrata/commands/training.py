@@ -30,6 +30,7 @@ from fedstrata.commands.options import (
 )
 from fedstrata.config import FREE, LOOKING, RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, Stopped, one_line
+from fedstrata.signals import work_begins
 from fedstrata.wording import percent, plural
 
 if TYPE_CHECKING:
@@ -130,15 +131,17 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
     from fedstrata.rundir import RunDirectory
 
     screen = open_screen()
-    writer = _events_writer(federation) if wish.tensorboard else None
-    listeners: list[Callable[[Record], None]] = [] if writer is None else [writer]
+    listeners: list[Callable[[Record], None]] = []
     silent = wish.quiet or wish.as_json
 
     def hear(record: Record) -> None:
         for listener in listeners:
             listener(record)
 
+    work_begins()
     try:
+        writer = _events_writer(federation) if wish.tensorboard else None
+        listeners += [] if writer is None else [writer]
         if silent:
             for note in federation.notes:
                 print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)

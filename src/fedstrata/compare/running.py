@@ -24,6 +24,7 @@ from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.files import read_object
 from fedstrata.history import Count, Finite, Record, rounds_to
 from fedstrata.saved import lines
+from fedstrata.signals import stopping, work_begins
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,14 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
     """
     if jobs < 1:
         raise UsageError(f"jobs must be 1 or more, not {jobs}")
-    runs = missing(plan)
-    _check_some_fit(runs)
-    if jobs > 1 and not plan.workers:
-        runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
     tell = on_news or (lambda news: None)
     failures: Failures = {}
     try:
+        runs = missing(plan)
+        _check_some_fit(runs)
+        if jobs > 1 and not plan.workers:
+            runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
+        work_begins()
         (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
     except KeyboardInterrupt:
         total = len({run.directory for run in plan.runs})
@@ -296,8 +298,11 @@ def attend() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()
-    try:
-        failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
-    except KeyboardInterrupt:
-        sys.exit(Stopped.exit_code)
+    with stopping() as stop:
+        work_begins()
+        try:
+            failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
+        except KeyboardInterrupt:
+            stop.heard()
+            sys.exit(Stopped.exit_code)
     print(json.dumps({"failure": failure and str(failure), "code": failure and failure.exit_code}))

@@ -6,12 +6,14 @@ the same way.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
@@ -25,8 +27,9 @@ from fedstrata.engines.pool import Pool, Task, Worker
 from fedstrata.engines.serial import Recall
 from fedstrata.engines.shared import SharedMemory, Shelf
 from fedstrata.engines.training import Trainer
-from fedstrata.engines.worker import SHELF, Desk, Places, Report, Train, serve, write_slots
+from fedstrata.engines.worker import SHELF, Desk, Home, Places, Report, Train, serve, write_slots
 from fedstrata.errors import UsageError, one_line
+from fedstrata.signals import held
 from fedstrata.timing import current
 from fedstrata.workshop import Workshop
 
@@ -99,10 +102,12 @@ class Processes(Pool[_Worker]):
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
         shop = replace(self._shop, benches={}, flops=dict(self._shop.flops))
         desk = Desk(shop, self._clients, self._test, self._memory, self._trainer, current() is not None)
+        lasting = threading.current_thread() is threading.main_thread()
+        home = Home(theirs, others, os.getpid(), lasting)
         process = self._context.Process(
-            target=serve, args=(desk, theirs, others, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
+            target=serve, args=(desk, home, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
-        with warnings.catch_warnings(), _no_interrupts():
+        with warnings.catch_warnings(), held():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
             try:
                 process.start()
@@ -204,16 +209,6 @@ class Processes(Pool[_Worker]):
 
         task = Task(make, done)
         return task
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until this is over: a worker must first have said that it ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause(code: int | None) -> str:

@@ -5,7 +5,6 @@ Pipes carry small Python objects between processes of one program; nothing of th
 
 from __future__ import annotations
 
-import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,8 @@ from fedstrata.data.examples import Examples
 from fedstrata.engines.shared import Layout, Memory, Place, plan
 from fedstrata.engines.training import Trainer
 from fedstrata.evaluate import Exam, Mark, mark
-from fedstrata.machine import keep_memory
+from fedstrata.machine import end_with, keep_memory
+from fedstrata.signals import leave_to_parent
 from fedstrata.tensors import Tensors, all_finite
 from fedstrata.timing import Clock, timed, use
 from fedstrata.workshop import Workshop, sheets
@@ -190,12 +190,30 @@ class Desk:
             return Failure(_sendable(error), traceback.format_exc())
 
 
-def serve(desk: Desk, pipe: Connection, others: Sequence[Connection], threads: int) -> None:
-    """A worker's life: until the pipe is closed, which also happens when the main process dies."""
-    for other in others:  # a forked process inherits the main ends of all pipes: they would never seem closed
+@dataclass(frozen=True, eq=False)
+class Home:
+    """Where a worker process comes from.
+
+    Args:
+        pipe: to the main process.
+        others: the main ends of all pipes, which a forked process inherits: they would never seem closed.
+        main: the main process's number.
+        lasting: the worker was started by a thread that lives as long as the main process.
+    """
+
+    pipe: Connection
+    others: Sequence[Connection]
+    main: int
+    lasting: bool
+
+
+def serve(desk: Desk, home: Home, threads: int) -> None:
+    """A worker's life: until the pipe is closed, or the main process dies."""
+    end_with(home.main, home.lasting)
+    for other in home.others:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's affair
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    leave_to_parent()
+    pipe = home.pipe
     keep_memory()
     clock = Clock() if desk.profile else None
     use(clock)

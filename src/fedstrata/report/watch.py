@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 
+from fedstrata import signals
 from fedstrata.errors import UsageError
 from fedstrata.report.page import news, page
 from fedstrata.saved import Saved
@@ -182,5 +182,7 @@ def serve(directory: Path, port: int = 0, ready: Sequence[Callable[[str], object
     with Server(directory, port) as server:
         for tell in ready:
             tell(server.address)
-        with suppress(KeyboardInterrupt):
+        try:
             server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            signals.heard()
