@@ -11,12 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from fedstrata.errors import UsageError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+"""What tells torch, oneDNN and MKL to use fewer instruction sets than there are."""
 
 
 def cores() -> int:
@@ -111,8 +115,26 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UsageError(f"the device '{name}' is not to be had here") from None
+        raise UsageError(f"the device '{name}' is unavailable on this machine") from None
     return device
+
+
+def processor() -> str:
+    """The processor, and the kernels that torch and its libraries choose on it: results depend on both, by rounding.
+
+    Kernels of other instruction sets add numbers in another order. Which set torch's own kernels use it tells; oneDNN
+    and MKL take the most that there is, unless the environment says otherwise.
+    """
+    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    return ", ".join([_processor_name(), torch.backends.cpu.get_cpu_capability(), *limits])
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def peak_memory() -> int:

@@ -44,6 +44,7 @@ from fedstrata.files import (
     read_object,
     write_atomic,
 )
+from fedstrata.machine import processor
 from fedstrata.server import ServerState
 from fedstrata.store import DirectoryStore
 
@@ -55,6 +56,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "processor": processor(),
     }
 
 
@@ -164,7 +166,8 @@ class RunDirectory:
         before = self.versions()
         if before.get("data", now["data"]) != now["data"]:
             raise UsageError(f"{self.path} was run with other data: the clients' sizes or labels differ")
-        other = [name for name in ("torch", "machine", "clients") if before.get(name, now[name]) != now[name]]
+        told = ("torch", "machine", "processor", "clients")
+        other = [name for name in told if before.get(name, now[name]) != now[name]]
         return tuple(f"begun with {n} {before[n]}, now {now[n]}: the last bits may differ" for n in other)
 
     def _complete(self, more: Mapping[str, str]) -> None:
