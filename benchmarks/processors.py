@@ -1,10 +1,11 @@
 """How far apart does the same command end on other kernels? The same runs with AVX-512 and with AVX2, seed by seed.
 
-    python benchmarks/processors.py --data-dir DIR [--seeds 4,5,6,7,8] [--json FILE]
+    python benchmarks/processors.py --data-dir DIR [--seeds 4,5,6,7,8]
 
 Run it on a processor with AVX-512. Every row is one command with the same seed and the same torch; the columns are what
-its libraries may use: all that there is, AVX2 in torch, oneDNN and MKL, and, for the first seed, all once more (the same
-bits?) and AVX2 in one of them alone. A digest of the final model tells whether bits are the same, its accuracy what the difference comes to.
+its libraries may use: all that there is; AVX2 in torch, oneDNN and MKL; and, for the first seed, all once more (the
+same bits?) and AVX2 in one of them alone. A digest of the final model tells whether bits are the same, its accuracy
+what the difference comes to.
 """
 
 from __future__ import annotations
