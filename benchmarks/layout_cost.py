@@ -85,16 +85,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    print(
-        f"{processor()}, torch {torch.__version__}\n\n| model | the rule | all channels last | contiguous |\n|---|--:|--:|--:|"
-    )
-    for name in (
-        "resnet8(width=4)",
-        "resnet18(width=4)",
-        "resnet18(width=12)",
-        "resnet8(width=16)",
-        "resnet50(width=4)",
-    ):
+    print(f"{processor()}, torch {torch.__version__}\n")
+    print("| model | the rule | all channels last | contiguous |\n|---|--:|--:|--:|")
+    for name in MODELS:
         model = fs.build_model(name[:-1] + ", stem='3x3', maxpool=False)", (3, 32, 32), 10, seed=0)
         every = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         variants = {

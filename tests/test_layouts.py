@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,3 +269,21 @@ def test_the_fence_sees_what_is_wrong_with_torch() -> None:
 def test_narrow_models_train_within_their_memory(program: str) -> None:
     done = fenced("-W", "ignore", "-c", program)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
+@needs_fence
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "reproduce fedpart --scale smoke --only cycles",
+        "reproduce fedimpro --scale smoke --only table",
+        "reproduce inco --scale smoke --only ablation",
+        "run --archs 'resnet10(width=4); resnet18(width=4)' --method 'heteroavg + inco' --rounds 2 --steps 2",
+        "run --model \"resnet8(width=2, stem='3x3', maxpool=False)\" --rounds 2 --steps 2",
+    ],
+)
+def test_commands_stay_within_their_memory(line: str, tmp_path: Path) -> None:
+    """What died on processors without AVX-512; worker processes have the fence, too."""
+    done = fenced("-m", "fedstrata", *shlex.split(line), "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]

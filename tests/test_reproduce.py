@@ -153,6 +153,7 @@ def test_smoke(paper: str, claims: list[str], made: Made) -> None:
     assert f"$ fedstrata reproduce {paper} --scale smoke --out DIR" in report
     assert all(f"| {check.name} | {check.verdict} | {check.figures} |" in report for check in found.checks)
     assert str(out) not in report
+    assert f"Made with torch {torch.__version__} on " in report
     data = json.loads((out / "report.json").read_text())
     assert [part["name"] for part in data["parts"]] == [part.name for part in PAPERS[paper]("smoke")]
     assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)

@@ -567,3 +567,15 @@ def test_divergence_in_the_first_round(tmp_path: Path, capsys: pytest.CaptureFix
     assert fedstrata("run", "--out", tmp_path / "run", *options(lr=1e20), "--json") == 1
     assert one_sentence(capsys).startswith("training diverged in round 1: ")
     assert checkpoint.load(checkpoint.paths(tmp_path / "run" / "checkpoints")[0]).round == 0
+
+
+def test_another_processor_is_noted(whole: Path, tmp_path: Path) -> None:
+    """Its kernels round differently, so the result may be another than where the run began."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    about = json.loads((run / "versions.json").read_text())
+    assert torch.backends.cpu.get_cpu_capability() in about["processor"]
+    assert not resume_run(run).notes
+    now, about["processor"] = about["processor"], "Abacus 1, DEFAULT"
+    (run / "versions.json").write_text(json.dumps(about))
+    assert f"begun with processor Abacus 1, DEFAULT, now {now}: the last bits may differ" in resume_run(run).notes

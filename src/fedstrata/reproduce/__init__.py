@@ -18,6 +18,7 @@ from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
 from fedstrata.reproduce.report import Reproduction, Section
+from fedstrata.rundir import RunDirectory, versions
 
 __all__ = ["PAPERS", "SCALES", "Check", "Findings", "Reproduction", "Table", "parts", "reproduce"]
 
@@ -105,7 +106,8 @@ def reproduce(
             part.needs()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
         sections, failures = _made(chosen, Path(place), Bench(where, jobs), watch, say)
-        made = Reproduction(paper, scale, _command(paper, scale, out, jobs, only), tuple(sections), failures)
+        command, machines = _command(paper, scale, out, jobs, only), _machines(Path(place) / "runs")
+        made = Reproduction(paper, scale, command, tuple(sections), failures, machines)
         if out is not None:
             made.write(Path(out))
     return made
@@ -144,6 +146,12 @@ def _worked(part: Work, out: Path, bench: Bench, say: Callable[[str], None]) -> 
             say(f"{part.name} seed {seed}: done")
     told = "; ".join(f"{name} {value}" for name, value in part.settings["run"].items())
     return Section(part, part.judge(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
+
+
+def _machines(runs: Path) -> tuple[str, ...]:
+    """This machine, and where runs were made that were there already: torch and the processor."""
+    told = [versions(), *(RunDirectory(path.parent).versions() for path in runs.glob("*/versions.json"))]
+    return tuple(dict.fromkeys(f"torch {v.get('torch')} on {v.get('processor', v.get('machine'))}" for v in told))
 
 
 def _command(paper: str, scale: str, out: str | Path | None, jobs: int, only: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ class Reproduction:
         command: what to type to have it again.
         sections: the parts, in order.
         failures: what went wrong, by directory.
+        machines: where the runs were made, each processor once: the same command ends elsewhere on another kind.
     """
 
     paper: str
@@ -46,6 +47,7 @@ class Reproduction:
     command: str
     sections: tuple[Section, ...]
     failures: Mapping[Path, FedstrataError]
+    machines: tuple[str, ...] = ()
 
     @property
     def checks(self) -> list[Check]:
@@ -78,7 +80,7 @@ class Reproduction:
             f"$ {self.command}",
             "```",
             "",
-            f"{self}.",
+            f"{self}. Made with {'; '.join(self.machines)}.",
             "",
         ]
         for section in self.sections:
@@ -96,6 +98,7 @@ class Reproduction:
             "paper": self.paper,
             "scale": self.scale,
             "command": self.command,
+            "machines": list(self.machines),
             "parts": [
                 {
                     "name": section.part.name,
