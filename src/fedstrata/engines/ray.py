@@ -127,9 +127,8 @@ class Hand:
         if parcel.test is not None:
             self._desk.test = _opened(parcel.test)
         use(self._clock)
-        with self._desk.shop.computing(
-            self._threads
-        ):  # threads of a pool may differ in what they do with denormal numbers
+        # Every time: threads of a pool may differ in what they do with denormal numbers.
+        with self._desk.shop.computing(self._threads):
             result: Any = self._desk.answer(parcel.task)
         if isinstance(parcel.task, Train) and not isinstance(result, Failure):
             result = (result, self._memory.bytes(OUT))
