@@ -24,19 +24,21 @@ aten = torch.ops.aten
 
 
 class Calls(TorchDispatchMode):
-    """Every convolution that runs inside, forward and backward: (its form, whether its operands are contiguous)."""
+    """The gradients of all convolutions inside: (whether the form allows another layout, whether theirs is the usual).
+
+    Gradients alone: what is at fault computes those of weights, and a model is first tried forward as it is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[bool, bool]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (aten.convolution.default, aten.convolution_backward.default):
-            backward = function is aten.convolution_backward.default
-            x, weight = args[1:3] if backward else args[:2]
-            stride, transposed = args[4 if backward else 3], args[7 if backward else 6]
+        if function is aten.convolution_backward.default:
+            _, x, weight, _, stride, _, _, transposed = args[:8]
             allowed = allows_channels_last(weight.shape[2:], stride, weight.shape[1], transposed)
-            plain = all(t.stride() == torch.empty(t.shape).stride() for t in (x, weight))
+            real = [t for t in (x, weight) if any(t.stride())]  # others stand for what vmap does not need
+            plain = all(t.stride() == torch.empty(t.shape).stride() for t in real)
             self.seen.append((allowed, plain))
         return function(*args, **(kwargs or {}))
 
@@ -154,7 +156,7 @@ def test_convolutions_that_are_called_as_functions(
     with Calls() as calls:
         step(model, torch.randn(2, 3, 8, 8))
     calls.check()
-    assert sum(not allowed for allowed, _ in calls.seen) == 2
+    assert sum(not allowed for allowed, _ in calls.seen) == 1
     assert (True, False) in calls.seen  # the first convolution has its channels last
 
 
@@ -162,7 +164,8 @@ def test_without_the_guard_they_would_not_be_safe() -> None:
     """So that the tests above can fail."""
     model = turned(Functional(F.conv2d, (4, 4, 1, 1), named=True))
     with Calls() as calls:
-        model(torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last))
+        x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+        torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
     assert (False, False) in calls.seen
 
 
@@ -201,12 +204,76 @@ def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) ->
     parts = fs.partition(data.train.labels(), "iid", clients=2, seed=0)
     model = fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", data.input_shape, data.classes, seed=0)
     settings: dict[str, Any] = {"method": "moon + fednlr", "rounds": 2, "steps": 1, "batch_size": 4, "probe": "all"}
+    clients = data.train.split(parts)
     with Calls() as calls:
-        fs.Federation(
-            model, data.train.split(parts), data.test, channels_last=channels_last, engine="serial", **settings
-        ).fit()
+        fs.Federation(model, clients, data.test, channels_last=channels_last, engine="serial", **settings).fit()
     calls.check()
     assert any(not plain for _, plain in calls.seen) is channels_last
+
+
+def permuted(rows: int) -> tuple[Tensor, Tensor]:
+    """Images as many read them: the channels last in memory, first in the shape."""
+    return torch.randn(rows, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(rows) % 10
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_inputs_that_are_permuted(channels_last: bool) -> None:
+    """Training, evaluation and probes, all of them on inputs whose channels lie last."""
+    model = fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (3, 8, 8), 10, seed=0)
+    with Calls() as calls:
+        fs.Federation(
+            model,
+            [permuted(24), permuted(24)],
+            permuted(16),
+            rounds=1,
+            lr=1e-3,
+            channels_last=channels_last,
+            probe="all",
+            engine="serial",
+        ).fit()
+    calls.check()
+    assert any(not plain for _, plain in calls.seen)
+
+
+def test_probes_by_themselves() -> None:
+    """On a model of the zoo, and on one with code of its own."""
+    zoo = fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (3, 8, 8), 10, seed=0)
+    own = nn.Sequential(Functional(F.conv2d, (2, 4, 1, 1), named=True), nn.Flatten(), nn.Linear(32, 10))
+    for model in (zoo, own):
+        with Calls() as calls:
+            fs.probes.client_gradients(model, [permuted(24)])
+            fs.probes.gradient_trace(model, model, permuted(24), fs.strata(model), steps=2)
+            fs.probes.within_class(model, *permuted(24), fs.strata(model))
+        calls.check()
+        assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_traced_model_is_code_of_its_own() -> None:
+    traced = torch.fx.symbolic_trace(Functional(F.conv2d, (4, 4, 1, 1), named=True))
+    with Calls() as calls:
+        step(turned(traced), torch.randn(2, 3, 8, 8))
+    calls.check()
+
+
+def test_a_scripted_model_is_refused() -> None:
+    with pytest.deprecated_call():
+        scripted = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)))
+    with pytest.raises(fs.UsageError, match="the model is scripted and cannot be looked into: give the module"):
+        fs.Federation(scripted, [permuted(8)])
+
+
+def test_torch_says_what_is_wrong_with_a_call() -> None:
+    with guarded(True), pytest.raises(TypeError, match="conv2d"):
+        F.conv2d(torch.randn(2, 3, 8, 8))  # type: ignore[call-arg]
+
+
+def test_other_precisions_stay_contiguous() -> None:
+    """They have other kernels, which nobody has swept."""
+    model = nn.Sequential(Permuting(), nn.Conv2d(4, 8, 3)).double()
+    lay_out(model, channels_last=True)
+    with Calls() as calls:
+        step(model, torch.randn(2, 8, 8, 4).double())
+    assert all(plain for _, plain in calls.seen)
 
 
 # Under the fence, with AVX2's kernels: whatever touches memory beyond a tensor dies.
@@ -237,7 +304,11 @@ def train(model, x=None, **how):
 for family, width in itertools.product(FAMILIES, range(1, 9)):
     stem = ", stem='3x3', maxpool=False" if family.startswith("resnet") else ""
     train(fs.build_model(f"{family}(width={width}{stem})", (1, 8, 8), 10, seed=0))
-train(fs.build_model("resnet8(width=4)", (1, 8, 8), 10, seed=0), probe="all")
+train(fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (1, 8, 8), 10, seed=0), probe="all")
+last = [(torch.randn(24, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(24) % 10) for _ in range(2)]
+model = fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (3, 8, 8), 10, seed=0)
+fs.Federation(model, last, last[0], rounds=1, lr=1e-4, engine="serial", probe="all").fit()
+fs.probes.client_gradients(model, last)
 train(fs.build_model("resnet8(width=2, norm='none')", (1, 8, 8), 10, seed=0), engine="vmap")
 train(nn.Sequential(Functional(F.conv2d, (2, 4, 1, 1), True), nn.Flatten(), nn.Linear(32, 10)), x=(3, 8, 8))
 for axes, conv in ((1, nn.Conv1d), (3, nn.Conv3d)):
@@ -253,6 +324,17 @@ import fedstrata as fs
 clients = [(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))) for _ in range(2)]
 model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 1, stride=2), nn.Flatten(), nn.Linear(18, 10))
 fs.Federation(model, clients, rounds=1, steps=1, batch_size=4, engine="serial", compile=True).fit()
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 16, 3), nn.Linear(32, 10)
+        self.weight = nn.Parameter(torch.randn(8, 16, 1, 1))
+    def forward(self, x):
+        x = nn.functional.conv2d(self.two(self.one(x)), self.weight, stride=2)
+        return self.head(x.flatten(1))
+
+fs.Federation(Own(), clients, rounds=1, steps=1, batch_size=4, lr=1e-4, engine="serial", compile=True).fit()
 print("done")
 """
 

@@ -28,7 +28,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
-from fedstrata.fitting import check_fit, fingerprint, misfit
+from fedstrata.fitting import check_fit, check_module, fingerprint, misfit
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.journal import Journal, remembered
 from fedstrata.layouts import is_foreign
@@ -159,8 +159,8 @@ class Federation:
         self.settings = checked(Settings, {name: said[name] for name in Settings.model_fields})
         if self.settings.stop_at_target and self.method.epilogue:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        for module in (model, *(archs or {}).values()):
+            check_module(module)
         parties = (
             clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
         )

@@ -24,6 +24,14 @@ SAMPLE = 7
 """Clients of which an input is in the sample that models are tried on."""
 
 
+def check_module(model: object) -> None:
+    """Refuse what is no model, or one that nobody can look into."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise UsageError("the model is scripted and cannot be looked into: give the module that it was made from")
+
+
 def check_fit(
     models: Mapping[str, nn.Module],
     arch_of: Callable[[int], str],

@@ -54,22 +54,25 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
     guarded = [m for m in convolutions if not _allowed(m)]
     for module in guarded:
-        module.register_forward_pre_hook(_contiguous_inputs)
-    if not channels_last or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):  # nobody sees in there
+        if _contiguous_inputs not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_contiguous_inputs)
+    if not channels_last:
         return frozenset()
-    plain = {id(m.weight) for m in guarded}  # a weight may be shared
-    turned = {id(m.weight) for m in convolutions if isinstance(m, nn.Conv2d)} - plain
-    return frozenset(n for n, p in model.named_parameters() if id(p) in turned and p.dtype in SWEPT)
+    plain = {id(m._parameters.get("weight")) for m in guarded}  # a weight may be shared, or computed from others
+    turned = {id(m._parameters.get("weight")) for m in convolutions if isinstance(m, nn.Conv2d)} - plain
+    return frozenset(n for n, p in model.named_parameters() if id(p) in turned)
 
 
 def is_foreign(model: nn.Module) -> bool:
     """True if a model has modules that neither torch nor we have written."""
-    return not all(type(m).__module__.startswith(("torch.", "fedstrata.")) for m in model.modules())
+    return not all(type(m).__module__.startswith(("torch.nn.", "fedstrata.")) for m in model.modules())
 
 
 def _allowed(module: _ConvNd) -> bool:
     transposed = isinstance(module, _ConvTransposeNd)
-    return allows_channels_last(module.kernel_size, module.stride, module.in_channels // module.groups, transposed)
+    channels = module.in_channels // module.groups
+    form = allows_channels_last(module.kernel_size, module.stride, channels, transposed)
+    return form and module.weight.dtype in SWEPT
 
 
 def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -92,7 +95,10 @@ def _usual(shape: Sequence[int]) -> tuple[int, ...]:
 # What a model's own code calls without a module.
 
 _PLAIN = (F.conv1d, F.conv2d, F.conv3d)
-_OTHERS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, torch.convolution, torch._convolution)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_EITHER = (torch.convolution, torch._convolution)
+_ALL = frozenset((*_PLAIN, *_TRANSPOSED, *_EITHER))
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed")
 
 
 class _Guard(TorchFunctionMode):
@@ -102,20 +108,22 @@ class _Guard(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _PLAIN or function in _OTHERS:
-            args, kwargs = _operands(args, kwargs, whole=function in _OTHERS)
+        if function in _ALL:
+            args, kwargs = _operands(function, args, kwargs)
         return function(*args, **kwargs)
 
 
-def _operands(args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _operands(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A convolution's arguments, its input and weight contiguous unless its form allows another layout."""
-    names = ("input", "weight", "bias", "stride")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    weight, stride = given["weight"], given.get("stride", 1)
+    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    x, weight, stride = given.get("input"), given.get("weight"), given.get("stride", 1)
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return args, kwargs  # torch will say what is wrong
     strides = stride if isinstance(stride, Sequence) else (stride,)
-    if not whole and allows_channels_last(weight.shape[2:], strides, weight.shape[1]):
+    transposed = function in _TRANSPOSED or (function in _EITHER and bool(given.get("transposed")))
+    if allows_channels_last(weight.shape[2:], strides, weight.shape[1], transposed) and weight.dtype in SWEPT:
         return args, kwargs
-    swap = {id(given[n]): contiguous(given[n]) for n in ("input", "weight")}
+    swap = {id(t): contiguous(t) for t in (x, weight)}
     fixed = tuple(swap.get(id(a), a) for a in args)
     return fixed, {n: swap.get(id(a), a) for n, a in kwargs.items()}
 
