@@ -1179,7 +1179,7 @@ def test_a_resume_with_another_model_or_other_data_is_refused(tmp_path: Path):
     for model, data, says in (
         (normed_mlp(), clients(5, 6), "another model"),
         (mlp(), clients(5, 7), "other data"),
-        (mlp(), clients(5, 6, 7), "other data"),
+        (mlp(), clients(5, 6, 7), "another number of clients: 2 instead of 3"),
     ):
         with pytest.raises(UsageError, match=says):
             Federation(model, data, **settings, resume=True)

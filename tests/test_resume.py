@@ -579,3 +579,13 @@ def test_another_processor_is_noted(whole: Path, tmp_path: Path) -> None:
     now, about["processor"] = about["processor"], "Abacus 1, DEFAULT"
     (run / "versions.json").write_text(json.dumps(about))
     assert f"begun with processor Abacus 1, DEFAULT, now {now}: the last bits may differ" in resume_run(run).notes
+
+
+def test_another_version_is_noted(whole: Path, tmp_path: Path) -> None:
+    """What a technique computes may have changed since."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    about = json.loads((run / "versions.json").read_text())
+    (run / "versions.json").write_text(json.dumps({**about, "fedstrata": "0.1.0"}))
+    noted = f"begun with fedstrata 0.1.0, now {fs.__version__}: the last bits may differ"
+    assert noted in resume_run(run).notes

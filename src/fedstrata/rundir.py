@@ -166,7 +166,7 @@ class RunDirectory:
         before = self.versions()
         if before.get("data", now["data"]) != now["data"]:
             raise UsageError(f"{self.path} was run with other data: the clients' sizes or labels differ")
-        told = ("torch", "machine", "processor", "clients")
+        told = ("fedstrata", "torch", "machine", "processor", "clients")
         other = [name for name in told if before.get(name, now[name]) != now[name]]
         return tuple(f"begun with {n} {before[n]}, now {now[n]}: the last bits may differ" for n in other)
 

@@ -149,8 +149,8 @@ def _worked(part: Work, out: Path, bench: Bench, say: Callable[[str], None]) -> 
 
 
 def _machines(runs: Path) -> tuple[str, ...]:
-    """This machine, and where runs were made that were there already: torch and the processor."""
-    told = [versions(), *(RunDirectory(path.parent).versions() for path in runs.glob("*/versions.json"))]
+    """Where the runs were made, here or elsewhere: torch and the processor."""
+    told = [RunDirectory(path.parent).versions() for path in runs.glob("*/versions.json")] or [versions()]
     return tuple(dict.fromkeys(f"torch {v.get('torch')} on {v.get('processor', v.get('machine'))}" for v in told))
 
 
