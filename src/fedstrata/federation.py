@@ -20,7 +20,7 @@ from fedstrata.branches import branched, copy_of
 from fedstrata.config import Settings, checked
 from fedstrata.core import Buffers, Setting, Slots, Update, Visit, Work
 from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Split, as_examples, unlabelled
+from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
 from fedstrata.engines.cluster import Cluster
@@ -161,9 +161,7 @@ class Federation:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        parties = (
-            clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
-        )
+        parties = per_client(clients)
         self.test = None if test is None else as_examples(test, "the test set")
         self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
