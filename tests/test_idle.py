@@ -457,49 +457,76 @@ def test_what_only_some_inputs_use_is_not_idle(make: Any) -> None:
 
 
 class Experts(Net):
-    """One of two layers, by the row's first number, then the head for all; `at` says how rows go through them."""
+    """One of two layers for each row, or for the batch, by the first number; then the head for all."""
 
-    def __init__(self, at: str) -> None:
+    def __init__(self, split: int) -> None:
         super().__init__()
-        self.at, self.aux = at, nn.Linear(HIDDEN, HIDDEN)
+        self.split, self.aux = split, nn.Linear(HIDDEN, HIDDEN)
 
     def features(self, x: Tensor) -> Tensor:
-        expert = self.aux if x[0, 0] > 0 else self.second
-        return torch.tanh(expert(torch.tanh(self.first(x))))
+        h = torch.tanh(self.first(x))
+        return torch.tanh(
+            torch.cat([self.route(*both) for both in zip(x.split(self.split), h.split(self.split), strict=True)])
+        )
+
+    def route(self, x: Tensor, h: Tensor) -> Tensor:
+        out: Tensor = (self.aux if x[0, 0] > 0 else self.second)(h)
+        return out
+
+
+class Sometimes(Experts):
+    """But for some inputs an expert adds to what the head gives."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.at == "batch":
-            out: Tensor = self.head(self.features(x))
-            return out
-        if self.at == "rows":
-            return torch.cat([self.head(self.features(row)) for row in x.split(1)])
-        out = self.head(torch.cat([self.features(row) for row in x.split(1)]))
-        return out + self.aux(torch.ones(len(x), HIDDEN))[:, :CLASSES] if (x < 0).all() else out
+        h = self.features(x)
+        out: Tensor = self.head(h)
+        return out + self.aux(h)[:, :CLASSES] if x[0, 0] > 0 else out
 
 
-@pytest.mark.parametrize("at", ["batch", "rows"])
-def test_the_classifier_of_a_mixture_of_experts_comes_after_all_of_them(at: str) -> None:
-    """An expert that only a later row uses is called for the first time after the head was."""
+class RowByRow(Net):
+    """The head is called for every row: there is no one place where the features of all are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.head(row) for row in self.features(x).split(1)])
+
+
+class Unrolled(Net):
+    """The head is called at every step, and the last one counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = [self.head(self.features(x * t)) for t in range(3)]
+        return steps[-1]
+
+
+def routed() -> Tensor:
+    """Only the last row goes to the second expert."""
     x = SAMPLE[:1].repeat(4, 1)
-    x[:, 0] = torch.tensor([-1.0, -1.0, -1.0, 1.0] if at == "batch" else [-1.0, 1.0, -1.0, 1.0])
-    model = seeded(lambda: Experts(at))
+    x[:, 0] = torch.tensor([-1.0, -1.0, -1.0, 1.0])
+    return x
+
+
+@pytest.mark.parametrize("split", [1, 100])
+def test_the_classifier_of_a_mixture_of_experts_comes_after_all_of_them(split: int) -> None:
+    """An expert that only a later row uses is called for the first time after the head was."""
+    model, x = seeded(lambda: Experts(split)), routed()
     found = strata(model, x)
     assert not any(s.idle for s in found)
-    last = classifier(found)
-    assert last is not None
-    assert last.name == "head"
+    assert [s.name for s in found if s.classifies] == ["head"]
     data = [(rows.repeat(6, 1), torch.arange(6) % CLASSES) for rows in x.split(1)]
     for method in ("moon", "ccvr(samples=5)"):
         fs.Federation(model, data, method=method, rounds=2, engine="serial").fit()
 
 
 def test_a_layer_is_the_last_one_only_if_it_is_so_for_all_inputs() -> None:
-    x = SAMPLE[:1].repeat(3, 1)
-    x[:, 0] = torch.tensor([1.0, 1.0, -1.0])
-    model = seeded(lambda: Experts("sometimes"))
-    assert classifier(strata(model, x.abs())) is not None
-    x[2] = -x[2].abs()
-    assert classifier(strata(model, torch.cat([x[:2].abs(), x[2:]]))) is None
+    found = strata(seeded(lambda: Sometimes(100)), routed())
+    assert not any(s.idle for s in found)
+    assert classifier(found) is None
+
+
+def test_the_last_call_of_the_classifier_gives_all_outputs() -> None:
+    """What goes into it is looked at there: in a model that calls it row by row, that would be the last row's."""
+    assert classifier(strata(seeded(RowByRow), SAMPLE)) is None
+    assert [s.name for s in strata(seeded(Unrolled), SAMPLE) if s.classifies] == ["head"]
 
 
 def told(*rows: dict[str, Any]) -> Saved:

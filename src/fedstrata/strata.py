@@ -27,10 +27,10 @@ outputs may well depend on these. They hold parameters like all others, which tr
 leave them out. Their running statistics may still change.
 
 **The classifier** is the weight layer that is called last in evaluation, among those that a gradient of the outputs
-reaches, if all gradients come through it, and if that is the same layer for all inputs that were tried. An auxiliary
-head is none: one that never runs, that runs in training only, or whose results are not in the outputs. Where
-outputs are put together from several layers, or a layer's weight is only read, no classifier is found, and whoever
-needs one asks for a module by name.
+reaches, if all gradients come through that call, and if it is the same layer for all inputs that were tried. An
+auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the outputs.
+Where outputs are put together from several layers or calls, or a layer's weight is only read, no classifier is
+found, and whoever needs one asks for a module by name.
 """
 
 from __future__ import annotations
@@ -205,10 +205,7 @@ def _classifier(
 
 
 def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
-    """The name of the unit that a pass called last, if all outputs come through it.
-
-    By the last call of each: row by row, the first row's last layer is called before the second row's others.
-    """
+    """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
 
     def own(module: nn.Module) -> frozenset[int]:
         return frozenset(map(id, module.parameters()))
@@ -217,7 +214,8 @@ def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tens
     last = next((m for m in reversed(seen.called) if id(m) in opening and own(m) & used), None)
     if last is None:
         return None
-    beside = frozenset() if rows is None else (passed(model, rows, without=last).reached or frozenset()) - own(last)
+    call = last, seen.called.count(last)
+    beside = frozenset() if rows is None else passed(model, rows, without=call).reached or frozenset()
     # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
     return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name
 

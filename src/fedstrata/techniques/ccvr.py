@@ -137,7 +137,7 @@ class CCVR(Technique):
         if last is None:
             raise UsageError(
                 "ccvr refits the last layer, and no single last layer was found in this model: let it end with one "
-                "nn.Linear that is called and puts the logits out"
+                "nn.Linear that is called once and puts the logits out"
             )
         head = model.get_submodule(last.name)
         if not isinstance(head, nn.Linear):
