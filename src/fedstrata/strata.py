@@ -206,12 +206,9 @@ def _classifier(
 
 def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
     """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
-
-    def own(module: nn.Module) -> frozenset[int]:
-        return frozenset(map(id, module.parameters()))
-
     used = _used(seen)
-    last = next((m for m in reversed(seen.called) if id(m) in opening and own(m) & used), None)
+    weights = (m for m in reversed(seen.called) if id(m) in opening)
+    last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
     if last is None:
         return None
     call = last, seen.called.count(last)
