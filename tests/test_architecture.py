@@ -16,7 +16,8 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version", "wording", "kinds", "lazy", "signals"],
     ["spec"],
-    ["tensors", "files", "machine", "compiling", "timing", "branches", "layouts"],
+    ["tensors", "files", "machine", "layouts", "timing", "branches"],
+    ["compiling"],
     ["passes"],
     ["strata"],
     ["data", "cost", "prefix", "receptive"],

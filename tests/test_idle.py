@@ -222,6 +222,39 @@ def test_idle_strata_have_no_turns(kind: str, engine: str) -> None:
     assert fed.summary()["notes"] == list(fed.notes)
 
 
+class Detached(Net):
+    """The head learns on features of a backbone that does not."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.norm, self.way = nn.BatchNorm1d(HIDDEN), way
+        del self.aux
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.way != "no_grad"):
+            h = self.norm(self.features(x))
+        out: Tensor = self.head(h.detach() if self.way == "detach" else h)
+        return out
+
+
+@pytest.mark.parametrize("way", ["no_grad", "detach"])
+def test_a_note_does_not_say_that_a_detached_layer_goes_unused(way: str) -> None:
+    """The outputs depend on it, and its running statistics move; its parameters do not."""
+    fed = federation(seeded(lambda: Detached(way)))
+    (note,) = fed.notes
+    assert note == (
+        "idle layers, which no gradient of the outputs reaches, because they never run, their results are not used or "
+        "they are detached: first, second; their parameters are not trained"
+    )
+    before = {**fed.state.params, **fed.state.buffers}
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    fed.fit()
+    after = {**fed.state.params, **fed.state.buffers}
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert {"norm.running_mean", "norm.running_var", "head.weight", "head.bias"} <= moved
+    assert not any(name.startswith(("first", "second", "norm.weight", "norm.bias")) for name in moved)
+
+
 @pytest.mark.parametrize("engine", ["serial", "vmap"])
 @pytest.mark.parametrize("kind", ["in training only", "used in training only"])
 def test_what_only_training_uses_has_its_turn(kind: str, engine: str) -> None:
@@ -300,10 +333,10 @@ def test_methods_work_beside_a_head_of_training(make: Any, method: str) -> None:
 
 @pytest.mark.parametrize("make", [Two, Read])
 def test_who_needs_a_classifier_asks_for_a_name(make: Any) -> None:
-    with pytest.raises(UsageError, match=r"moon compares what goes into the classifier.*moon\(stage=…\)"):
+    with pytest.raises(UsageError, match=r"no single last layer was found in this model: name .*moon\(stage=…\)"):
         federation(seeded(make), method="moon")
     federation(seeded(make), method="moon(stage='second')").fit()
-    with pytest.raises(UsageError, match="ccvr refits one last layer"):
+    with pytest.raises(UsageError, match=r"no single last layer was found in this model: let it end .*nn\.Linear"):
         federation(seeded(make), method="ccvr")
 
 
@@ -359,7 +392,7 @@ def test_the_embedding_is_of_any_models_features() -> None:
     assert "embedding" in fed.probes[-1]
     fed = federation(seeded(Two), probe="embedding", rounds=1)
     fed.fit()
-    assert "several layers" in fed.probes[-1]["missed"]["embedding"]
+    assert "no single last layer" in fed.probes[-1]["missed"]["embedding"]
 
 
 def test_neurons_are_those_below_the_classifier() -> None:
@@ -421,6 +454,79 @@ def test_what_only_some_inputs_use_is_not_idle(make: Any) -> None:
     x, y = clients()[0]
     data = [(x.abs(), y), (-x.abs(), y)]  # the first client's inputs alone would not show it
     assert fs.Federation(seeded(make), data, engine="serial").notes == ()
+
+
+class Experts(Net):
+    """One of two layers for each row, or for the batch, by the first number; then the head for all."""
+
+    def __init__(self, split: int) -> None:
+        super().__init__()
+        self.split, self.aux = split, nn.Linear(HIDDEN, HIDDEN)
+
+    def features(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return torch.tanh(
+            torch.cat([self.route(*both) for both in zip(x.split(self.split), h.split(self.split), strict=True)])
+        )
+
+    def route(self, x: Tensor, h: Tensor) -> Tensor:
+        out: Tensor = (self.aux if x[0, 0] > 0 else self.second)(h)
+        return out
+
+
+class Sometimes(Experts):
+    """But for some inputs an expert adds to what the head gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        out: Tensor = self.head(h)
+        return out + self.aux(h)[:, :CLASSES] if x[0, 0] > 0 else out
+
+
+class RowByRow(Net):
+    """The head is called for every row: there is no one place where the features of all are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.head(row) for row in self.features(x).split(1)])
+
+
+class Unrolled(Net):
+    """The head is called at every step, and the last one counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = [self.head(self.features(x * t)) for t in range(3)]
+        return steps[-1]
+
+
+def routed() -> Tensor:
+    """Only the last row goes to the second expert."""
+    x = SAMPLE[:1].repeat(4, 1)
+    x[:, 0] = torch.tensor([-1.0, -1.0, -1.0, 1.0])
+    return x
+
+
+@pytest.mark.parametrize("split", [1, 100])
+def test_the_classifier_of_a_mixture_of_experts_comes_after_all_of_them(split: int) -> None:
+    """An expert that only a later row uses is called for the first time after the head was."""
+    model, x = seeded(lambda: Experts(split)), routed()
+    found = strata(model, x)
+    assert not any(s.idle for s in found)
+    assert [s.name for s in found if s.classifies] == ["head"]
+    data = [(rows.repeat(6, 1), torch.arange(6) % CLASSES) for rows in x.split(1)]
+    for method in ("moon", "ccvr(samples=5)"):
+        fs.Federation(model, data, method=method, rounds=2, engine="serial").fit()
+
+
+def test_a_layer_is_the_last_one_only_if_it_is_so_for_all_inputs() -> None:
+    found = strata(seeded(lambda: Sometimes(100)), routed())
+    assert not any(s.idle for s in found)
+    assert classifier(found) is None
+
+
+def test_the_last_call_of_the_classifier_gives_all_outputs() -> None:
+    """What goes into it is looked at there: in a model that calls it row by row, that would be the last row's."""
+    assert classifier(strata(seeded(RowByRow), SAMPLE)) is None
+    assert [s.name for s in strata(seeded(Unrolled), SAMPLE) if s.classifies] == ["head"]
 
 
 def told(*rows: dict[str, Any]) -> Saved:

@@ -158,6 +158,14 @@ FORMS: dict[str, Any] = {
 }
 
 
+def test_a_pair_in_the_place_of_a_list_of_clients_is_told_so() -> None:
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    with pytest.raises(UsageError, match=r"clients is a list with one entry per client.*\[\(x, y\)\]"):
+        fs.Federation(torch.nn.Linear(2, 2), (x, y))
+    for pairs in (((x, y), (x, y)), [(x, y)], [(x, y), (x, y)]):
+        assert len(fs.Federation(torch.nn.Linear(2, 2), pairs).clients) == len(pairs)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("label", [9.68, -100, -1, "2", None, torch.tensor(0.5)], ids=repr)
 def test_the_first_label_is_looked_at_before_anything_is_trained(form: str, label: Any) -> None:

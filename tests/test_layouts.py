@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedstrata as fs
-from fedstrata.layouts import allows_channels_last, contiguous, guarded, is_foreign, lay_out
+from fedstrata.layouts import allows_channels_last, contiguous, guarded, lay_out
+from fedstrata.workshop import Workshop
 from tests.fenced import fenced, needs_fence
 
 FAMILIES = ("cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet10", "resnet18", "resnet26", "resnet50")
@@ -59,8 +60,7 @@ def turned(model: nn.Module) -> nn.Module:
 
 def step(model: nn.Module, x: Tensor) -> None:
     last = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-    with guarded(is_foreign(model)):
-        torch.autograd.grad(model(last).square().mean(), list(model.parameters()))
+    torch.autograd.grad(model(last).square().mean(), list(model.parameters()))
 
 
 @pytest.mark.parametrize("channels", range(1, 18))
@@ -162,11 +162,35 @@ def test_convolutions_that_are_called_as_functions(
 
 def test_without_the_guard_they_would_not_be_safe() -> None:
     """So that the tests above can fail."""
-    model = turned(Functional(F.conv2d, (4, 4, 1, 1), named=True))
     with Calls() as calls:
-        x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-        torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+        step(Functional(F.conv2d, (4, 4, 1, 1), named=True), torch.randn(2, 3, 8, 8))
     assert (False, False) in calls.seen
+
+
+class Raising(Functional):
+    """Its code ends in the middle, with an error or an interrupt."""
+
+    error: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("error", [ValueError("its own"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_the_guard_goes_down_with_the_model(error: BaseException) -> None:
+    """However a pass ends, torch's functions are nobody's business afterwards."""
+    shop = Workshop(build=lambda arch: Raising(F.conv2d, (4, 4, 1, 1), True), method=fs.method("fedavg"))
+    before = torch.overrides._get_current_function_mode_stack()
+    model = shop.bench("").model
+    assert isinstance(model, Raising)
+    model(torch.randn(2, 3, 8, 8))
+    assert torch.overrides._get_current_function_mode_stack() == before
+    model.error = error
+    with pytest.raises(type(error)), shop.computing(1):
+        model(torch.randn(2, 3, 8, 8))
+    assert torch.overrides._get_current_function_mode_stack() == before
 
 
 @pytest.mark.parametrize(

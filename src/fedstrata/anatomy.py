@@ -27,7 +27,7 @@ class StratumFacts:
         bytes: of its parameters and running statistics, as an update carries them.
         flops: of one example's forward pass, from the layer's start to the next stratum's; None if the model could not
             be run.
-        idle: whether the outputs do not depend on it: it never runs, or nobody uses its results.
+        idle: whether no gradient of the outputs reaches it: it never runs, its results are not used or it is detached.
         classifies: whether it is the classifier.
     """
 

@@ -50,8 +50,8 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
         if p.dtype in (torch.float16, torch.bfloat16):
             kind = str(p.dtype).removeprefix("torch.")
             raise CannotVectorise(
-                f"the engine 'vmap' cannot train '{name}', which is of type {kind}: with so few digits its other order "
-                "of computing leads far from where one client after the other gets"
+                f"the engine 'vmap' cannot train '{name}' in {kind}: its results would drift far from those of one "
+                "client after the other"
             )
     for name, module in model.named_modules():
         what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedstrata.errors import UsageError, one_line
+from fedstrata.layouts import guarded, is_foreign
 
 _OPTIONS: dict[str, Any] = {"layout_optimization": False}
 """The layout of convolutions is chosen by fedstrata.layouts; the compiler would put every channel last."""
@@ -26,15 +27,16 @@ class CompiledForward:
     def __init__(self, model: torch.nn.Module) -> None:
         self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False, options=_OPTIONS))
         self._known: set[tuple[Any, ...]] = set()
-        self._model, self._modules = model, list(model.modules())
+        self._model, self._modules, self._foreign = model, list(model.modules()), is_foreign(model)
 
     def __call__(self, x: Tensor) -> Tensor:
         # What torch compiles anew for: the inputs' form, which parameters train, and which layers are in training mode.
         trains = tuple(p.requires_grad for p in self._model.parameters())
         form = (x.shape, x.dtype, trains, tuple(m.training for m in self._modules))
         if form in self._known:
-            return self._compiled(x)  # type: ignore[no-any-return]
-        with _no_limit():
+            with guarded(self._foreign):
+                return self._compiled(x)  # type: ignore[no-any-return]
+        with _no_limit(), guarded(self._foreign):
             result: Tensor = _first(lambda: self._compiled(x))
         self._known.add(form)
         return result

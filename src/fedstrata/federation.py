@@ -20,7 +20,7 @@ from fedstrata.branches import branched, copy_of
 from fedstrata.config import Settings, checked
 from fedstrata.core import Buffers, Setting, Slots, Update, Visit, Work
 from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Split, as_examples, unlabelled
+from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines import build_engine
 from fedstrata.engines.cluster import Cluster
@@ -31,7 +31,6 @@ from fedstrata.facts import facts
 from fedstrata.fitting import check_fit, check_module, fingerprint, misfit
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.journal import Journal, remembered
-from fedstrata.layouts import is_foreign
 from fedstrata.machine import device_of, keep_memory, peak_memory
 from fedstrata.methods import Method
 from fedstrata.optim import build_schedule
@@ -161,9 +160,7 @@ class Federation:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         for module in (model, *(archs or {}).values()):
             check_module(module)
-        parties = (
-            clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
-        )
+        parties = per_client(clients)
         self.test = None if test is None else as_examples(test, "the test set")
         self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
@@ -189,7 +186,6 @@ class Federation:
             channels_last=channels_last,
             compile=compile,
             archs=tuple(models),
-            foreign=any(map(is_foreign, models.values())),
             strata={name: held.strata for name, held in architectures.items()},
         )
         self._shop = shop

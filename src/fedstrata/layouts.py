@@ -12,8 +12,8 @@ contiguous operands however they arrive: a model's own code may lay out its acti
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -52,20 +52,28 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
         The names of the weights that are to have their channels last; none if the model has no use for it.
     """
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
-    guarded = [m for m in convolutions if not _allowed(m)]
-    for module in guarded:
+    others = [m for m in convolutions if not _allowed(m)]
+    for module in others:
         if _contiguous_inputs not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_contiguous_inputs)
+    for module in model.modules():
+        if _is_foreign(module) and _enter not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_enter)
+            module.register_forward_hook(_leave, always_call=True)
     if not channels_last:
         return frozenset()
-    plain = {id(m._parameters.get("weight")) for m in guarded}  # a weight may be shared, or computed from others
+    plain = {id(m._parameters.get("weight")) for m in others}  # a weight may be shared, or computed from others
     turned = {id(m._parameters.get("weight")) for m in convolutions if isinstance(m, nn.Conv2d)} - plain
     return frozenset(n for n, p in model.named_parameters() if id(p) in turned)
 
 
 def is_foreign(model: nn.Module) -> bool:
     """True if a model has modules that neither torch nor we have written."""
-    return not all(type(m).__module__.startswith(("torch.nn.", "fedstrata.")) for m in model.modules())
+    return any(map(_is_foreign, model.modules()))
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith(("torch.nn.", "fedstrata."))
 
 
 def _allowed(module: _ConvNd) -> bool:
@@ -128,22 +136,38 @@ def _operands(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return fixed, {n: swap.get(id(a), a) for n, a in kwargs.items()}
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    depth = 0
+    mode: _Guard | None = None
 
 
-@contextmanager
-def guarded(foreign: bool) -> Iterator[None]:
-    """Inside, convolutions that are called as functions get the operands that they need, too.
+_thread = _Thread()
 
-    Args:
-        foreign: whether there may be such calls; watching for them takes a few microseconds per function of torch's.
-    """
-    if not foreign or getattr(_thread, "on", False):
-        yield
-        return
-    _thread.on = True
-    try:
-        with _Guard():
-            yield
-    finally:
-        _thread.on = False
+
+def _enter(module: nn.Module, inputs: object) -> None:
+    """A hook of modules that neither torch nor we have written: from here on their convolutions are guarded."""
+    if not torch.compiler.is_compiling():  # the whole is guarded then, from outside
+        _thread.depth += 1
+        if _thread.mode is None:
+            _thread.mode = _Guard()
+            _thread.mode.__enter__()
+
+
+def _leave(module: nn.Module, inputs: object, outputs: object) -> None:
+    """The hook of their end."""
+    if not torch.compiler.is_compiling():
+        _thread.depth -= 1
+        if not _thread.depth:
+            release()
+
+
+def release() -> None:
+    """Take the guard down; an interrupt in the middle of a model leaves it up."""
+    mode, _thread.mode, _thread.depth = _thread.mode, None, 0
+    if mode is not None:
+        mode.__exit__(None, None, None)
+
+
+def guarded(foreign: bool) -> AbstractContextManager[object]:
+    """Inside, convolutions that are called as functions are guarded, for a model whose own hooks cannot see to it."""
+    return _Guard() if foreign else nullcontext()

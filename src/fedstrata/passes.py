@@ -68,8 +68,13 @@ def calls(model: nn.Module, sample: Tensor, training: bool = False) -> list[nn.M
     return _run(model, sample, training, lambda outputs: None, None)[0]
 
 
-def passed(model: nn.Module, sample: Tensor, training: bool = False, without: nn.Module | None = None) -> Pass:
-    """A pass in one of the modes; no gradient goes back through what the module `without` puts out."""
+def passed(
+    model: nn.Module, sample: Tensor, training: bool = False, without: tuple[nn.Module, int] | None = None
+) -> Pass:
+    """A pass in one of the modes; no gradient goes back through what one call, `without`, puts out.
+
+    `without`: a module, and which of its calls, counted from 1.
+    """
     params = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
     before = [p.requires_grad for p in params]
     try:
@@ -89,7 +94,7 @@ def _run(
     sample: Tensor,
     training: bool,
     read: Callable[[Any], frozenset[int] | None],
-    without: nn.Module | None,
+    without: tuple[nn.Module, int] | None,
 ) -> tuple[list[nn.Module], frozenset[int] | None]:
     """(the modules that are called, what `read` makes of the outputs)."""
     seen: list[nn.Module] = []
@@ -98,7 +103,10 @@ def _run(
     with untouched(model, training):
         handles = [module.register_forward_pre_hook(lambda m, args: seen.append(m)) for module in model.modules()]
         if without is not None:
-            handles.append(without.register_forward_hook(lambda m, args, out: _detached(out)))
+            module, call = without
+            handles.append(
+                module.register_forward_hook(lambda m, args, out: _detached(out) if seen.count(m) == call else out)
+            )
         try:
             with torch.set_grad_enabled(read is _reached):
                 return seen, read(model(sample))

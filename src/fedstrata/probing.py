@@ -209,7 +209,7 @@ def _embedding(sight: Sight) -> dict[str, Any]:
     rows = torch.arange(min(len(y), max(POINTS // len(sight.local), 1)))
     last = [classifier(sight.architectures[visit.arch].strata) for visit in sight.visits]
     if None in last:
-        raise UsageError("the model has no classifier: it puts its outputs together from several layers")
+        raise UsageError("no single last layer was found in this model, whose inputs could be shown")
     places = [Into(stratum.name) for stratum in last if stratum is not None]
     shown = TensorExamples(x, y)
     seen = [probes.features_at(model, shown, place, rows) for model, place in zip(sight.local, places, strict=True)]

@@ -21,14 +21,16 @@ two or more axes while the modules inside it own none. Everything else *joins* o
 those that never run, as strata of their own, in the order of registration. "Run" means that the module is
 called: a layer whose weight is only read by another module's forward is placed as if it never ran.
 
-**Idle** strata are those that the outputs depend on neither in evaluation nor in training, so that no gradient
-reaches them: layers that never run, and those whose results nobody uses. They hold parameters like all others,
-which travel and are averaged; schedules leave them out.
+**Idle** strata are those that no gradient of the outputs reaches, neither in evaluation nor in training: layers
+that never run, whose results are not used, or that are detached (`.detach()`, `torch.no_grad()`), though the
+outputs may well depend on these. They hold parameters like all others, which travel and are averaged; schedules
+leave them out. Their running statistics may still change.
 
-**The classifier** is the last weight layer that the outputs depend on in evaluation, if all of them come through
-it. An auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the
-outputs. Where outputs are put together from several layers, there is no classifier, and whoever needs one asks
-for a module by name.
+**The classifier** is the weight layer that is called last in evaluation, among those that a gradient of the outputs
+reaches, if all gradients come through that call, and if it is the same layer for all inputs that were tried. An
+auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the outputs.
+Where outputs are put together from several layers or calls, or a layer's weight is only read, no classifier is
+found, and whoever needs one asks for a module by name.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.lazy import nn, torch
-from fedstrata.passes import passed, untouched
+from fedstrata.passes import Pass, passed, untouched
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -62,7 +64,8 @@ class Stratum:
         params: parameter names as in `model.named_parameters()`; the weight layer's own first, then those
             that joined.
         buffers: buffer names as in `model.named_buffers()`, in the same order.
-        idle: True if the outputs do not depend on it; found by running the model, so never without a sample.
+        idle: True if no gradient of the outputs reaches it, because it never runs, its results are not used or it is
+            detached; found by running the model, so never without a sample.
         classifies: True for the classifier; without a sample, for the last layer that tracing finds.
     """
 
@@ -108,20 +111,19 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
         raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
     names |= {id(b): name for name, b in model.named_buffers()}
 
-    everything = frozenset(names)
-    shown = _Shown((_traced(model), ()), everything, everything) if sample is None else _tried(model, sample)
+    shown = _read(model, frozenset(names)) if sample is None else _tried(model, sample)
     units = {id(unit.module): unit for unit in _units(model)}
     parts = [[units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units] for called in shown.called]
     parts = [*parts, list(units.values())]
     ordered = _take_over(model, [unit for part in parts for unit in part])
     found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
     used = {names[key] for key in shown.reached}
-    last = _classifier(model, parts[0], shown)
+    last = _classifier(model, parts[0], shown.evaluated)
     return tuple(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
 
 
 def classifier(strata: Sequence[Stratum]) -> Stratum | None:
-    """The classifier among a model's strata; None if the outputs come from several layers."""
+    """The classifier among a model's strata; None if no single last layer was found."""
     return next((stratum for stratum in strata if stratum.classifies), None)
 
 
@@ -137,7 +139,8 @@ def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
     if not idle:
         return ()
     names = ", ".join(idle[:SHOWN]) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
-    return (f"idle layers, which never run or whose results the outputs do not use: {names}; nothing trains them",)
+    why = "because they never run, their results are not used or they are detached"
+    return (f"idle layers, which no gradient of the outputs reaches, {why}: {names}; their parameters are not trained",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,22 +149,27 @@ class _Shown:
 
     Args:
         called: the modules called in evaluation, and those in training.
-        reached: the parameters, by identity, that the outputs depend on in one of these modes.
-        answers: those that they depend on in evaluation.
-        rows: the inputs that showed it, if there were any.
+        reached: the parameters, by identity, that a gradient of the outputs reaches in one of these modes.
+        evaluated: the passes in evaluation, one by one, each with its inputs if there were any.
     """
 
     called: tuple[Sequence[nn.Module], Sequence[nn.Module]]
     reached: frozenset[int]
-    answers: frozenset[int]
-    rows: Tensor | None = None
+    evaluated: Sequence[tuple[Pass, Tensor | None]]
+
+
+def _read(model: nn.Module, everything: frozenset[int]) -> _Shown:
+    """What can be told without running a model, in which everything then counts as used."""
+    called = tuple(_traced(model))
+    return _Shown((called, ()), everything, [(Pass(called, everything), None)])
 
 
 def _tried(model: nn.Module, sample: Tensor) -> _Shown:
     """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
     own = frozenset(map(id, model.parameters()))
     called: tuple[list[nn.Module], list[nn.Module]] = [], []
-    reached: list[frozenset[int]] = [frozenset(), frozenset()]
+    reached: frozenset[int] = frozenset()
+    evaluated: list[tuple[Pass, Tensor | None]] = []
     few = sample[:2]
     for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
         for mode, training in enumerate((False, True)):
@@ -172,29 +180,41 @@ def _tried(model: nn.Module, sample: Tensor) -> _Shown:
                     raise
                 continue  # it may be unable to train on so few
             called[mode].extend(seen.called)
-            reached[mode] |= own & (_held(seen.called) if seen.reached is None else seen.reached)
-        if reached[0] | reached[1] == own:
+            reached |= own & _used(seen)
+            if not training:
+                evaluated.append((seen, rows))
+        if reached == own:
             break
-    return _Shown(called, reached[0] | reached[1], reached[0], few if rows is few else sample)
+    return _Shown(called, reached, evaluated)
 
 
-def _held(called: Sequence[nn.Module]) -> frozenset[int]:
-    """The parameters of modules that were called, by identity."""
-    return frozenset(id(p) for module in called for p in module.parameters(recurse=one_call(module)))
+def _used(seen: Pass) -> frozenset[int]:
+    """The parameters, by identity, that a pass reached; those of all modules that it called where it cannot tell."""
+    if seen.reached is not None:
+        return seen.reached
+    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=one_call(module)))
 
 
-def _classifier(model: nn.Module, units: Sequence[_Unit], shown: _Shown) -> str | None:
-    """The name of the last of the units that run in evaluation, if all outputs come through it."""
+def _classifier(
+    model: nn.Module, units: Sequence[_Unit], evaluated: Sequence[tuple[Pass, Tensor | None]]
+) -> str | None:
+    """The name of the unit that is the last one in every pass: which of the others run may hang on the input."""
+    opening = {id(unit.module): unit for unit in units if unit.opens}
+    last = _last(model, opening, *evaluated[0])
+    return last if all(_last(model, opening, *one) == last for one in evaluated[1:]) else None
 
-    def own(unit: _Unit) -> frozenset[int]:
-        return frozenset(map(id, unit.module.parameters()))
 
-    last = next((unit for unit in reversed(units) if unit.opens and own(unit) & shown.answers), None)
-    if last is None or shown.rows is None:
-        return None if last is None else last.name
-    beside = (passed(model, shown.rows, without=last.module).reached or frozenset()) - own(last)
+def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
+    """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
+    used = _used(seen)
+    weights = (m for m in reversed(seen.called) if id(m) in opening)
+    last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
+    if last is None:
+        return None
+    call = last, seen.called.count(last)
+    beside = frozenset() if rows is None else passed(model, rows, without=call).reached or frozenset()
     # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
-    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else last.name
+    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name
 
 
 def _group(units: Sequence[_Unit], begins: Collection[int], names: dict[int, str]) -> tuple[Stratum, ...]:

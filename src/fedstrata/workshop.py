@@ -23,7 +23,7 @@ from fedstrata.core import Buffers, Work
 from fedstrata.data.examples import Augment, Examples
 from fedstrata.data.labels import check_range
 from fedstrata.errors import FedstrataError
-from fedstrata.layouts import guarded, is_foreign, lay_out
+from fedstrata.layouts import is_foreign, lay_out, release
 from fedstrata.machine import computing
 from fedstrata.methods import Method
 from fedstrata.passes import untouched
@@ -107,7 +107,6 @@ class Workshop:
         channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
-        foreign: whether a model may have modules that neither torch nor we have written.
         strata: of architectures whose strata are known; those of others are found when they are needed.
         benches: the scratch models, by architecture.
         flops: what was counted, by what was computed.
@@ -123,7 +122,6 @@ class Workshop:
     channels_last: bool = False
     compile: bool = False
     archs: tuple[str, ...] = ("",)
-    foreign: bool = True
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     benches: dict[str, Bench] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
@@ -132,9 +130,12 @@ class Workshop:
 
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:
-        """torch as it is to be wherever one of this worker's models runs: threads, denormal numbers, convolutions."""
-        with computing(threads), guarded(self.foreign):
-            yield
+        """torch as it is to be wherever one of this worker's models runs, and as it was before afterwards."""
+        with computing(threads):
+            try:
+                yield
+            finally:
+                release()
 
     def bench(self, arch: str) -> Bench:
         """The scratch model of an architecture, made at its first use."""

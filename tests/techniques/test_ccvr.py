@@ -188,6 +188,26 @@ def test_a_last_layer_that_cannot_be_refitted_is_refused_at_once(last: list[nn.M
         fs.Federation(net, [data], None, method="ccvr", rounds=1)
 
 
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_a_last_layer_that_shares_its_weight_is_refused_at_once(first: str) -> None:
+    """A refit would change the layer below, and with it the features; under either name of the weight."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in sorted("ac", reverse=first == "c"):
+                self.add_module(name, nn.Linear(3, 3))
+            self.c.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.c(torch.tanh(self.a(x)))
+            return out
+
+    data = (torch.randn(6, 3), torch.arange(6) % 3)
+    with pytest.raises(fs.UsageError, match="ccvr refits the last layer alone, and this model's shares its parameters"):
+        fs.Federation(Tied(), [data], None, method="ccvr", rounds=1)
+
+
 def test_statistics_by_the_batch_at_hand_with_one_example_left_over() -> None:
     """Under `drop` batch norm uses the batch at hand: 257 examples in batches of 256 would leave a batch of one."""
     y = torch.arange(257) % 3

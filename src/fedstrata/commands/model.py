@@ -122,7 +122,8 @@ def _remarks(facts: ModelFacts) -> list[str]:
     """What the table's columns mean, and how many fields exceed the image."""
     lines = ["bytes: parameters and running statistics, as a client sends them"]
     if any(stratum.idle for stratum in facts.strata):
-        lines.append("idle: never runs, or the outputs do not use its results; nothing trains it")
+        why = "it never runs, its results are not used or it is detached"
+        lines.append(f"idle: no gradient of the outputs reaches it, because {why}; its parameters are not trained")
     if facts.flops is not None and facts.step_flops is not None:
         lines.append(
             f"FLOPs: forward, one example; with the backward pass {flops_text(facts.step_flops)} "

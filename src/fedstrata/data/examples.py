@@ -348,6 +348,18 @@ def as_examples(data: Any, whose: str = "") -> Examples:
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 
+def per_client(clients: Sequence[Any]) -> Sequence[Examples]:
+    """Whatever a user hands over for all clients, as one Examples for each."""
+    if isinstance(clients, Split):
+        return clients
+    if isinstance(clients, tuple) and len(clients) == 2 and all(isinstance(c, torch.Tensor) for c in clients):
+        raise UsageError(
+            "clients is a list with one entry per client, and this is one pair of tensors: write [(x, y)] for a single "
+            "client"
+        )
+    return [as_examples(data, f"client {number}") for number, data in enumerate(clients)]
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A named dataset: train and test examples, and its natural clients where it has any.

@@ -23,7 +23,6 @@ from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.cupboard import Cupboard, Drawer, InDirectory, InState
 from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
-from fedstrata.layouts import is_foreign
 from fedstrata.machine import device_of
 from fedstrata.methods import Method
 from fedstrata.store import unlike
@@ -225,7 +224,6 @@ class Site:
             channels_last=regime.channels_last,
             compile=regime.compile,
             archs=tuple(models),
-            foreign=any(map(is_foreign, models.values())),
         )
 
 

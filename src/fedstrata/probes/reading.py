@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.data.examples import Examples, Split, TensorExamples, as_examples
 from fedstrata.errors import UsageError, did_you_mean, positive
-from fedstrata.layouts import guarded, is_foreign, lay_out
+from fedstrata.layouts import lay_out
 from fedstrata.strata import Stratum
 from fedstrata.tensors import Tensors, derive, own_rng
 from fedstrata.workshop import seed_global, sheets
@@ -34,7 +34,7 @@ def reading(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
     """A copy of the model to run; random generators are as before afterwards."""
     scratch = copy.deepcopy(model).train(training)
     lay_out(scratch, channels_last=False)
-    with own_rng(), guarded(is_foreign(scratch)):
+    with own_rng():
         yield scratch
 
 

@@ -93,6 +93,12 @@ def _last(strata: Sequence[Stratum]) -> str:
     return last.name
 
 
+def _tied(head: nn.Module, model: nn.Module) -> bool:
+    """Whether a parameter of the head is another module's as well, which a refit would change with it."""
+    own, inside = set(head.parameters()), set(head.modules())
+    return any(p in own for m in model.modules() if m not in inside for p in m.parameters(recurse=False))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CCVR(Technique):
     """The classifier refitted after training, on virtual features drawn from each class's Gaussian.
@@ -129,12 +135,17 @@ class CCVR(Technique):
         model = copy.deepcopy(setting.model).eval()
         last = classifier(setting.strata)
         if last is None:
-            raise UsageError("ccvr refits one last layer, and this model puts its outputs together from several")
+            raise UsageError(
+                "ccvr refits the last layer, and no single last layer was found in this model: let it end with one "
+                "nn.Linear that is called once and puts the logits out"
+            )
         head = model.get_submodule(last.name)
         if not isinstance(head, nn.Linear):
             raise UsageError(f"ccvr refits a linear last layer, and this model's is a {type(head).__name__}")
         if not head.weight.requires_grad:
             raise UsageError("ccvr refits the last layer, and this model's is frozen")
+        if _tied(head, model):
+            raise UsageError("ccvr refits the last layer alone, and this model's shares its parameters with another")
         seen: list[Tensor] = []
         head.register_forward_hook(lambda module, args, output: seen.append(output))
         with torch.no_grad():

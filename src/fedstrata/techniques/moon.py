@@ -68,8 +68,8 @@ class Moon(Technique):
         last = classifier(setting.strata)
         if self.stage is None and last is None:
             raise UsageError(
-                "moon compares what goes into the classifier, and this model puts its outputs together from several "
-                "layers: name the module whose output to compare, moon(stage=…)"
+                "moon compares what goes into the last layer, and no single last layer was found in this model: name "
+                "the module whose output to compare, moon(stage=…)"
             )
         place = self.stage or ("" if last is None else last.name)
         module = setting.model.get_submodule(place)
