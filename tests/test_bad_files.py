@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedstrata.run import open_run, resume_run
 from fedstrata.saved import Saved
 from fedstrata.store import unpacked
 from fedstrata.wire import WireError, pack, unpack
-from tests.mutations import CHANGES, DEEP, spoil
+from tests.mutations import CHANGES, DEEP, spoil, spoil_sealed
 from tests.runs import SETTINGS, config, fedstrata, options, sentence
 
 SMALL: dict[str, Any] = {
@@ -148,19 +148,62 @@ def test_compare(seed: int, compared: Path, tmp_path: Path, capsys: pytest.Captu
     if path.name == "metrics.jsonl" and rng.random() < 0.7:
         (run / "summary.json").unlink()
     code = fedstrata("compare", "--out", copy, *COMPARED)
-    words = capsys.readouterr().err
-    assert "internal error" not in words
-    assert code in (0, 2) or "failed" in words
+    printed = capsys.readouterr()
+    assert "internal error" not in printed.err
+    assert code in (0, 2) or "failed" in printed.err
+
+
+TOLD = ("accuracy", "best_accuracy", "rounds", "rounds_to_target", "bytes_up", "bytes_down", "flops")
+
+
+def figures(printed: str) -> list[list[dict[str, Any]]]:
+    """What a table says of each run that it shows, without what a run done again measures anew."""
+    rows = json.loads(printed)["rows"]
+    return [[{name: result[name] for name in TOLD} for result in row["runs"]] for row in rows]
+
+
+WRONG_LINES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "a bad first line": lambda rows: [b"[[[\n", *rows[1:]],
+    "a bad last line": lambda rows: [*rows[:-1], b"[[[\n"],
+    "no first line": lambda rows: rows[1:],
+    "no last line": lambda rows: rows[:-1],
+    "no line": lambda rows: [],
+    "another order": lambda rows: [rows[1], rows[0]],
+    "a round twice": lambda rows: [rows[1], rows[1], rows[0]],
+    "brackets": lambda rows: [b"[" * DEEP],
+}
+
+
+@pytest.mark.parametrize("change", WRONG_LINES)
+def test_a_comparison_shows_no_wrong_figure(
+    change: str, compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To another target, which is looked up in metrics.jsonl: a run is shown as it was, or fails with the reason."""
+    words = [*COMPARED, "--target", "0.1"]
+    copy = Path(shutil.copytree(compared, tmp_path / "all"))
+    assert fedstrata("compare", "--out", copy, *words) == 0
+    right = figures(capsys.readouterr().out)
+    assert all(result["rounds_to_target"] for row in right for result in row)
+    path = sorted(copy.glob("*/metrics.jsonl"))[0]
+    path.write_bytes(b"".join(WRONG_LINES[change](path.read_bytes().splitlines(keepends=True))))
+    code = fedstrata("compare", "--out", copy, *words)
+    printed = capsys.readouterr()
+    assert sorted(map(len, figures(printed.out))) == [0, 1]
+    assert all(now in ([], before) for now, before in zip(figures(printed.out), right, strict=True))
+    assert code == 1
+    assert f"{path} does not hold the first 2 rounds" in printed.err
 
 
 @pytest.mark.parametrize("name", LOOKED_AT)
-@pytest.mark.parametrize("nested", [b"[" * DEEP + b"\n", b'{"a":' * DEEP + b"\n"])
+@pytest.mark.parametrize("nested", [b"[" * DEEP, b"[" * DEEP + b"\n", b'{"a":' * DEEP + b"\n"])
 def test_nests(name: str, nested: bytes, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """200,000 brackets, of which Python's readers give up with a RecursionError."""
     run = Path(shutil.copytree(runs / "done", tmp_path / "run"))
     (run / name).write_bytes(nested)
     for command in ("report", "diagnose"):
-        said(capsys, fedstrata(command, run))
+        code = fedstrata(command, run)
+        assert code == (2 if name.endswith((".jsonl", ".toml")) else 0)
+        said(capsys, code)
 
 
 RECORD = {"accuracy": "x", "bytes_up": [1], "seconds": None, "round": 0, "refused": [{}], "flops": -1, "clients": "x"}
@@ -172,7 +215,7 @@ def test_a_field_of_a_record_is_named(field: str, runs: Path, tmp_path: Path) ->
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows[1][field] = RECORD[field]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UsageError, match=rf"a line of metrics\.jsonl says {field} = "):
+    with pytest.raises(UsageError, match=rf"line 2 of .*metrics\.jsonl says {field} = "):
         Saved.read(run)
 
 
@@ -251,5 +294,85 @@ def test_a_memory_of_another_model(runs: Path, tmp_path: Path) -> None:
     for path in (run / "memory").iterdir():
         head, tensors = unpack(read_sealed(path))
         write_sealed(path, pack(head, {name: torch.zeros(3, 1) for name in tensors}))
-    with pytest.raises(UsageError, match=r"what client \d remembers does not fit the model: '.*' has another shape"):
+    with pytest.raises(UsageError, match=r"what client \d remembers does not fit the run: '.*' has another shape"):
         resume_run(run).fit()
+
+
+NORMS = {"model": "resnet8(width=2, stem='3x3', maxpool=False)"}
+REMEMBERING: dict[str, dict[str, Any]] = {
+    "moon": NORMS,
+    "fedavg(buffers='local')": NORMS,
+    "feddyn": {},
+    "fedspeed": {},
+    "scaffold": {},
+    "local": {},
+}
+"""Methods whose clients remember something, and what they need."""
+WHOLE = ("moon", "fedavg(buffers='local')")
+"""Those that remember all of something: the others only what has been trained so far."""
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each of them, left after its first round, in which every client took part."""
+    home = tmp_path_factory.mktemp("remembering")
+    with computing(1):
+        for method, needs in REMEMBERING.items():
+            values = {**SMALL, **needs, "method": method, "participation": 1.0, "rounds": 2, "engine": "serial"}
+            left = open_run(config(**values), home / method).rounds()
+            next(left)
+            left.close()
+    return home
+
+
+def resealed(run: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Change the tensors of every memory; the head lists the techniques that are left."""
+    for path in (run / "memory").iterdir():
+        tensors = change(dict(unpack(read_sealed(path))[1]))
+        write_sealed(path, pack({"techniques": sorted({name.partition("/")[0] for name in tensors})}, tensors))
+
+
+RENAMED: dict[str, Callable[[str], str]] = {
+    "nothing is remembered as '.*x'": lambda name: f"{name}x",
+    "nothing in the method '.*' remembers 'x.*'": lambda name: f"x{name}",
+}
+
+
+@pytest.mark.parametrize("why", RENAMED)
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_names_that_a_memory_cannot_have(method: str, why: str, remembering: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(remembering / method, tmp_path / "run"))
+    resealed(run, lambda tensors: {RENAMED[why](name): tensor for name, tensor in tensors.items()})
+    with pytest.raises(UsageError, match=rf"what client \d remembers does not fit the run: {why}"):
+        resume_run(run).fit()
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_names_that_a_memory_lacks(method: str, remembering: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(remembering / method, tmp_path / "run"))
+    resealed(run, lambda tensors: dict(list(tensors.items())[1:]))
+    if method not in WHOLE:
+        assert resume_run(run).fit().records[-1].refused == []
+        return
+    with pytest.raises(UsageError, match=r"what client \d remembers does not fit the run: '.*' is missing"):
+        resume_run(run).fit()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_spoilt_memories(method: str, seed: int, remembering: Path, tmp_path: Path) -> None:
+    rng = random.Random(f"{method} {seed}")
+    run = Path(shutil.copytree(remembering / method, tmp_path / "run"))
+    for path in sorted((run / "memory").iterdir()):
+        spoil_sealed(path, rng)
+    with suppress(FedstrataError):
+        resume_run(run).fit()
+
+
+@pytest.mark.parametrize("data", [None, 7, ["x"], {}, True])
+def test_a_fingerprint_that_is_no_string(data: Any, runs: Path, tmp_path: Path) -> None:
+    """It counts as missing: it tells nothing of other data."""
+    run = Path(shutil.copytree(runs / "left", tmp_path / "run"))
+    about = json.loads((run / "versions.json").read_text())
+    (run / "versions.json").write_text(json.dumps({**about, "data": data, "torch": data}))
+    assert not any("begun with" in note for note in resume_run(run).notes)

@@ -152,10 +152,10 @@ def test_an_empty_directory_will_do_and_what_a_killed_start_left_too(tmp_path: P
     path = tmp_path / "full"
     path.mkdir()
     (path / "letter").write_text("")
-    with pytest.raises(UsageError, match="is there already and not empty"):
+    with pytest.raises(UsageError, match="exists and is not empty"):
         RunDirectory(path).create("x = 1\n")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is there already and not empty"):
+    with pytest.raises(UsageError, match="exists and is not empty"):
         RunDirectory(tmp_path / "file").create("x = 1\n")
 
 

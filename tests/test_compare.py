@@ -467,7 +467,7 @@ def test_a_failing_run_does_not_keep_the_others(capsys: Capture) -> None:
     assert "failed: " in progress[1]
     said = sentence(last)
     assert said.startswith("3 runs failed: ")
-    assert "is there already and not empty" in said
+    assert "exists and is not empty" in said
     assert said.count("classes must be") == 1
     assert [line.split("|")[3].strip() for line in printed.out.splitlines()[2:6]] == ["1", "0/1", "0/1", "0/1"]
 
@@ -615,7 +615,7 @@ def test_what_goes_wrong_in_a_process_of_its_own() -> None:
     failures = run_missing(made, jobs=2)
     assert failures.keys() == {run.directory for run in made.runs[1:]}
     assert isinstance(failures[blocked], UsageError)
-    assert "is there already and not empty" in str(failures[blocked])
+    assert "exists and is not empty" in str(failures[blocked])
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_what_a_federation_tells_of_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl"])
 def test_half_a_line_at_the_end(copied: Path, name: str) -> None:
     """Of a run that goes on: what is being written is not there yet."""
+    (copied / "summary.json").unlink()
     whole = (copied / name).read_bytes()
     lines = whole.splitlines(keepends=True)
     for end in (lines[2][:-1], lines[2][:25], lines[2][:1], b"\xe2"):
@@ -126,8 +127,8 @@ def test_files_that_are_missing_or_were_edited(copied: Path, name: str, damage: 
         (copied / name).unlink()
     else:
         (copied / name).write_text(damage)
-    if name == "metrics.jsonl" and damage == "{}\n[]\n":  # a line that is one, and lacks everything
-        with pytest.raises(UsageError, match=name):
+    if name.endswith(".jsonl") and damage:  # the run has ended, so half a line is a bad one, too
+        with pytest.raises(UsageError, match=rf"line \d of .*{name} (is not a JSON object|lacks)"):
             Saved.read(copied)
         return
     saved = Saved.read(copied)
@@ -137,11 +138,43 @@ def test_files_that_are_missing_or_were_edited(copied: Path, name: str, damage: 
 
 
 def test_bytes_that_are_no_text(copied: Path) -> None:
-    for name in ("facts.json", "summary.json", "versions.json", "probes.jsonl", "metrics.jsonl"):
+    for name in ("facts.json", "summary.json", "versions.json"):
         (copied / name).write_bytes(b"\xff\xfe{}\n")
     saved = Saved.read(copied)
     assert (saved.facts, saved.summary, saved.versions) == ({}, {}, {})
-    assert (saved.probes, saved.records) == ((), ())
+    for name in ("probes.jsonl", "metrics.jsonl"):
+        (copied / name).write_bytes(b"\xff\xfe{}\n")
+        with pytest.raises(UsageError, match=rf"line 1 of .*{name} is not a JSON object"):
+            Saved.read(copied)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl"])
+@pytest.mark.parametrize("bad", ["[[[", "", "null", '{"round": 2'])
+def test_a_line_in_the_middle_that_is_none(copied: Path, bad: str, name: str, ended: bool) -> None:
+    """Also of a run that goes on: only its last line may be half there."""
+    if not ended:
+        (copied / "summary.json").unlink()
+    rows = (copied / name).read_text().splitlines()
+    (copied / name).write_text("\n".join([rows[0], bad, rows[2], ""]))
+    with pytest.raises(UsageError, match=rf"line 2 of .*{name} is not a JSON object"):
+        Saved.read(copied)
+
+
+@pytest.mark.parametrize(("order", "line"), [((2, 2, 1), 1), ((1, 3), 2), ((1, 1, 2), 2), ((1, 2, 3, 1), 4)])
+def test_rounds_are_in_order(copied: Path, order: tuple[int, ...], line: int) -> None:
+    rows = (copied / "metrics.jsonl").read_text().splitlines()
+    (copied / "metrics.jsonl").write_text("".join(rows[number - 1] + "\n" for number in order))
+    with pytest.raises(UsageError, match=rf"line {line} of .*metrics\.jsonl says round = {order[line - 1]}: "):
+        Saved.read(copied)
+
+
+def test_a_last_line_without_its_end(copied: Path) -> None:
+    """Of a run that has ended it is whole if it can be read."""
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        (copied / name).write_bytes((copied / name).read_bytes().removesuffix(b"\n"))
+    saved = Saved.read(copied)
+    assert (len(saved.records), len(saved.probes)) == (3, 3)
 
 
 def test_odd_lines_of_probes(copied: Path) -> None:

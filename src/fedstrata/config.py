@@ -213,8 +213,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a text file") from None
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {_lower(str(error))}") from None
+    except RecursionError:
+        raise UsageError(f"{path} cannot be read: its lists or tables are nested too deeply") from None
+    except ValueError:  # Python converts no number of more than some thousand digits
+        raise UsageError(f"{path} cannot be read: a number in it has too many digits") from None
     return flatten(values)
 
 

@@ -8,7 +8,7 @@ unchanged in this process, in worker processes and across a network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -422,6 +422,14 @@ class Technique:
         """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
         return None
 
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        """Before a client's memory is used again: why it cannot be what this technique's `finish` gave, or None.
+
+        A file may have been edited. `params` and `buffers` are the tensors of the client's model; what is remembered
+        under one of their names has its shape and type. `strange` compares names.
+        """
+        return None
+
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         """Server, for every accepted update in client order: add its slot, or its delta, to the total, {} at first.
 
@@ -435,6 +443,16 @@ class Technique:
 
     def __str__(self) -> str:
         return text_of(self.name, changed(self))
+
+
+def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
+    """What is wrong with the names in a memory, if they must be known ones and all the needed ones; else None."""
+    names = set(known)
+    unknown = next((n for n in memory if n not in names), None)
+    if unknown is not None:
+        return f"nothing is remembered as '{unknown}'"
+    missing = next((n for n in needed if n not in memory), None)
+    return None if missing is None else f"'{missing}' is missing"
 
 
 def changed(settings: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.exams import Examiner, Quality
 from fedstrata.facts import facts
-from fedstrata.fitting import check_fit, check_module, fingerprint, misfit
+from fedstrata.fitting import check_fit, check_module, fingerprint, memory_misfit, misfit
 from fedstrata.history import Costs, History, Record, rounds_to, summarise
 from fedstrata.journal import Journal, remembered
 from fedstrata.machine import device_of, keep_memory, peak_memory
@@ -226,7 +226,7 @@ class Federation:
             s.engine, s.workers, s.threads, shop, self.clients, self.test, visits, cluster
         )
         about = self.method, s.seed, shop, self._engine, self.roster, architectures, self.clients
-        self._journal = Journal(out, s.checkpoint_seconds)
+        self._journal = Journal(out, s.checkpoint_seconds, self._misfit)
         self._examiner = Examiner(*about, self._journal.recall, s.eval_clients)
         self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)
         self.probes: list[dict[str, Any]] = []
@@ -411,7 +411,7 @@ class Federation:
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(remembered, memories, start)
+        recall = partial(remembered, memories, self._misfit, start)
         found = tried(self._close, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
@@ -432,6 +432,12 @@ class Federation:
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
         return self._journal.recall(self.state, client)
+
+    def _misfit(self, state: ServerState, client: int, memory: Slots) -> str | None:
+        """Why a memory cannot be what a client remembers at a state, or None."""
+        held = self._server.architectures[self.roster.arch_of(client)]
+        params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
+        return memory_misfit(self.method, memory, params, buffers)
 
     def _diverged(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

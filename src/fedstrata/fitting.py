@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedstrata.core import Slots, strange
 from fedstrata.data.examples import Examples, Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.methods import Method
 from fedstrata.server import ServerState
-from fedstrata.tensors import all_finite
+from fedstrata.tensors import Tensors, all_finite
 from fedstrata.wire import carries
-from fedstrata.workshop import running
+from fedstrata.workshop import BUFFERS, PERSONAL, running
 
 SAMPLE = 7
 """Clients of which an input is in the sample that models are tried on."""
@@ -126,6 +128,24 @@ def misfit(fresh: ServerState, state: ServerState) -> str | None:
         if name is not None:
             return f"another method: '{name}' of {technique} does not fit"
     return None
+
+
+def memory_misfit(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
+    """Why a client's memory cannot be one of this method and of a model with such tensors, or None."""
+    kinds = {t.name for t in method.techniques} | {PERSONAL} | ({BUFFERS} if method.buffers == "local" else set())
+    foreign = next((kind for kind in memory if kind not in kinds), None)
+    if foreign is not None:
+        return f"nothing in the method '{method}' remembers '{foreign}'"
+    like = {**params, **buffers}
+    every = ((name, tensor) for slot in memory.values() for name, tensor in slot.items() if name in like)
+    for name, tensor in every:
+        if (tensor.shape, tensor.dtype) != (like[name].shape, like[name].dtype):
+            return f"'{name}' has another shape or type"
+    told = [strange(memory.get(PERSONAL, {}), params)]
+    if BUFFERS in memory:
+        told.append(strange(memory[BUFFERS], buffers, buffers))
+    told += [t.misremembers(memory[t.name], params, buffers) for t in method.at("misremembers") if t.name in memory]
+    return next((why for why in told if why is not None), None)
 
 
 def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> str:

@@ -86,8 +86,8 @@ class Record:
         return f"round {self.round}: accuracy {accuracy}, {sent}, {self.seconds:.2f} s"
 
     @staticmethod
-    def read(row: Mapping[str, Any]) -> Record:
-        """A line of metrics.jsonl; fields of a later version are passed over.
+    def read(row: Mapping[str, Any], where: str = "a line of metrics.jsonl") -> Record:
+        """A line of metrics.jsonl, which errors name as `where`; fields of a later version are passed over.
 
         Raises:
             UsageError: if a field is missing, or of another kind.
@@ -98,9 +98,9 @@ class Record:
         except ValidationError as error:
             first = error.errors()[0]
             if first["type"] == "missing":
-                raise UsageError(f"a line of metrics.jsonl lacks '{first['loc'][0]}'") from None
+                raise UsageError(f"{where} lacks '{first['loc'][0]}'") from None
             found, why = one_line(repr(first["input"]), 60), first["msg"]
-            raise UsageError(f"a line of metrics.jsonl says {first['loc'][0]} = {found}: {why.lower()}") from None
+            raise UsageError(f"{where} says {first['loc'][0]} = {found}: {why.lower()}") from None
 
 
 @cache

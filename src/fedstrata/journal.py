@@ -16,9 +16,12 @@ from fedstrata.errors import UsageError
 from fedstrata.fitting import misfit
 from fedstrata.history import Record
 from fedstrata.rundir import RunDirectory, versions
-from fedstrata.saved import measured
+from fedstrata.saved import measured, records_of
 from fedstrata.server import ServerState
-from fedstrata.store import DictStore, Store, unlike
+from fedstrata.store import DictStore, Store
+
+Misfit = Callable[[ServerState, int, Slots], str | None]
+"""(state, client, memory) → why this cannot be what the client remembers at that state, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +40,11 @@ class Journal:
     Args:
         out: the run's directory; None keeps everything in memory.
         seconds: least time between two checkpoints.
+        misfit: looks at every memory that is read.
     """
 
-    def __init__(self, out: str | Path | None, seconds: float) -> None:
+    def __init__(self, out: str | Path | None, seconds: float, misfit: Misfit) -> None:
+        self._misfit = misfit
         self._directory = None if out is None else RunDirectory(Path(out))
         self.store: Store = DictStore() if self._directory is None else self._directory.store()
         self._seconds = seconds
@@ -88,12 +93,12 @@ class Journal:
         if not states:
             return Begun(None, (), (), notes)
         self._saved_round = states[0].round
-        records = tuple(Record.read(row) for row in rows)
+        records = records_of(rows, directory.metrics)
         return Begun(states[0], records, measured(directory.probes, len(records)), notes)
 
     def recall(self, state: ServerState, client: int) -> Slots:
         """What a client remembers at a state: technique name → its tensors."""
-        return remembered(self.store, state, client)
+        return remembered(self.store, self._misfit, state, client)
 
     def keep(self, state: ServerState, client: int, memory: Slots) -> None:
         """Keep what a client will remember if the round on this state counts."""
@@ -138,14 +143,14 @@ class Journal:
             self._directory.finish(model, summary)
 
 
-def remembered(store: Store, state: ServerState, client: int) -> Slots:
+def remembered(store: Store, misfit: Misfit, state: ServerState, client: int) -> Slots:
     """What a store holds of a client at a state.
 
     Raises:
-        UsageError: if it cannot be a memory of the model.
+        UsageError: if it cannot be a memory of the method and the model.
     """
     memory = store.get(client, int(state.remembers.numpy()[client]))
-    name = unlike(memory, state.params, state.buffers)
-    if name is not None:
-        raise UsageError(f"what client {client} remembers does not fit the model: '{name}' has another shape or type")
+    why = misfit(state, client, memory) if memory else None
+    if why is not None:
+        raise UsageError(f"what client {client} remembers does not fit the run: {why}")
     return memory

@@ -1,7 +1,7 @@
-"""What a run's probes, facts and summary are made of: a part that is of another kind counts as not there.
+"""The types that the parts of a run's probes, facts and summary must have; a part of another type counts as missing.
 
-Files may have been edited, or be of another version. Checked here is how lists and tables lie within each other, and
-what is reckoned with at once; single figures are looked at by who shows them.
+The files may have been edited, or written by another version. These checks cover how lists and tables are nested, and
+the values that are used in calculations right away; the code that shows a single figure checks it itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Number = Annotated[float, Field(strict=True, ge=0, le=1e30)]
 
 
 class _Part(BaseModel):
-    """A table of which these keys are of a kind; others may be there."""
+    """A table whose listed keys must have these types; it may have others."""
 
 
 class _Similarity(_Part):
@@ -83,7 +83,7 @@ ROW: dict[str, Any] = {
     "embedding": _Embedding,
     "crossing": _Crossing,
 }
-"""Of a line of probes.jsonl."""
+"""Types in a line of probes.jsonl."""
 
 FACTS: dict[str, Any] = {
     "input_shape": list[int],
@@ -93,25 +93,25 @@ FACTS: dict[str, Any] = {
     "counts": Annotated[list[Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)],
     "model": _Model,
 }
-"""Of facts.json."""
+"""Types in facts.json."""
 
 
 SUMMARY: dict[str, Any] = {"notes": list[str]}
-"""Of summary.json."""
+"""Types in summary.json."""
 
 
 def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of probes.jsonl, with the seconds that every one has."""
+    """A line of probes.jsonl without the parts of a wrong type; `seconds` is always there."""
     return {"seconds": {}, **_kept(found, _checks(tuple(ROW.items())))}
 
 
 def facts_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a run."""
+    """The facts of a run without the parts of a wrong type."""
     return _kept(found, _checks(tuple(FACTS.items())))
 
 
 def summary_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A run in a few numbers."""
+    """The summary of a run without the parts of a wrong type."""
     return _kept(found, _checks(tuple(SUMMARY.items())))
 
 

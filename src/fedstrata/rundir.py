@@ -3,8 +3,8 @@
 run.toml            the whole resolved configuration
 versions.json       Python, torch and fedstrata, and the machine
 facts.json          what the model and the data are, in a few numbers
-metrics.jsonl       one line a round
-probes.jsonl        one line a round that was measured layer by layer
+metrics.jsonl       one line per round
+probes.jsonl        one line per round that was measured layer by layer
 checkpoints/        the last few states, sealed
 memory/             what clients remember, sealed, by version
 model.safetensors   the final global model: parameters and running statistics
@@ -105,7 +105,7 @@ class RunDirectory:
             if self.config.exists():
                 raise UsageError(f"{self.path} holds {self._held()}")
             if os.path.lexists(self.path) and not self._vacant():
-                raise UsageError(f"{self.path} is there already and not empty")
+                raise UsageError(f"{self.path} exists and is not empty")
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         self._claim = claim(self.path)
@@ -154,8 +154,8 @@ class RunDirectory:
         return self.path.is_dir() and ours.issuperset(self.path.iterdir())
 
     def versions(self) -> dict[str, str]:
-        """What versions.json says; nothing where it is missing or was edited."""
-        return {name: str(value) for name, value in read_object(self.path / "versions.json").items()}
+        """What versions.json says; what is missing, or no string because it was edited, is left out."""
+        return {n: v for n, v in read_object(self.path / "versions.json").items() if isinstance(v, str)}
 
     def differences(self, now: Mapping[str, str]) -> tuple[str, ...]:
         """What a reader must know of a run that goes on elsewhere than it began.

@@ -7,7 +7,6 @@ that is killed and resumed never reads a memory from rounds that it has not done
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -40,13 +39,6 @@ def unpacked(data: bytes) -> Slots:
     if sum(len(found.get(name, ())) for name in techniques) < len(tensors):
         raise WireError("the memory holds tensors of techniques that it does not list")
     return {name: found.get(name, {}) for name in techniques}
-
-
-def unlike(memory: Slots, *known: Mapping[str, Tensor]) -> str | None:
-    """The first name of a parameter or a running statistic whose memory has another shape or type, or None."""
-    like = {name: tensor for tensors in known for name, tensor in tensors.items()}
-    every = ((name, tensor) for slot in memory.values() for name, tensor in slot.items() if name in like)
-    return next((n for n, t in every if (t.shape, t.dtype) != (like[n].shape, like[n].dtype)), None)
 
 
 class Store(Protocol):

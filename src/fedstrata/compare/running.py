@@ -23,7 +23,7 @@ from fedstrata.config import RunConfig, checked, read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.files import read_object
 from fedstrata.history import Count, Finite, Record, rounds_to
-from fedstrata.saved import lines
+from fedstrata.saved import records_in
 from fedstrata.signals import stopping, work_begins
 
 
@@ -69,8 +69,8 @@ def find(run: Run) -> Result | None:
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
         about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
         return _RESULT.validate_python({**told, **costs, **about, "rounds_to_target": _reached(run, summary)})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # whole or absent: what is neither was edited, and a resume writes it again
+    except (OSError, ValueError, KeyError, TypeError, UsageError):
+        return None  # whole or absent: what is neither was edited, and a resume writes it again or says what is wrong
 
 
 def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
@@ -83,8 +83,16 @@ def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
 
 
 def records(directory: Path) -> list[Record]:
-    """The rounds of a finished run."""
-    return [Record.read(row) for row in lines(directory / "metrics.jsonl")]
+    """The rounds of a finished run.
+
+    Raises:
+        UsageError: if metrics.jsonl does not hold them.
+    """
+    path, rounds = directory / "metrics.jsonl", read_object(directory / "summary.json").get("rounds")
+    found = list(records_in(path, ended=True))
+    if isinstance(rounds, int) and len(found) < rounds:
+        raise UsageError(f"{path} does not hold the {rounds} rounds that summary.json tells of")
+    return found
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ Progress = Callable[[int, int | None, str], None]
 
 MIRROR_VARIABLE = "FEDSTRATA_MIRROR"
 GRACE = 120.0
-"""Seconds that a file may take however little comes."""
+"""Seconds that a file may take, however slowly it arrives."""
 SLOWEST = 20_000.0
-"""Bytes a second that must come in the mean, beyond that."""
+"""Lowest average speed after that, in bytes per second."""
 _BLOCK = 1 << 18
 _LONGEST_PAUSE = 30.0
 
@@ -73,8 +73,8 @@ def fetch(
         attempts: how often a file is asked for before giving up.
         pause: seconds before the second attempt, doubled before each further one.
         timeout: seconds without an answer after which a connection counts as broken.
-        grace: seconds that a file may take however little comes.
-        slowest: bytes a second that must come in the mean, beyond that.
+        grace: seconds that a file may take, however slowly it arrives.
+        slowest: lowest average speed after that, in bytes per second.
 
     Returns:
         The files, in the table's order.

@@ -20,12 +20,12 @@ from fedstrata.core import Assignment, Update
 from fedstrata.data.augment import build_augment
 from fedstrata.data.examples import Examples, as_examples
 from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.fitting import memory_misfit
 from fedstrata.flower.cupboard import Cupboard, Drawer, InDirectory, InState
 from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
 from fedstrata.machine import device_of
 from fedstrata.methods import Method
-from fedstrata.store import unlike
 from fedstrata.tensors import own_rng
 from fedstrata.workshop import Workshop, running
 
@@ -187,13 +187,13 @@ class Site:
             assignment = wire.decode_assignment(message, drawer.held(ask.held))
         except wire.NotHeld:
             return Answer(lost="parameters"), None
-        if unlike(memory, assignment.params, assignment.buffers) is not None:
-            return Answer(lost="memory"), None
         shop = self.shop(ask.regime, _like(data))
         if assignment.client != ask.client or assignment.arch not in shop.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != shop.method.digest:
             raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
+        if memory and memory_misfit(shop.method, memory, assignment.params, shop.bench(assignment.arch).buffers):
+            return Answer(lost="memory"), None
         with own_rng(), shop.computing(ask.regime.threads):
             update, kept = train_client(shop, assignment, data, memory)
         update = leave(assignment, update)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
+from fedstrata.core import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
 from fedstrata.tensors import Tensors, add, add_, scale, zeros_like
@@ -61,6 +61,9 @@ class FedDyn(Technique):
             return {}, {**view.memory, **add({n: mine[n] for n in delta}, delta, alpha=-self.alpha)}
 
         return Hooks(correct=correct, finish=finish)
+
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        return strange(memory, params)
 
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**delta, **add_(total, delta)}

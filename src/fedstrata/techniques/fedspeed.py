@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique, Times
+from fedstrata.core import Batch, ClientView, Hooks, Technique, Times, strange
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
@@ -75,3 +75,6 @@ class FedSpeed(Technique):
 
         # What is added to Δ_k is −λ·ĝ_k as it is after the visit: Δ_k − λ·ĝ_k as it was before.
         return Hooks(correct=correct, upload=lambda delta: add(delta, mine, -self.lambda_), finish=finish)
+
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        return strange(memory, params)

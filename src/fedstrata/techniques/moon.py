@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique
+from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique, strange
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
 from fedstrata.lazy import functional as F
 from fedstrata.lazy import torch
@@ -104,3 +104,7 @@ class Moon(Technique):
             return self.mu * contrast(now[0].flatten(1), near, far, self.tau)
 
         return Hooks(features={place: tap}, loss=loss, finish=finish)
+
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        own = buffers if any(n in memory for n in buffers) else {}  # all or, in runs from before they were kept, none
+        return strange(memory, (*params, *own), (*params, *own))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
+from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
 from fedstrata.lazy import torch
 from fedstrata.tensors import Tensors, add_, each, subtract, zeros_like
 
@@ -70,6 +70,9 @@ class Scaffold(Technique):
             return subtract(mean, mine, names), {**view.memory, **mean}
 
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
+
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        return strange(memory, params)
 
     def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**slot, **add_(total, slot)}
