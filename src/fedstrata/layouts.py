@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -53,9 +53,9 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
     """
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
     others = [m for m in convolutions if not _allowed(m)]
-    for module in others:
-        if _contiguous_inputs not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(_contiguous_inputs)
+    for convolution in others:
+        if _contiguous_inputs not in convolution._forward_pre_hooks.values():
+            convolution.register_forward_pre_hook(_contiguous_inputs)
     for module in model.modules():
         if _is_foreign(module) and _enter not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_enter)
@@ -137,8 +137,10 @@ def _operands(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 class _Thread(threading.local):
-    depth = 0
-    mode: _Guard | None = None
+    """How deep this thread is in foreign modules, and the guard that is up meanwhile."""
+
+    def __init__(self) -> None:
+        self.depth, self.up = 0, ExitStack()
 
 
 _thread = _Thread()
@@ -148,9 +150,8 @@ def _enter(module: nn.Module, inputs: object) -> None:
     """A hook of modules that neither torch nor we have written: from here on their convolutions are guarded."""
     if not torch.compiler.is_compiling():  # the whole is guarded then, from outside
         _thread.depth += 1
-        if _thread.mode is None:
-            _thread.mode = _Guard()
-            _thread.mode.__enter__()
+        if _thread.depth == 1:
+            _thread.up.enter_context(_Guard())
 
 
 def _leave(module: nn.Module, inputs: object, outputs: object) -> None:
@@ -163,11 +164,11 @@ def _leave(module: nn.Module, inputs: object, outputs: object) -> None:
 
 def release() -> None:
     """Take the guard down; an interrupt in the middle of a model leaves it up."""
-    mode, _thread.mode, _thread.depth = _thread.mode, None, 0
-    if mode is not None:
-        mode.__exit__(None, None, None)
+    _thread.depth = 0
+    _thread.up.close()
 
 
 def guarded(foreign: bool) -> AbstractContextManager[object]:
     """Inside, convolutions that are called as functions are guarded, for a model whose own hooks cannot see to it."""
-    return _Guard() if foreign else nullcontext()
+    guard: AbstractContextManager[object] = _Guard()
+    return guard if foreign else nullcontext()
