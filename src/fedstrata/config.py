@@ -212,14 +212,43 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file") from None
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = _parsed(text)
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {_lower(str(error))}") from None
-    except RecursionError:
-        raise UsageError(f"{path} cannot be read: its lists or tables are nested too deeply") from None
-    except ValueError:  # Python converts no number of more than some thousand digits
-        raise UsageError(f"{path} cannot be read: a number in it has too many digits") from None
     return flatten(values)
+
+
+_DEEPEST = 100
+_LARGEST = 10**1000
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """What TOML says.
+
+    Raises:
+        ValueError: if it is no TOML, or holds what can be neither checked nor shown: Python writes no number of more
+            than some thousand digits (hexadecimal ones it reads), and dotted keys nest without a limit.
+    """
+    deep, long = "its lists or tables are nested too deeply", "a number in it has too many digits"
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(deep) from None
+    except ValueError:
+        raise ValueError(long) from None
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        if any(isinstance(value, int) and abs(value) > _LARGEST for value in level):
+            raise ValueError(long)
+        inner = (
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        )
+        level = [value for values_ in inner for value in values_]
+    if level:
+        raise ValueError(deep)
+    return values
 
 
 @cache
@@ -281,8 +310,8 @@ def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
 def _value(raw: str) -> Any:
     """What TOML makes of the text, or the text itself."""
     try:
-        read = tomllib.loads(f"value = {raw}")
-    except (ValueError, RecursionError):
+        read = _parsed(f"value = {raw}")
+    except ValueError:
         return raw
     return _plain(read["value"]) if len(read) == 1 else raw
 
