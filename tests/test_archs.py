@@ -139,7 +139,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--archs", "resnet10; resnet10"], "twice"),
         (["--archs", "resnet10(width=2); resnet14(width=4)"], "archs do not nest: 'stem.conv.weight'"),
         (["--archs", "resnet10(width=2)", "--model", "cnn2"], "which the server's model lacks"),
-        (["--archs", "resnet10(width=2)", "--set", "model.width=4"], "the deepest of archs; say it there"),
+        (["--archs", "resnet10(width=2)", "--set", "model.width=4"], "the deepest of archs; set it there"),
     ):
         assert fedstrata("run", *given, "--out", tmp_path / "run") == 2
         assert sentence in one_sentence(capsys)

@@ -293,10 +293,11 @@ class Federation:
         self._journal.trim(self.state.round)
         keep_memory()
         self._since = time.perf_counter()
+        is_finalizing = sys.is_finalizing  # modules lose their names when the interpreter ends
         try:
             yield from self._rounds()
         except BaseException as error:
-            if sys.is_finalizing():  # the interpreter is half gone: nothing can be written any more
+            if is_finalizing():  # the interpreter is half gone: nothing can be written any more
                 raise
             try:
                 self.save()  # first: whoever sent a signal may not wait for long

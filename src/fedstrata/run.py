@@ -117,7 +117,7 @@ def final_model(
     except (OSError, SafetensorError):
         raise UsageError(f"{path} is damaged") from None
     except RuntimeError:
-        raise UsageError(f"{path} does not hold the model that run.toml says") from None
+        raise UsageError(f"{path} does not hold the model that run.toml describes") from None
     return model
 
 

@@ -352,7 +352,9 @@ def test_a_usage_error_stays_one() -> None:
     said = []
     for engine, workers in (("serial", 1), ("processes", 2)):
         fed = federation(clients=with_client(2, rows), engine=engine, workers=workers, participation=1.0)
-        with pytest.raises(fs.UsageError, match="label 4, but the model has 4 outputs") as error:
+        with pytest.raises(
+            fs.UsageError, match=r"label 4 \(client 2, example 20\), but the model has 4 outputs"
+        ) as error:
             fed.fit()
         said.append(str(error.value))
     assert said[0] == said[1]

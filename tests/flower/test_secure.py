@@ -239,7 +239,7 @@ def test_one_client_gives_one_share_of_a_secret() -> None:
     exchange.shared, exchange.masked = {1: {}, 2: {}, 3: {}}, [1, 2, 3]
     exchange.total = [np.zeros(1, np.int64)]
     many = {"nids": [1] * 1000, "shares": [bytes(20)] * 1000}
-    with pytest.raises(fs.UsageError, match="1 of 3 clients held out"):
+    with pytest.raises(fs.UsageError, match="1 of 3 clients stayed to the end"):
         exchange.opened({1: (many, None)})  # type: ignore[dict-item]
 
 

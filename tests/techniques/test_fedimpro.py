@@ -681,7 +681,7 @@ def test_the_features_of_moon_are_real(form: str, moon: str) -> None:
 @pytest.mark.parametrize(
     ("other", "output"),
     [
-        (FedLC(tau=0.5), lambda z, n: z - torch.where(n > 0, 0.5 * n.float() ** -0.25, 1e4)),
+        (FedLC(tau=0.5), lambda z, n: z - torch.where(n > 0, 0.5 * n.double() ** -0.25, 1e4)),
         (FedRS(alpha=0.3), lambda z, n: z * torch.where(n > 0, 1.0, 0.3)),
     ],
     ids=["fedlc", "fedrs"],
