@@ -2,7 +2,7 @@
 
 With the channels last, convolutions are faster on CPUs. But oneDNN's kernel for the weight gradient of a 1 × 1
 convolution with a stride writes beyond its scratch memory there, on processors without AVX-512, unless the number of
-input channels is a whole number of vector registers. It costs a crash, a hang or, worse, nothing that one would notice.
+input channels is a whole number of vector registers. It costs a crash or, worse, nothing that one would notice.
 benchmarks/convolution_layouts.py sweeps the geometries, and docs/results/convolution-layouts.md has what it found.
 
 So the layout is chosen layer by layer, by `allows_channels_last`, on every processor alike. What it does not allow gets
