@@ -286,7 +286,7 @@ def batch_sizes(examples: int, work: Work, drop_single: bool) -> list[int]:
 
 
 def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
-    """Index tensors, one a step: a fresh permutation every epoch, split into batches."""
+    """Index tensors, one per step: a fresh permutation every epoch, split into batches."""
     sizes = batch_sizes(examples, work, drop_single)
     taken = 0
     while taken < len(sizes):

@@ -1,6 +1,6 @@
 """Clients trained by actors of a Ray cluster, with the same bits as one after the other.
 
-The server's tensors are put into Ray's object store once a round, and every actor fetches them once. A client's
+The server's tensors are put into Ray's object store once per round, and every actor fetches them once. A client's
 examples are sent to the actor that trains it, once, and stay there: the client comes back to the same actor unless that
 one is busy and another has nothing to do. What clients remember stays with the main process, so it survives actors and
 nodes; those that die are replaced, and their clients are trained again.
