@@ -75,8 +75,8 @@ def run(
     settings = config_of(config, given, sets)
     if tensorboard:
         _events_writer(None)
-    federation = open_run(settings, out or _default_out(settings), profile=profile)
-    _follow(federation, settings, _Wish(quiet, as_json, tensorboard, report, open_))
+    opened = partial(open_run, settings, out or _default_out(settings), profile=profile)
+    _follow(opened, lambda: settings, _Wish(quiet, as_json, tensorboard, report, open_))
 
 
 @partial(with_fields, of=FREE | LOOKING)
@@ -94,9 +94,12 @@ def resume(
     """Continue a run that was stopped or killed; the result is the same, bit for bit."""
     from fedstrata.run import resume_run
 
-    federation = resume_run(directory, profile, **numbers(given))
-    config = checked(RunConfig, read_toml(directory / "run.toml"))
-    _follow(federation, config, _Wish(quiet, as_json, tensorboard, report, open_))
+    opened = partial(resume_run, directory, profile, **numbers(given))
+    _follow(
+        opened,
+        lambda: checked(RunConfig, read_toml(directory / "run.toml")),
+        _Wish(quiet, as_json, tensorboard, report, open_),
+    )
 
 
 def demo(
@@ -111,8 +114,8 @@ def demo(
     from fedstrata.rundir import fresh_directory
 
     config = checked(RunConfig, DEMO)
-    federation = open_run(config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(federation, config, _Wish(quiet, as_json, False, report, open_))
+    opened = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
+    _follow(opened, lambda: config, _Wish(quiet, as_json, False, report, open_))
 
 
 @dataclass(frozen=True)
@@ -126,10 +129,12 @@ class _Wish:
     open: bool
 
 
-def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
+def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], wish: _Wish) -> None:
+    """Open a run, and show it to its end; nothing is imported once its directory is there."""
     from fedstrata import console
     from fedstrata.rundir import RunDirectory
 
+    federation = opened()
     screen = open_screen()
     listeners: list[Callable[[Record], None]] = []
     silent = wish.quiet or wish.as_json
@@ -147,7 +152,8 @@ def _follow(federation: Federation, config: RunConfig, wish: _Wish) -> None:
                 print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
             history = federation.fit(hear)
         else:
-            rows = {"data": f"{config.dataset}, {config.partition}", "model": config.archs or config.model}
+            said = config()
+            rows = {"data": f"{said.dataset}, {said.partition}", "model": said.archs or said.model}
             screen.print(console.header(federation, rows))
             with console.Watcher(screen, federation) as watcher:
                 listeners.append(watcher.record)
