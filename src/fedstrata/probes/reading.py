@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.data.examples import Examples, Split, TensorExamples, as_examples
+from fedstrata.data.examples import Examples, TensorExamples, per_client
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.layouts import lay_out
 from fedstrata.strata import Stratum
@@ -59,7 +59,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]:
     """Clients' data, in whatever form a federation takes it, as examples; a refusal if one has none."""
-    held = clients if isinstance(clients, Split) else [as_examples(d, f"client {c}") for c, d in enumerate(clients)]
+    held = per_client(clients)
     empty = [client for client, data in enumerate(held) if not len(data)]
     if len(held) < least or empty:
         which = f", and client {empty[0]} has none" if empty else ""
