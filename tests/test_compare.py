@@ -658,6 +658,6 @@ def test_stopped(jobs: int, how: signal.Signals, tmp_path: Path) -> None:
     while not all(list(run.glob("checkpoints/*.checkpoint")) for run in runs) and time.monotonic() < deadline:
         time.sleep(0.05)  # without its parent a run still saves its last round
     counts = written()
-    assert min(counts) >= 3
+    assert min(counts) >= 2  # a line that was not flushed yet when the signal came is taken back
     time.sleep(0.3)
     assert written() == counts
