@@ -7,7 +7,8 @@ compared with float64. It does so under tests/fence.c, an allocator that ends ev
 touched, so that silent corruption shows, too. `--isa` is oneDNN's limit (ONEDNN_MAX_CPU_ISA).
 
 One line of JSON per case is appended to `--out`. At the end a table of all that is in it is printed, and the exit
-code is 1 if a case misbehaved that the rule in fedstrata.layouts lets have its channels last, or that is contiguous.
+code is 1 if a case misbehaved that the rule in fedstrata.models.layouts lets have its channels last, or that is
+contiguous.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstrata.layouts import allows_channels_last
+from fedstrata.models.layouts import allows_channels_last
 
 FENCE = Path(__file__).parent.parent / "tests" / "fence.c"
 PATIENCE = 120

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 import torch
 
 import fedstrata as fs
-from fedstrata.cost import FlopCount
-from fedstrata.tensors import generator
+from fedstrata.core.rng import generator
+from fedstrata.models.flops import FlopCount
 
 SHAPE, CLASSES = (3, 32, 32), 10
 WARM_UP = 2

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 import fedstrata as fs
-from fedstrata.tensors import generator
+from fedstrata.core.rng import generator
 
 METHODS = {
     "fedavg": "fedavg",

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import torch
 
 import fedstrata as fs
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.inco import InCo
-from fedstrata.tensors import Tensors, generator
 
 DEPTHS = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -53,8 +53,8 @@ HANGS = 600
 NEEDED = (
     "torch",
     "numpy.random",
-    "fedstrata.cli",
-    "fedstrata.console",
+    "fedstrata.cli.main",
+    "fedstrata.cli.console",
     "fedstrata.engines.processes",
     "fedstrata.engines.ray",
     "fedstrata.federation",

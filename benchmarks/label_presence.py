@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
-from fedstrata.core import RoundView, Technique
-from fedstrata.tensors import Tensors
+from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.tensors import Tensors
 
 CLIENTS, CLASSES, SHAPE = 20, 10, (1, 8, 8)
 METHODS = (

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.machine import processor
-from fedstrata.workshop import Workshop
+from fedstrata.client.context import Workshop
+from fedstrata.system.machine import processor
 
 STEPS = 5
 MODELS = ("resnet8(width=4)", "resnet18(width=4)", "resnet18(width=12)", "resnet8(width=16)", "resnet50(width=4)")

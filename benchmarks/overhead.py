@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.tensors import derive, generator
+from fedstrata.core.rng import derive, generator
 
 Clients = list[fs.TensorExamples]
 LR = 0.05

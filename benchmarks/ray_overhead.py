@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fedstrata as fs
-from fedstrata.tensors import generator
+from fedstrata.core.rng import generator
 
 CLIENTS, EXAMPLES, SHAPE = 16, 64, (1, 28, 28)
 MODELS = {"mlp": "mlp(hidden=(64,))", "cnn": "cnn2(width=32)", "resnet": "resnet8(width=16)"}

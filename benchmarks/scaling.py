@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 import torch
 
 import fedstrata as fs
-from fedstrata.tensors import Tensors, add, generator, scale, subtract, zeros_like
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors, add, scale, subtract, zeros_like
 
 EXAMPLES, SAMPLED = 32, 50
 

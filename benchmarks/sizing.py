@@ -36,19 +36,21 @@ import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata import checkpoint, wire
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata import wire
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.data.examples import Split
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall, Serial
-from fedstrata.flower.directory import Directory
 from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, opened, sealed
-from fedstrata.flower.post import Post
-from fedstrata.machine import peak_memory
-from fedstrata.store import DirectoryStore
-from fedstrata.tensors import Tensors, generator
-from fedstrata.timing import timed
+from fedstrata.flower.messages import Answer, Ask, Greeting, Party, Regime, allowance, opened, sealed
+from fedstrata.flower.site_directory import Directory
+from fedstrata.flower.transport import Post
+from fedstrata.runs import checkpoint
+from fedstrata.runs.client_memory import DirectoryStore
+from fedstrata.system.machine import peak_memory
+from fedstrata.system.timing import timed
 
 SHAPE, CLASSES, EXAMPLES = (3, 8, 8), 10, 20
 AWAY = "away"

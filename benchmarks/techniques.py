@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.tensors import derive, generator
-from fedstrata.workshop import Workshop
+from fedstrata.client.context import Workshop
+from fedstrata.core.rng import derive, generator
 
 Clients = list[fs.TensorExamples]
 Loop = Callable[[], object]

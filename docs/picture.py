@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fedstrata import console
-from fedstrata.cli import DEMO
-from fedstrata.config import RunConfig, checked
+from fedstrata.cli import console
+from fedstrata.cli.main import DEMO
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.run import open_run
 
 

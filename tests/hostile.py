@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fedstrata.wire import WireError, decode_assignment, decode_update, encode
+from fedstrata.wire.messages import decode_assignment, decode_update, encode
+from fedstrata.wire.packing import WireError
 from tests.test_wire import ASSIGNMENT_HEAD, UPDATE_HEAD, an_update, message, row
 
 HALF = 1_900_000

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fedstrata.config import to_toml
-from fedstrata.files import read_sealed, write_sealed
-from fedstrata.wire import pack, unpack
+from fedstrata.config.toml import to_toml
+from fedstrata.runs.files import read_sealed, write_sealed
+from fedstrata.wire.packing import pack, unpack
 
 DEEP = 200_000
 WRONG: tuple[Any, ...] = (

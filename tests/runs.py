@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import fedstrata as fs
-from fedstrata import checkpoint
-from fedstrata.cli import _guarded
-from fedstrata.config import RunConfig, checked
+from fedstrata.cli.main import _guarded
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.runs import checkpoint
 
 LONG = 300
 """Seconds: a limit against hanging and not against slowness, for whatever takes some seconds alone."""

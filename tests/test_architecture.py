@@ -14,47 +14,33 @@ import fedstrata
 SOURCE = Path(fedstrata.__file__).parent
 
 LAYERS = [
-    ["errors", "_version", "wording", "kinds", "lazy", "signals"],
-    ["spec"],
-    ["tensors", "files", "machine", "layouts", "timing", "branches"],
-    ["compiling"],
-    ["passes"],
-    ["strata"],
-    ["data", "cost", "prefix", "receptive"],
-    ["anatomy"],
-    ["zoo"],
-    ["core", "reducers", "optim"],
-    ["methods"],
-    ["techniques", "models"],
-    ["wire", "archs"],
-    ["workshop", "history"],
-    ["crew", "roster"],
+    ["errors", "_version"],
+    ["core"],
+    ["system", "aggregation", "data"],
+    ["models", "tasks"],
+    ["techniques", "wire"],
     ["client"],
-    ["cohort", "server", "evaluate", "store"],
-    ["checkpoint", "engines", "fitting", "probes"],
-    ["exams", "probing", "facts"],
-    ["tables"],
+    ["server"],
+    ["evaluation"],
+    ["engines", "probes"],
     ["config"],
-    ["rundir"],
-    ["saved"],
-    ["trained", "journal"],
+    ["runs"],
     ["diagnosis"],
     ["report"],
     ["federation"],
-    ["run", "events", "flower"],
+    ["run", "flower"],
     ["compare"],
     [""],
-    ["console"],
     ["attack"],
     ["reproduce"],
-    ["commands"],
     ["cli"],
     ["__main__"],
 ]
-"""Rooms from the ground up; a room may import from lower ones only ("" is the package itself)."""
+"""Folders from the ground up, with the modules of the public door; each may import from lower ones only ("" is the
+package itself)."""
 
 
-def room(name: str) -> str:
+def folder(name: str) -> str:
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -67,7 +53,7 @@ def is_module(name: str) -> bool:
 def imported(path: Path) -> set[str]:
     """Modules that a file imports, by full name, anywhere in it; `from fedstrata import x` names x if that is a module.
 
-    What is imported when it is first used (`fedstrata.lazy`, `fedstrata.tables`) is named by a string.
+    What is imported when it is first used (`fedstrata.core.lazy`, `fedstrata.config.registries`) is named by a string.
     """
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -92,17 +78,19 @@ def test_imports_point_one_way() -> None:
         own = "" if here == ("__init__",) else here[0]
         assert own in height, f"give {own} a place in LAYERS"
         for name in imported(path):
-            if name.split(".")[0] == "fedstrata" and room(name) != own and height[room(name)] >= height[own]:
+            if name.split(".")[0] == "fedstrata" and folder(name) != own and height[folder(name)] >= height[own]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
     assert not wrong
 
 
 def test_the_test_above_can_fail(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
-    file.write_text("from fedstrata import wire\nfrom fedstrata.federation import Federation\nimport fedstrata.cli\n")
-    assert imported(file) == {"fedstrata.wire", "fedstrata.federation", "fedstrata.cli"}
-    file.write_text("def late():\n    from fedstrata import wire\n\n\nprobes = Lazy('fedstrata.probes')\n")
-    assert imported(file) == {"fedstrata.wire", "fedstrata.probes"}
+    file.write_text(
+        "from fedstrata import wire\nfrom fedstrata.federation import Federation\nimport fedstrata.cli.main\n"
+    )
+    assert imported(file) == {"fedstrata.wire", "fedstrata.federation", "fedstrata.cli.main"}
+    file.write_text("def late():\n    from fedstrata import wire\n\n\nprobes = Lazy('fedstrata.probes.measures')\n")
+    assert imported(file) == {"fedstrata.wire", "fedstrata.probes.measures"}
 
 
 def test_nothing_imports_what_has_no_cpu_build() -> None:
@@ -116,7 +104,8 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import sys
 
     extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
-    modules = "cli, run, attack, compare, console, flower.certs, flower.template, probes, report.plots, reproduce"
+    modules = "cli.main, run, attack, compare, cli.console, compare.show, flower.certs, flower.template"
+    modules += ", probes.measures, report.plots, reproduce"
     imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
     code = f"import sys, {imports}; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -191,8 +180,8 @@ def test_public_names_are_imported_from_where_type_checkers_look() -> None:
 
 
 def test_a_module_is_found_and_a_name_that_is_none_is_not() -> None:
-    assert fedstrata.probes.divergence.__module__ == "fedstrata.probes.divergence"
-    assert fedstrata.strata.__module__ == "fedstrata.strata"
+    assert fedstrata.probes.measures.divergence.__module__ == "fedstrata.probes.measures.divergence"
+    assert fedstrata.strata.__module__ == "fedstrata.models.strata"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fedstrata.nonsense  # noqa: B018
     with pytest.raises(ImportError, match="nonsense"):

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.archs import deepest, groups, shares
-from fedstrata.branches import branched
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
+from fedstrata.models.isolated_architectures import branched
+from fedstrata.models.registry import build_model
+from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.run import open_run
 from tests.runs import fedstrata, one_sentence
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedstrata import checkpoint
 from fedstrata.diagnosis import diagnose
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.files import Damaged, read_sealed, write_sealed
-from fedstrata.machine import computing
 from fedstrata.report.page import page
 from fedstrata.run import open_run, resume_run
-from fedstrata.saved import Saved
-from fedstrata.store import unpacked
-from fedstrata.wire import WireError, pack, unpack
+from fedstrata.runs import checkpoint
+from fedstrata.runs.client_memory import unpacked
+from fedstrata.runs.files import Damaged, read_sealed, write_sealed
+from fedstrata.runs.reader import Saved
+from fedstrata.system.machine import computing
+from fedstrata.wire.packing import WireError, pack, unpack
 from tests.mutations import CHANGES, DEEP, spoil, spoil_sealed
 from tests.runs import SETTINGS, config, fedstrata, options, sentence
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata import checkpoint
 from fedstrata.errors import UsageError
-from fedstrata.files import Damaged
-from fedstrata.rundir import RunDirectory
-from fedstrata.server import ServerState
+from fedstrata.runs import checkpoint
+from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.files import Damaged
+from fedstrata.server.state import ServerState
 from tests.runs import full_disk
 
 

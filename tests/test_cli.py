@@ -22,14 +22,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import fedstrata as fs
-from fedstrata import cli, console, wording
-from fedstrata.commands import training
-from fedstrata.config import RunConfig
+from fedstrata.cli import console, main, run
+from fedstrata.config.registries import TABLES, table
+from fedstrata.config.schema import RunConfig
+from fedstrata.core import text as wording
 from fedstrata.data import fetch
 from fedstrata.data.sources import Remote
-from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
-from fedstrata.tables import TABLES, table
+from fedstrata.runs.records import Record
 from tests.runs import (
     LONG,
     SETTINGS,
@@ -160,8 +160,8 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(training.DEMO, "rounds", 1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(training.DEMO, "epochs", 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(run.DEMO, "rounds", 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(run.DEMO, "epochs", 1)  # type: ignore[attr-defined]
     assert fedstrata("demo", "--quiet") == 0
     assert re.fullmatch(r"accuracy [\d.]+ % after 1 round; files in runs/demo\n", capsys.readouterr().out)
 
@@ -501,7 +501,7 @@ def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
     for words in (["--debug", "list", "x"], ["list", "x", "--debug"]):
         monkeypatch.setattr(sys, "argv", ["fedstrata", *words])
         with pytest.raises(SystemExit, match="2"):
-            cli.main()
+            main.main()
         error = capsys.readouterr().err
         assert error.startswith("Traceback")
         assert error.splitlines()[-1].startswith("fedstrata: there is no list of 'x'")
@@ -560,7 +560,9 @@ def test_a_full_device_as_output(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_in_a_process_of_its_own(tmp_path: Path) -> None:
-    limited = "from fedstrata.cli import main; import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); main()"
+    limited = (
+        "from fedstrata.cli.main import main; import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); main()"
+    )
     child = process("run", "--out", "run", *options(), cwd=tmp_path, code=limited)
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 2
@@ -648,7 +650,7 @@ def test_a_terminal_that_only_knows_ascii(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     monkeypatch.setattr(sys, "argv", ["fedstrata", "data", "show"])
     with pytest.raises(SystemExit, match="0"):
-        cli.main()
+        main.main()
     assert b"10 classes" in raw.getvalue()
 
 

@@ -18,14 +18,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.client import train_client
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, Slots, Technique, Times, Update, Work
-from fedstrata.crew import stages_to
-from fedstrata.data.examples import Examples, TensorExamples
+from fedstrata.client.context import BUFFERS, Workshop
+from fedstrata.client.train import train_client
+from fedstrata.core.method import Method
+from fedstrata.core.rng import own_rng
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Assignment, Examples, Into, Slots, Update, Work
+from fedstrata.data.batching import batches
+from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.methods import Method, chain
-from fedstrata.tensors import Tensors, clone, own_rng
-from fedstrata.workshop import BUFFERS, Workshop, batches, running
+from fedstrata.models.norms import running
+from fedstrata.models.taps import stages_to
+from fedstrata.techniques.fedavg import chain
 
 # Helpers ----------------------------------------------------------------------------------------------------
 

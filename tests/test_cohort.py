@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fednova import FedNova
@@ -19,7 +20,6 @@ from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
-from fedstrata.tensors import Tensors
 from tests.contract.standins import Keep, Pace, Pull, Turn
 from tests.engines.worlds import (
     SIZES,

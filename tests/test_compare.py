@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstrata import console
-from fedstrata.cli import _gathered
+from fedstrata.cli import console
+from fedstrata.cli.main import _gathered
 from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, tabulate
 from fedstrata.compare.plan import directory_name, identity
 from fedstrata.compare.running import _attempt, find, missing
 from fedstrata.compare.table import gap, rows, stat
-from fedstrata.config import RunConfig, checked, to_toml
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.toml import to_toml
 from fedstrata.errors import Diverged, FedstrataError, UsageError
 from fedstrata.federation import Federation
 from fedstrata.run import open_run
@@ -514,7 +515,7 @@ def test_a_directory_in_use(tmp_path: Path, capsys: Capture) -> None:
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(identity(config()) | {"workers": 1}))
     code = (
-        "import sys, time; from pathlib import Path; from fedstrata.files import claim\n"
+        "import sys, time; from pathlib import Path; from fedstrata.runs.files import claim\n"
         "held = claim(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     holder = process(directory, cwd=tmp_path, code=code)

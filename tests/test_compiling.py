@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.compiling import compile_function
+from fedstrata.client.compiling import compile_function
 from tests.engines.worlds import check_close, federation, flat, run, seeded
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedstrata.config import RunConfig, Settings, assign, checked, flatten, read_toml, to_toml
+from fedstrata.config.overrides import assign
+from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.toml import flatten, read_toml, to_toml
 from fedstrata.errors import UsageError
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import pytest
 
 import fedstrata
-from fedstrata.core import Assignment, Hooks, Into, Technique, Update, Work, overrides
+from fedstrata.core.technique import Hooks, Technique, overrides
+from fedstrata.core.types import Assignment, Into, Update, Work
 from fedstrata.errors import UsageError
-from fedstrata.methods import FedAvg, Method, chain, parse
 from fedstrata.techniques import TECHNIQUES, method
+from fedstrata.techniques.fedavg import FedAvg, chain, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class Heavy(Technique):
 TABLE = {"fedavg": FedAvg, "prox": Prox, "even": Even, "heavy": Heavy}
 
 TEXTS = {
-    "fedavg": Method(),
-    "fedavg()": Method(),
+    "fedavg": chain(),
+    "fedavg()": chain(),
     "prox": chain(Prox()),
     "fedavg + prox": chain(Prox()),
     "prox(mu=0.5) + even": chain(Prox(mu=0.5), Even()),
@@ -77,7 +78,7 @@ def test_a_method_is_its_string(text: str):
 
 
 def test_strings_show_what_differs_from_the_defaults_only():
-    assert str(Method()) == "fedavg"
+    assert str(chain()) == "fedavg"
     assert str(chain(Prox(), Even())) == "prox + even"
     assert str(chain(Prox(mu=0.5, kind="l1"), server_lr=2.0)) == "fedavg(server_lr=2.0) + prox(mu=0.5, kind='l1')"
 
@@ -137,7 +138,7 @@ def test_the_public_table_reads_strings_and_lets_methods_pass():
 
 def test_settings_of_the_mean():
     """FedAvg's own arguments win over a technique's wishes, which win over the plain defaults."""
-    plain = Method()
+    plain = chain()
     assert (plain.weight, plain.buffers, plain.server_lr) == ("examples", "average", 1.0)
     wish = chain(Even())
     assert (wish.weight, wish.buffers, wish.server_lr) == ("uniform", "average", 0.5)
@@ -156,7 +157,7 @@ def test_with_buffers():
 
 def test_the_digest_tells_methods_apart():
     """Sixteen hex digits of SHA-256; `printf fedavg | sha256sum` begins with 093126d47a689c67."""
-    assert Method().digest == "093126d47a689c67"
+    assert chain().digest == "093126d47a689c67"
     texts = [*TEXTS, "prox(mu=0.02)", "even + prox", "prox + even"]
     assert len({parse(t, TABLE).digest for t in texts}) == len({str(parse(t, TABLE)) for t in texts})
     assert parse("even + prox", TABLE).digest != parse("prox + even", TABLE).digest
@@ -188,7 +189,7 @@ def test_a_silent_technique_lets_everything_pass():
 
 
 def test_nothing_can_be_changed_afterwards():
-    for frozen, name in ((Prox(), "mu"), (Method(), "base"), (FedAvg(), "weight"), (Work(), "lr"), (Hooks(), "loss")):
+    for frozen, name in ((Prox(), "mu"), (chain(), "base"), (FedAvg(), "weight"), (Work(), "lr"), (Hooks(), "loss")):
         with pytest.raises(FrozenInstanceError):
             setattr(frozen, name, None)
     assert replace(Prox(), mu=1.0) == Prox(mu=1.0)

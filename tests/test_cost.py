@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata as fs
-from fedstrata.cost import FlopCount
+from fedstrata.models.flops import FlopCount
 
 MODELS = {
     "silu": lambda: nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 4)),

@@ -14,15 +14,15 @@ from torch import nn
 
 from fedstrata.compare import plan
 from fedstrata.compare.running import records
-from fedstrata.config import RunConfig, checked
-from fedstrata.history import Record
-from fedstrata.probes import client_gradients, divergence
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.models.strata import strata
+from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
 from fedstrata.reproduce.accumulation import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
 from fedstrata.reproduce.deeper import SCALES, _sheets
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Work
 from fedstrata.run import deal, models_of, open_run
-from fedstrata.strata import strata
+from fedstrata.runs.records import Record
 
 PARTS = (
     "accumulation",

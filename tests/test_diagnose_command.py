@@ -14,12 +14,11 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata import probing
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.diagnosis import Diagnosis
 from fedstrata.errors import UsageError
-from fedstrata.machine import computing
 from fedstrata.run import open_run, tried_on
+from fedstrata.system.machine import computing
 from tests.engines.worlds import check_same, convnet, federation, pictures, run
 from tests.runs import SETTINGS, config, fedstrata, one_sentence, options, same
 
@@ -29,7 +28,7 @@ SMALL: dict[str, Any] = {"model": "mlp(hidden=(4,))", "method": "scaffold", "wor
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models this small are no faster with more threads; and a map of few points takes no time."""
-    monkeypatch.setattr(probing, "POINTS", 24)
+    monkeypatch.setattr("fedstrata.probes.registry.POINTS", 24)
     with computing(1):
         yield
 

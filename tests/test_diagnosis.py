@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
 from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
 from fedstrata.diagnosis.rules import RULES, ranked
 from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
-from fedstrata.history import Record
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
+from fedstrata.runs.records import Record
 from fedstrata.techniques import method
 
 STRATA = ["stem.conv", *(f"layer{i}.0.conv{j}" for i in (1, 2, 3, 4) for j in (1, 2)), "head"]

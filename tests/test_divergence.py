@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata import probes
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Stratum
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
-from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, generator
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
+from fedstrata.probes import measures
 
 CLASSES = 3
 LAYERS = (
@@ -99,21 +101,21 @@ def test_divergence_of_two_clients_by_hand():
         {"one.weight": torch.tensor([[3.0, 2.0]]), "one.bias": torch.tensor([7.0]), "two.weight": torch.tensor([6, 8])},
     ]
     expected = {"one": math.sqrt(5 / 3), "two": math.sqrt(25 / 2)}
-    assert probes.divergence(clients, LAYERS) == pytest.approx(expected, abs=1e-12)
+    assert measures.divergence(clients, LAYERS) == pytest.approx(expected, abs=1e-12)
 
 
 def test_divergence_is_a_mean_of_roots_and_not_a_root_of_means():
     """Three clients with 0, 0 and 3: mean 1, distances 1, 1 and 2, so 4/3 and not √2."""
     clients = [{"two.weight": torch.tensor([value])} for value in (0.0, 0.0, 3.0)]
-    assert probes.divergence(clients, LAYERS) == pytest.approx({"two": 4 / 3}, abs=1e-12)
+    assert measures.divergence(clients, LAYERS) == pytest.approx({"two": 4 / 3}, abs=1e-12)
 
 
 def test_clients_are_alike_however_many_examples_they_have():
     """A client of 1 example weighs in the mean as much as one of 9."""
     model, data = convolution(), [TensorExamples(*images(size, seed=size, shift=size)) for size in (1, 9)]
-    gradients = probes.client_gradients(model, data)
+    gradients = measures.client_gradients(model, data)
     head = row({n: (gradients[0][n] - gradients[1][n]) / 2 for n in ("5.weight", "5.bias")}, ("5.weight", "5.bias"))
-    found = probes.divergence(gradients, strata(model))
+    found = measures.divergence(gradients, strata(model))
     assert found["5"] == pytest.approx(math.sqrt((head**2).mean()), rel=1e-12)
 
 
@@ -127,8 +129,8 @@ def test_exact_divergence_against_a_loop_over_every_clients_examples():
             each = [row(one_gradient(model, a, b), stratum.params) for a, b in zip(x, y, strict=True)]
             means.append(sum(each) / len(each))
         expected[stratum.name] = divergence_by_loop(means)
-    gradients = probes.client_gradients(model, [TensorExamples(x, y) for x, y in data], batch_size=4)
-    found = probes.divergence(gradients, strata(model))
+    gradients = measures.client_gradients(model, [TensorExamples(x, y) for x, y in data], batch_size=4)
+    found = measures.divergence(gradients, strata(model))
     assert list(found) == ["0", "5"]
     assert found == pytest.approx(expected, rel=1e-10)
 
@@ -136,17 +138,17 @@ def test_exact_divergence_against_a_loop_over_every_clients_examples():
 def test_identical_clients_do_not_diverge_at_all():
     model = convolution(dtype=torch.float32)
     x, y = images(8)
-    gradients = probes.client_gradients(model, [TensorExamples(x.float(), y)] * 3)
+    gradients = measures.client_gradients(model, [TensorExamples(x.float(), y)] * 3)
     assert all(g.abs().max() > 0 for g in gradients[0].values())
-    assert probes.divergence(gradients, strata(model)) == {"0": 0.0, "5": 0.0}
+    assert measures.divergence(gradients, strata(model)) == {"0": 0.0, "5": 0.0}
 
 
 def test_the_proxy_of_one_plain_step_is_the_learning_rate_times_the_exact_one():
     """A step of full-batch SGD is −η·g, so that its divergence is η times that of g."""
     model, data = convolution(), [TensorExamples(*images(6, seed=c, shift=c)) for c in range(3)]
-    gradients = probes.client_gradients(model, data)
+    gradients = measures.client_gradients(model, data)
     updates = [{n: -0.1 * g for n, g in mine.items()} for mine in gradients]
-    exact, proxy = (probes.divergence(tensors, strata(model)) for tensors in (gradients, updates))
+    exact, proxy = (measures.divergence(tensors, strata(model)) for tensors in (gradients, updates))
     assert proxy == pytest.approx({name: 0.1 * value for name, value in exact.items()}, rel=1e-12)
 
 
@@ -158,18 +160,18 @@ def test_sub_models_are_compared_in_what_they_share():
         {"one.weight": torch.tensor([[0.0, 3.0]]), "three.weight": torch.ones(2)},
         {"one.weight": torch.tensor([[0.0, 6.0]]), "two.weight": torch.tensor([5.0])},
     ]
-    assert probes.divergence(clients, LAYERS) == pytest.approx({"one": 2 / math.sqrt(2), "two": 2.0}, abs=1e-12)
-    assert probes.divergence(clients[:1], LAYERS) == {}
+    assert measures.divergence(clients, LAYERS) == pytest.approx({"one": 2 / math.sqrt(2), "two": 2.0}, abs=1e-12)
+    assert measures.divergence(clients[:1], LAYERS) == {}
 
 
 def test_scale_of_gradients_and_order_of_clients():
     rng = torch.Generator().manual_seed(0)
     clients = [{"two.weight": torch.randn(50, generator=rng, dtype=torch.float64)} for _ in range(5)]
-    value = probes.divergence(clients, LAYERS)["two"]
+    value = measures.divergence(clients, LAYERS)["two"]
     assert value == pytest.approx(divergence_by_loop([c["two.weight"].numpy() for c in clients]), rel=1e-12)
-    assert probes.divergence(clients[::-1], LAYERS)["two"] == pytest.approx(value, rel=1e-12)
+    assert measures.divergence(clients[::-1], LAYERS)["two"] == pytest.approx(value, rel=1e-12)
     moved = [{"two.weight": -7 * c["two.weight"] + 3} for c in clients]
-    assert probes.divergence(moved, LAYERS)["two"] == pytest.approx(7 * value, rel=1e-12)
+    assert measures.divergence(moved, LAYERS)["two"] == pytest.approx(7 * value, rel=1e-12)
 
 
 # Cosines ----------------------------------------------------------------------------------------------------
@@ -191,14 +193,14 @@ def updates(*rows: Sequence[float]) -> list[Tensors]:
     ],
 )
 def test_cosines_by_hand(rows: Sequence[Sequence[float]], expected: float):
-    found = probes.update_cosine(updates(*(map(float, r) for r in rows)), LAYERS)  # type: ignore[arg-type]
+    found = measures.update_cosine(updates(*(map(float, r) for r in rows)), LAYERS)  # type: ignore[arg-type]
     assert found == pytest.approx({"one": expected}, abs=1e-12)
 
 
 def test_an_update_of_zero_has_no_cosine():
     """Of three pairs only (0, 2) has one; where none has, the stratum is left out."""
-    assert probes.update_cosine(updates((1, 0, 0), (0, 0, 0), (2, 0, 0)), LAYERS) == pytest.approx({"one": 1.0})
-    assert probes.update_cosine(updates((1, 0, 0), (0, 0, 0)), LAYERS) == {}
+    assert measures.update_cosine(updates((1, 0, 0), (0, 0, 0), (2, 0, 0)), LAYERS) == pytest.approx({"one": 1.0})
+    assert measures.update_cosine(updates((1, 0, 0), (0, 0, 0)), LAYERS) == {}
 
 
 def test_cosines_against_a_loop(monkeypatch: pytest.MonkeyPatch):
@@ -209,9 +211,9 @@ def test_cosines_against_a_loop(monkeypatch: pytest.MonkeyPatch):
     pairs = [(a, b) for i, a in enumerate(flat) for b in flat[i + 1 :]]
     expected = fmean(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in pairs)
     given = [{n: torch.tensor(value) for n, value in c.items()} for c in clients]
-    assert probes.update_cosine(given, LAYERS) == pytest.approx({"one": expected}, abs=1e-12)
-    monkeypatch.setattr(sys.modules["fedstrata.probes.divergence"], "_COLUMNS", 3)
-    assert probes.update_cosine(given, LAYERS) == pytest.approx({"one": expected}, abs=1e-12)
+    assert measures.update_cosine(given, LAYERS) == pytest.approx({"one": expected}, abs=1e-12)
+    monkeypatch.setattr(sys.modules["fedstrata.probes.measures.divergence"], "_COLUMNS", 3)
+    assert measures.update_cosine(given, LAYERS) == pytest.approx({"one": expected}, abs=1e-12)
 
 
 def test_cosines_of_sub_models_are_of_the_names_that_both_hold():
@@ -221,12 +223,12 @@ def test_cosines_of_sub_models_are_of_the_names_that_both_hold():
         {"one.weight": torch.tensor([[1.0, 1.0]])},
         {"two.weight": torch.ones(2)},
     ]
-    assert probes.update_cosine(clients, LAYERS) == pytest.approx({"one": 1 / math.sqrt(2)}, abs=1e-12)
+    assert measures.update_cosine(clients, LAYERS) == pytest.approx({"one": 1 / math.sqrt(2)}, abs=1e-12)
 
 
 def test_small_and_large_updates_have_a_direction():
     tiny, huge = torch.full((2,), 1e-30), torch.full((2,), 1e30)
-    found = probes.update_cosine([{"two.weight": tiny}, {"two.weight": huge}], LAYERS)
+    found = measures.update_cosine([{"two.weight": tiny}, {"two.weight": huge}], LAYERS)
     assert found == pytest.approx({"two": 1.0}, abs=1e-12)
 
 
@@ -247,7 +249,7 @@ def fallback(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return fail
 
-    monkeypatch.setattr(sys.modules["fedstrata.probes.divergence"], "vmap", never)
+    monkeypatch.setattr(sys.modules["fedstrata.probes.measures.divergence"], "vmap", never)
 
 
 @pytest.mark.parametrize("vectorised", [True, False])
@@ -255,7 +257,7 @@ def test_within_a_class_against_a_loop(vectorised: bool, monkeypatch: pytest.Mon
     if not vectorised:
         fallback(monkeypatch)
     model, (x, y) = convolution(), images(90)
-    found = probes.within_class(model, x, y, strata(model), limit=None)
+    found = measures.within_class(model, x, y, strata(model), limit=None)
     assert found.labels == (0, 1, 2)
     for stratum in strata(model):
         each = [
@@ -272,7 +274,7 @@ def test_noise_against_a_loop_with_the_same_draws(vectorised: bool, monkeypatch:
     if not vectorised:
         fallback(monkeypatch)
     model, (x, y) = convolution(), images(2)
-    found = probes.input_noise(model, x, y, strata(model), std=0.3, draws=70, seed=5)
+    found = measures.input_noise(model, x, y, strata(model), std=0.3, draws=70, seed=5)
     assert found.labels == tuple(y.tolist())
     for image in range(2):
         rng = generator("input_noise", 5, image)
@@ -293,9 +295,9 @@ def test_noise_on_a_model_of_zeros_by_hand():
     for p in model.parameters():
         nn.init.zeros_(p)
     x, y = torch.tensor([[5.0, -1.0, 0.0, 2.0]]), torch.tensor([0])
-    found = probes.input_noise(model, x, y, strata(model), std=0.1, draws=4000)
+    found = measures.input_noise(model, x, y, strata(model), std=0.1, draws=4000)
     assert found.means["0"] == pytest.approx(0.1 * math.sqrt(4 * 6 / 9 / 15), rel=0.02)
-    twice = probes.input_noise(model, x, y, strata(model), std=0.2, draws=4000)
+    twice = measures.input_noise(model, x, y, strata(model), std=0.2, draws=4000)
     assert twice.means["0"] == pytest.approx(2 * found.means["0"], rel=1e-4)
 
 
@@ -303,28 +305,28 @@ def test_the_default_is_the_papers():
     """N(0, 0.1), 1000 draws."""
     model, (x, y) = nn.Sequential(nn.Linear(4, 3)), (torch.ones(1, 4), torch.tensor([0]))
     default, same_one = (
-        probes.input_noise(model, x, y, strata(model), **given) for given in ({}, {"std": 0.1, "draws": 1000})
+        measures.input_noise(model, x, y, strata(model), **given) for given in ({}, {"std": 0.1, "draws": 1000})
     )
     assert default == same_one
 
 
 def test_equal_images_have_no_spread():
     model, (x, y) = convolution(), images(1)
-    found = probes.within_class(model, x.repeat(9, 1, 1, 1), y.repeat(9), strata(model))
+    found = measures.within_class(model, x.repeat(9, 1, 1, 1), y.repeat(9), strata(model))
     assert all(value < 1e-12 for values in found.figures.values() for value in values)
 
 
 def test_a_seed_chooses_noise_and_images_and_a_limit_bounds_them():
     model, (x, y) = convolution(), images(60)
-    limited = [probes.within_class(model, x, y, strata(model), limit=5, seed=seed) for seed in (0, 0, 1)]
+    limited = [measures.within_class(model, x, y, strata(model), limit=5, seed=seed) for seed in (0, 0, 1)]
     assert limited[0] == limited[1] != limited[2]
-    noisy = [probes.input_noise(model, x[:2], y[:2], strata(model), draws=4, seed=seed) for seed in (0, 0, 1)]
+    noisy = [measures.input_noise(model, x[:2], y[:2], strata(model), draws=4, seed=seed) for seed in (0, 0, 1)]
     assert noisy[0] == noisy[1] != noisy[2]
 
 
 def test_a_class_of_one_image_is_left_out():
     model, (x, _) = convolution(), images(5)
-    assert probes.within_class(model, x, torch.tensor([0, 2, 1, 2, 0]), strata(model)).labels == (0, 2)
+    assert measures.within_class(model, x, torch.tensor([0, 2, 1, 2, 0]), strata(model)).labels == (0, 2)
 
 
 def test_models_that_cannot_be_vectorised_are_read_one_by_one():
@@ -333,7 +335,7 @@ def test_models_that_cannot_be_vectorised_are_read_one_by_one():
     model = build_model("chargru(embedding=2, hidden=3, layers=1)", (4,), 5)
     x, y = torch.randint(5, (6, 4)), torch.tensor([0, 0, 0, 1, 1, 1])
     layers = strata(model, x)
-    found = probes.within_class(model, x, y, layers)
+    found = measures.within_class(model, x, y, layers)
     for stratum in layers:
         each = [
             spread_by_loop([row(one_gradient(model, x[k], y[k]), stratum.params) for k in rows])
@@ -348,7 +350,7 @@ def test_models_of_the_zoo(name: str):
     model = build_model(name, (3, 16, 16), 4)
     x, y = torch.randn(4, 3, 16, 16), torch.tensor([0, 0, 1, 1])
     layers = strata(model, x)
-    found = probes.within_class(model, x, y, layers)
+    found = measures.within_class(model, x, y, layers)
     for stratum in layers:
         expected = spread_by_loop([row(one_gradient(model, x[k], y[k]), stratum.params) for k in (0, 1)])
         assert found.figures[stratum.name][0] == pytest.approx(expected, rel=1e-3, abs=1e-7)
@@ -361,10 +363,10 @@ def test_measuring_changes_no_model_and_no_generator(mode: bool):
     deltas = [{n: p.detach().clone() for n, p in model.named_parameters()} for _ in range(2)]
     kept = copy.deepcopy((x, y, deltas))
     before = everything(model)
-    probes.input_noise(model, x[:1], y[:1], strata(model), draws=3)
-    probes.within_class(model, x, y, strata(model), limit=3)
-    probes.divergence(deltas, strata(model))
-    probes.update_cosine(deltas, strata(model))
+    measures.input_noise(model, x[:1], y[:1], strata(model), draws=3)
+    measures.within_class(model, x, y, strata(model), limit=3)
+    measures.divergence(deltas, strata(model))
+    measures.update_cosine(deltas, strata(model))
     assert same(before, everything(model))
     assert torch.equal(x, kept[0])
     assert torch.equal(y, kept[1])
@@ -374,9 +376,9 @@ def test_measuring_changes_no_model_and_no_generator(mode: bool):
 def test_some_strata_only():
     """The others' parameters, which could have gradients too, are left alone."""
     model, (x, y) = convolution(), images(20)
-    whole = probes.within_class(model, x, y, strata(model))
+    whole = measures.within_class(model, x, y, strata(model))
     for stratum in strata(model):
-        found = probes.within_class(model, x, y, (stratum,))
+        found = measures.within_class(model, x, y, (stratum,))
         assert found.figures == {stratum.name: pytest.approx(whole.figures[stratum.name], rel=1e-12)}
 
 
@@ -394,24 +396,24 @@ def by_batch() -> nn.Module:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "nobody": (lambda: probes.divergence([], LAYERS), "no clients with tensors"),
-    "nothing": (lambda: probes.divergence([{}, {}], LAYERS), "no clients with tensors"),
-    "shapes": (lambda: probes.divergence(UNEVEN, LAYERS), "'two.weight' are of different shapes"),
-    "names": (lambda: probes.divergence(UNKNOWN, LAYERS), "did you mean 'two.weight'"),
-    "one name": (lambda: probes.divergence(UNKNOWN[:1], LAYERS), "did you mean 'two.weight'"),
-    "no updates": (lambda: probes.update_cosine([], LAYERS), "no clients with updates"),
-    "uneven updates": (lambda: probes.update_cosine(UNEVEN, LAYERS), "'two.weight' are of different shapes"),
-    "unknown updates": (lambda: probes.update_cosine(UNKNOWN, LAYERS), "did you mean 'two.weight'"),
-    "std": (lambda: probes.input_noise(NET, X, Y, DEEP, std=0), "std must be above 0, not 0"),
-    "draws": (lambda: probes.input_noise(NET, X, Y, DEEP, draws=1), "2 or more draws, not 1"),
-    "tokens": (lambda: probes.input_noise(NET, X.long(), Y, DEEP), "floating point, not of torch.int64"),
-    "rows": (lambda: probes.input_noise(NET, X, Y[:2], DEEP, draws=2), "2 labels for 4 rows"),
-    "none": (lambda: probes.input_noise(NET, X[:0], Y[:0], DEEP, draws=2), "0 labels for 0 rows"),
-    "strata": (lambda: probes.input_noise(NET, X, Y, LAYERS, draws=2), "the model has no '"),
-    "label": (lambda: probes.input_noise(NET, X, Y + 7, DEEP, draws=2), "but the model has 3 outputs"),
-    "limit": (lambda: probes.within_class(NET, X, Y, DEEP, limit=1), "2 or more, not 1"),
-    "single": (lambda: probes.within_class(NET, X[:3], torch.arange(3), DEEP), "no class has them"),
-    "batch norm": (lambda: probes.within_class(by_batch(), X, Y * 0, strata(by_batch())), "normalises by the batch"),
+    "nobody": (lambda: measures.divergence([], LAYERS), "no clients with tensors"),
+    "nothing": (lambda: measures.divergence([{}, {}], LAYERS), "no clients with tensors"),
+    "shapes": (lambda: measures.divergence(UNEVEN, LAYERS), "'two.weight' are of different shapes"),
+    "names": (lambda: measures.divergence(UNKNOWN, LAYERS), "did you mean 'two.weight'"),
+    "one name": (lambda: measures.divergence(UNKNOWN[:1], LAYERS), "did you mean 'two.weight'"),
+    "no updates": (lambda: measures.update_cosine([], LAYERS), "no clients with updates"),
+    "uneven updates": (lambda: measures.update_cosine(UNEVEN, LAYERS), "'two.weight' are of different shapes"),
+    "unknown updates": (lambda: measures.update_cosine(UNKNOWN, LAYERS), "did you mean 'two.weight'"),
+    "std": (lambda: measures.input_noise(NET, X, Y, DEEP, std=0), "std must be above 0, not 0"),
+    "draws": (lambda: measures.input_noise(NET, X, Y, DEEP, draws=1), "2 or more draws, not 1"),
+    "tokens": (lambda: measures.input_noise(NET, X.long(), Y, DEEP), "floating point, not of torch.int64"),
+    "rows": (lambda: measures.input_noise(NET, X, Y[:2], DEEP, draws=2), "2 labels for 4 rows"),
+    "none": (lambda: measures.input_noise(NET, X[:0], Y[:0], DEEP, draws=2), "0 labels for 0 rows"),
+    "strata": (lambda: measures.input_noise(NET, X, Y, LAYERS, draws=2), "the model has no '"),
+    "label": (lambda: measures.input_noise(NET, X, Y + 7, DEEP, draws=2), "but the model has 3 outputs"),
+    "limit": (lambda: measures.within_class(NET, X, Y, DEEP, limit=1), "2 or more, not 1"),
+    "single": (lambda: measures.within_class(NET, X[:3], torch.arange(3), DEEP), "no class has them"),
+    "batch norm": (lambda: measures.within_class(by_batch(), X, Y * 0, strata(by_batch())), "normalises by the batch"),
 }
 
 

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Buffers
+from fedstrata.client.context import Bench, Workshop
+from fedstrata.core.technique import Buffers
+from fedstrata.core.tensors import Tensors, clone
 from fedstrata.data.examples import TensorExamples
-from fedstrata.evaluate import evaluate
-from fedstrata.methods import Method
-from fedstrata.tensors import Tensors, clone
-from fedstrata.workshop import Bench, Workshop, running
+from fedstrata.evaluation.evaluate import evaluate
+from fedstrata.models.norms import running
+from fedstrata.techniques.fedavg import chain
 
 
 def bench_of(model: nn.Module) -> Bench:
-    return Workshop(build=lambda arch: copy.deepcopy(model), method=Method()).bench("")
+    return Workshop(build=lambda arch: copy.deepcopy(model), method=chain()).bench("")
 
 
 def examples(count: int = 11, seed: int = 0) -> TensorExamples:

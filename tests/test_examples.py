@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
-from fedstrata.data.examples import Dataset, Examples, Loaded, MapExamples, TensorExamples, as_examples
+from fedstrata.core.types import Examples
+from fedstrata.data.examples import Dataset, Loaded, MapExamples, TensorExamples, as_examples
 from fedstrata.errors import UsageError
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.data.examples import Split, TensorExamples
-from fedstrata.facts import facts, skew
-from fedstrata.machine import computing
-from fedstrata.models import build_model
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
 from fedstrata.run import open_run
-from fedstrata.strata import strata
+from fedstrata.runs.run_facts import facts, skew
+from fedstrata.system.machine import computing
 from tests.engines.worlds import convnet, federation, flat, mlp, pictures, points, seeded
 from tests.runs import config
 

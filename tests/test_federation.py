@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from fedstrata import Diverged, Federation, UsageError, chain, engines
-from fedstrata.core import Assignment, ClientView, Hooks, Slots, Technique, Update
-from fedstrata.engines import training
-from fedstrata.evaluate import judge as plain
-from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, clone
-from fedstrata.wire import encode
-from fedstrata.workshop import BUFFERS
+from fedstrata import Diverged, Federation, UsageError, chain
+from fedstrata.client.context import BUFFERS
+from fedstrata.core.technique import ClientView, Hooks, Technique
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Assignment, Slots, Stratum, Update
+from fedstrata.engines import grouping
+from fedstrata.evaluation.evaluate import judge as plain
+from fedstrata.wire.messages import encode
 
 Pair = tuple[Tensor, Tensor]
 
@@ -88,7 +88,7 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    watched, train = Spy(), training.train_client
+    watched, train = Spy(), grouping.train_client
 
     def train_client(shop: Any, assignment: Assignment, data: Any, memory: Slots) -> tuple[Update, Slots]:
         update, kept = train(shop, assignment, data, memory)
@@ -98,8 +98,8 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         watched.memories.append((memory, kept))
         return update, kept
 
-    monkeypatch.setattr(training, "train_client", train_client)
-    monkeypatch.setattr(engines, "_vectorised_is_faster", lambda shop: False)
+    monkeypatch.setattr(grouping, "train_client", train_client)
+    monkeypatch.setattr("fedstrata.engines.registry._vectorised_is_faster", lambda shop: False)
     return watched
 
 
@@ -1118,7 +1118,7 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
         used.append({n: b.clone() for n, b in bench.buffers.items() if n.endswith("mean")})
         return answer
 
-    monkeypatch.setattr("fedstrata.exams.judge", judge)
+    monkeypatch.setattr("fedstrata.evaluation.evaluator.judge", judge)
     monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
     everywhere, _, _, one, two = used  # the whole model, the part, then each client's

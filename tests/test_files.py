@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.errors import UsageError, one_line
-from fedstrata.files import (
+from fedstrata.runs.files import (
     LOCK,
     Damaged,
     append_line,

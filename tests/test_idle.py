@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.anatomy import describe_model
 from fedstrata.diagnosis.reading import classifier as last_stratum
 from fedstrata.diagnosis.reading import depths
 from fedstrata.diagnosis.remedies import Bench
 from fedstrata.errors import UsageError
-from fedstrata.probes import neuron_drift
-from fedstrata.saved import Saved
-from fedstrata.strata import classifier, strata
+from fedstrata.models.strata import classifier, strata
+from fedstrata.models.summary import describe_model
+from fedstrata.probes.measures import neuron_drift
+from fedstrata.runs.reader import Saved
 from tests.runs import fedstrata
 
 INPUTS, HIDDEN, CLASSES = 4, 6, 3

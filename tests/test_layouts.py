@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedstrata as fs
-from fedstrata.layouts import allows_channels_last, contiguous, guarded, lay_out
-from fedstrata.workshop import Workshop
+from fedstrata.client.context import Workshop
+from fedstrata.models.layouts import allows_channels_last, contiguous, guarded, lay_out
 from tests.fenced import fenced, needs_fence
 
 FAMILIES = ("cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet10", "resnet18", "resnet26", "resnet50")

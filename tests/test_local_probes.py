@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata import probes
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Stratum
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
-from fedstrata.probes.training import activation_change, bound_neurons
-from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
+from fedstrata.probes import measures
+from fedstrata.probes.measures.training import activation_change, bound_neurons
 
 CLASSES = 3
 
@@ -105,7 +106,7 @@ def test_one_weight_by_hand():
         return found
 
     data = TensorExamples(torch.ones(2, 1).double(), torch.zeros(2).long())
-    found = probes.gradient_trace(model(1.0), model(0.0), data, strata(model(0.0)), steps=3, batch_size=2, lr=0.5)
+    found = measures.gradient_trace(model(1.0), model(0.0), data, strata(model(0.0)), steps=3, batch_size=2, lr=0.5)
     assert found.averaged == {"0": pytest.approx(norms(0.0, 0.5), rel=1e-12)}
     assert found.alone == {"0": pytest.approx(norms(1.0, 0.5), rel=1e-12)}
     assert found.averaged["0"][0] == pytest.approx(math.sqrt(0.5), rel=1e-12)
@@ -122,7 +123,7 @@ def test_steps_against_an_optimizer_of_torch(make: Callable[[int], nn.Sequential
                 module.p = 0.0
     x, y = rows(12, shape=(4,) if make is plain else (1, 5, 5))
     layers = strata(local, x)
-    found = probes.gradient_trace(local, averaged, TensorExamples(x, y), layers, steps=4, batch_size=99, lr=0.2)
+    found = measures.gradient_trace(local, averaged, TensorExamples(x, y), layers, steps=4, batch_size=99, lr=0.2)
     for model, norms in ((local, found.alone), (averaged, found.averaged)):
         own = copy.deepcopy(model).train()
         optimizer = torch.optim.SGD(own.parameters(), lr=0.2)
@@ -140,7 +141,7 @@ def test_both_models_see_the_same_batches_and_draws():
     """With dropout, and batches of some of the rows; other seeds give others."""
     model, data = convolution(), TensorExamples(*rows(20, shape=(1, 5, 5)))
     found = [
-        probes.gradient_trace(model, copy.deepcopy(model), data, strata(model), steps=7, batch_size=6, seed=seed)
+        measures.gradient_trace(model, copy.deepcopy(model), data, strata(model), steps=7, batch_size=6, seed=seed)
         for seed in (0, 0, 1)
     ]
     assert all(trace.alone == trace.averaged for trace in found)
@@ -156,7 +157,7 @@ def test_batches_are_all_of_one_size_and_an_epoch_repeats_nothing():
             return super().batch(index, augment)
 
     seen: list[list[int]] = []
-    probes.gradient_trace(plain(), plain(1), Noting(*rows(10)), strata(plain()), steps=5, batch_size=4)
+    measures.gradient_trace(plain(), plain(1), Noting(*rows(10)), strata(plain()), steps=5, batch_size=4)
     assert seen[:5] == seen[5:]
     assert [len(index) for index in seen] == [4] * 10
     assert all(len({*seen[k], *seen[k + 1]}) == 8 for k in (0, 2))
@@ -171,7 +172,7 @@ def test_a_user_dataset_with_random_transforms():
             return torch.randn(4) + np.random.rand() + random.random() + row, row % CLASSES
 
     model = plain().float()
-    found = probes.gradient_trace(model, model, fs.MapExamples(Noisy()), strata(model), steps=3, batch_size=4)
+    found = measures.gradient_trace(model, model, fs.MapExamples(Noisy()), strata(model), steps=3, batch_size=4)
     assert found.alone == found.averaged
 
 
@@ -182,7 +183,7 @@ def test_averaging_two_trained_models_raises_the_gradient():
     local = [trained(start, data.x, data.y, 100, 0.5) for data in parts]
     averaged = copy.deepcopy(start)
     averaged.load_state_dict({n: (t + local[1].state_dict()[n]) / 2 for n, t in local[0].state_dict().items()})
-    found = probes.gradient_trace(local[0], averaged, parts[0], strata(start), steps=3, batch_size=8)
+    found = measures.gradient_trace(local[0], averaged, parts[0], strata(start), steps=3, batch_size=8)
     assert all(jump > 2 for jump in found.jumps.values())
 
 
@@ -205,22 +206,22 @@ def test_forgetting_by_hand():
     """
     before = knowing(0, 0, 1, 0, 2, 2)
     local = [knowing(0, 0, 1, 0, 0, 0), knowing(0, 1, 1, 1, 2, 1)]
-    found = probes.forgetting(before, local, [{0}, [1, 2, 3]], torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2]))
+    found = measures.forgetting(before, local, [{0}, [1, 2, 3]], torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2]))
     assert found.before == (1.0, 0.5, 1.0, None)
     assert found.after == (0.75, 0.75, 0.25, None)
-    assert found == probes.Calibration(found.before, found.after, held=7 / 8, missing=3 / 8, forgetting=1 / 2)
+    assert found == measures.Calibration(found.before, found.after, held=7 / 8, missing=3 / 8, forgetting=1 / 2)
 
 
 def test_clients_that_hold_everything_forget_nothing_that_could_be_measured():
-    found = probes.forgetting(knowing(0, 1), [knowing(0, 0)], [range(4)], torch.eye(2), torch.tensor([0, 1]))
-    assert found == probes.Calibration((1.0, 1.0, None, None), (1.0, 0.0, None, None), 0.5, None, None)
-    two = probes.forgetting(knowing(0, 1), [knowing(0, 0)] * 2, [range(4), {0}], torch.eye(2), torch.tensor([0, 1]))
+    found = measures.forgetting(knowing(0, 1), [knowing(0, 0)], [range(4)], torch.eye(2), torch.tensor([0, 1]))
+    assert found == measures.Calibration((1.0, 1.0, None, None), (1.0, 0.0, None, None), 0.5, None, None)
+    two = measures.forgetting(knowing(0, 1), [knowing(0, 0)] * 2, [range(4), {0}], torch.eye(2), torch.tensor([0, 1]))
     assert (two.held, two.missing, two.forgetting) == (0.75, 0.0, 1.0)
 
 
 def test_classes_weigh_the_same_however_many_examples_they_have():
     """Class 0 has three examples, class 1 one: half of the classes, not three quarters."""
-    found = probes.forgetting(
+    found = measures.forgetting(
         knowing(0, 1), [knowing(0, 0)], [()], torch.eye(2)[[0, 0, 0, 1]], torch.tensor([0, 0, 0, 1])
     )
     assert found.missing == 0.5
@@ -248,7 +249,7 @@ def test_forgetting_against_a_loop():
         on_held.append(sum(row[c] for c in mine) / len(mine))
         on_missing.append(sum(row[c] for c in lacks) / len(lacks))
         falls.append(sum(was[c] - row[c] for c in lacks) / len(lacks))
-    found = probes.forgetting(before, local, held, x, y)
+    found = measures.forgetting(before, local, held, x, y)
     assert found.before == pytest.approx(was)
     assert found.after == pytest.approx([sum(column) / 3 for column in zip(*now, strict=True)])
     assert (found.held, found.missing, found.forgetting) == pytest.approx(
@@ -262,7 +263,7 @@ def test_forgetting_against_a_loop():
 def test_clients_of_different_depth_are_compared_with_what_they_began_with():
     """Client 0 began with a model that knew class 1 and lost it; client 1's never knew it, and lost nothing."""
     starts, after = [knowing(0, 1), knowing(0, 0)], [knowing(0, 0), nn.Sequential(knowing(0, 0), nn.Identity())]
-    found = probes.forgetting(starts, after, [{0}, {0}], torch.eye(2), torch.tensor([0, 1]))
+    found = measures.forgetting(starts, after, [{0}, {0}], torch.eye(2), torch.tensor([0, 1]))
     assert found.before[:2] == (1.0, 0.5)
     assert found.forgetting == 0.5
 
@@ -284,10 +285,10 @@ def test_drift_by_hand():
     before = neurons([[4, 1], [-1, 2], [-3, -1]])
     local = [neurons([[5, 0], [-2, 1.5], [9, 9]]), neurons([[2, 1], [-1, 2], [-3, -1]])]
     x, y = torch.eye(2).double(), torch.tensor([0, 1])
-    one = probes.neuron_drift(before, local[:1], [{0}], x, y)
-    assert one == probes.Drift(held={"0": pytest.approx(0.25)}, missing={"0": pytest.approx(-0.25)})
-    both = probes.neuron_drift(before, local, [{0}, {1}], x, y)
-    assert both == probes.Drift(held={"0": pytest.approx(0.125)}, missing={"0": pytest.approx(-0.375)})
+    one = measures.neuron_drift(before, local[:1], [{0}], x, y)
+    assert one == measures.Drift(held={"0": pytest.approx(0.25)}, missing={"0": pytest.approx(-0.25)})
+    both = measures.neuron_drift(before, local, [{0}, {1}], x, y)
+    assert both == measures.Drift(held={"0": pytest.approx(0.125)}, missing={"0": pytest.approx(-0.375)})
 
 
 def test_bound_is_more_active_on_a_class_than_on_any_of_the_other_kind():
@@ -309,8 +310,8 @@ def test_large_neurons_weigh_more_and_classes_are_in_the_mean_over_their_example
     (−4 + 2)/(8 + 2). Class 7 has none: its neurons' weights for e₁ are 0."""
     before, after = neurons([[4, 0], [1, 0], [0, 0]]), neurons([[2, 0], [2, 0], [5, 0]])
     x = torch.tensor([[1.0, 0], [0, 1], [3, 0]], dtype=torch.float64)
-    found = probes.neuron_drift(before, [after], [{0}], x, torch.tensor([0, 7, 0]))
-    assert found == probes.Drift(held={"0": pytest.approx(-0.2)}, missing={})
+    found = measures.neuron_drift(before, [after], [{0}], x, torch.tensor([0, 7, 0]))
+    assert found == measures.Drift(held={"0": pytest.approx(-0.2)}, missing={})
 
 
 def drift_by_loop(
@@ -353,7 +354,7 @@ def test_drift_of_feature_maps_against_a_loop():
     before, (x, y) = convolution(), rows(60, shape=(1, 5, 5))
     held: list[Collection[int]] = [{0}, {1, 2}]
     local = [trained(before, x[keep], y[keep]) for keep in (y == 0, y != 0)]
-    found = probes.neuron_drift(before, local, held, x, y)
+    found = measures.neuron_drift(before, local, held, x, y)
     assert list(found.held) == ["0", "1", "2", "3", "4", "5"]
     for stage in found.held:
         expected = drift_by_loop(before, local, held, x, y, int(stage) + 1)
@@ -363,7 +364,7 @@ def test_drift_of_feature_maps_against_a_loop():
 
 def test_a_model_that_did_not_train_did_not_drift():
     before, (x, y) = convolution(), rows(30, shape=(1, 5, 5))
-    found = probes.neuron_drift(before, [copy.deepcopy(before)], [{0}], x, y)
+    found = measures.neuron_drift(before, [copy.deepcopy(before)], [{0}], x, y)
     assert set(found.held.values()) == set(found.missing.values()) == {0.0}
 
 
@@ -371,14 +372,14 @@ def test_only_stages_that_training_changes_and_that_are_not_the_head():
     torch.manual_seed(0)
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
     perceptron = build_model("mlp(hidden=(5, 4))", (1, 4, 4), 3)
-    assert list(probes.neuron_drift(perceptron, [perceptron], [{0, 1, 2}], x, y).held) == ["fc1", "fc2"]
+    assert list(measures.neuron_drift(perceptron, [perceptron], [{0, 1, 2}], x, y).held) == ["fc1", "fc2"]
     regression = build_model("logreg", (1, 4, 4), 3)
-    assert probes.neuron_drift(regression, [regression], [{0}], x, y) == probes.Drift({}, {})
+    assert measures.neuron_drift(regression, [regression], [{0}], x, y) == measures.Drift({}, {})
     net = build_model("resnet8(width=4)", (3, 16, 16), 3)
-    found = probes.neuron_drift(net, [net], [{0, 1, 2}], torch.randn(6, 3, 16, 16), y)
+    found = measures.neuron_drift(net, [net], [{0, 1, 2}], torch.randn(6, 3, 16, 16), y)
     assert "head" not in found.held
     assert found.missing == {}
-    assert list(probes.neuron_drift(net, [net], [{0}], torch.randn(6, 3, 16, 16), y, ["stem"]).held) == ["stem"]
+    assert list(measures.neuron_drift(net, [net], [{0}], torch.randn(6, 3, 16, 16), y, ["stem"]).held) == ["stem"]
 
 
 def test_drift_of_clients_of_different_depth():
@@ -397,14 +398,14 @@ def test_drift_of_clients_of_different_depth():
         return own
 
     deep, shallow = model("a", "b"), model("a")
-    found = probes.neuron_drift(
+    found = measures.neuron_drift(
         [shallow, deep],
         [times(shallow, "a", 0.5), times(deep, "b", 3)],
         [{0, 1}, {0, 1}],
         torch.eye(2),
         torch.tensor([0, 1]),
     )
-    assert found == probes.Drift(held={"a": pytest.approx(-0.25), "b": pytest.approx(2.0)}, missing={})
+    assert found == measures.Drift(held={"a": pytest.approx(-0.25), "b": pytest.approx(2.0)}, missing={})
 
 
 # Running statistics -----------------------------------------------------------------------------------------
@@ -429,7 +430,7 @@ def test_spread_by_hand():
     """Means (0, 5) and (4, 5), variances (3, 1) and (5, 9): in the middle (2, 5) and (4, 5). Shifts ∓2/2 and 0: both
     clients are √(½) away. ε = 10⁻⁵ is not seen in five digits."""
     clients = [statistics("a", [0.0, 5.0], [3.0, 1.0]), statistics("a", [4.0, 5.0], [5.0, 9.0])]
-    assert probes.statistics_spread(clients, LAYERS) == pytest.approx({"a": math.sqrt(0.5)}, rel=1e-5)
+    assert measures.statistics_spread(clients, LAYERS) == pytest.approx({"a": math.sqrt(0.5)}, rel=1e-5)
 
 
 def test_a_mean_over_clients_and_over_all_norm_layers_of_a_stratum():
@@ -444,7 +445,7 @@ def test_a_mean_over_clients_and_over_all_norm_layers_of_a_stratum():
         for mean in (0.0, 0.0, 3.0)
     ]
     expected = (2 * math.sqrt(1 / 3) + math.sqrt(4 / 3)) / 3
-    assert probes.statistics_spread(clients, LAYERS) == pytest.approx({"a": expected}, rel=1e-5)
+    assert measures.statistics_spread(clients, LAYERS) == pytest.approx({"a": expected}, rel=1e-5)
 
 
 def test_what_nobody_or_one_client_has_is_left_out():
@@ -454,14 +455,14 @@ def test_what_nobody_or_one_client_has_is_left_out():
         statistics("b", [1.0], [1.0]),
         statistics("a", [1.0, 0.0], [1.0, 0.0]),
     ]
-    assert probes.statistics_spread(clients, LAYERS) == {"a": 0.0}
-    assert probes.statistics_spread([{}, {}], LAYERS) == probes.statistics_spread([], LAYERS) == {}
+    assert measures.statistics_spread(clients, LAYERS) == {"a": 0.0}
+    assert measures.statistics_spread([{}, {}], LAYERS) == measures.statistics_spread([], LAYERS) == {}
 
 
 def test_spread_of_a_models_own_statistics_against_a_loop():
     start, (x, y) = convolution(), rows(60, shape=(1, 5, 5))
     local = [trained(start, x[y == c], y[y == c]) for c in range(CLASSES)]
-    found = probes.statistics_spread([dict(model.named_buffers()) for model in local], strata(start))
+    found = measures.statistics_spread([dict(model.named_buffers()) for model in local], strata(start))
     means = [model[1].running_mean.numpy() for model in local]  # type: ignore[union-attr, index]
     variances = [model[1].running_var.numpy() for model in local]  # type: ignore[union-attr, index]
     expected = 0.0
@@ -484,10 +485,12 @@ def test_measuring_changes_no_model_and_no_generator(mode: bool):
     x, y = rows(12, shape=(1, 5, 5))
     kept = x.clone(), y.clone()
     before = [everything(model) for model in models]
-    probes.gradient_trace(models[0], models[1], TensorExamples(x, y), strata(models[0]), steps=3, batch_size=4, lr=1.0)
-    probes.forgetting(models[0], models[1:], [{0}, {1}], x, y)
-    probes.neuron_drift(models[0], models[1:], [{0}, {1}], x, y)
-    probes.statistics_spread([dict(model.named_buffers()) for model in models], strata(models[0]))
+    measures.gradient_trace(
+        models[0], models[1], TensorExamples(x, y), strata(models[0]), steps=3, batch_size=4, lr=1.0
+    )
+    measures.forgetting(models[0], models[1:], [{0}, {1}], x, y)
+    measures.neuron_drift(models[0], models[1:], [{0}, {1}], x, y)
+    measures.statistics_spread([dict(model.named_buffers()) for model in models], strata(models[0]))
     assert all(same(was, everything(model)) for was, model in zip(before, models, strict=True))
     assert torch.equal(x, kept[0])
     assert torch.equal(y, kept[1])
@@ -500,11 +503,11 @@ def test_models_without_running_statistics():
     x, y = rows(30)
     hidden = model[1](model[0](x)).detach()
     means = torch.stack([hidden[y == c].mean(0) for c in range(CLASSES)])
-    found = probes.neuron_drift(model, [nn.Sequential(model[0], model[1], model[2])], [{0}], x, y)
+    found = measures.neuron_drift(model, [nn.Sequential(model[0], model[1], model[2])], [{0}], x, y)
     assert found.held["1"] == found.missing["1"] == pytest.approx(0)
     assert (means.max(0).values > 0).all()
     accuracy = float((model(x).argmax(1) == y)[y == 0].double().mean())
-    assert probes.forgetting(model, [model], [{0}], x, y).before[0] == pytest.approx(accuracy)
+    assert measures.forgetting(model, [model], [{0}], x, y).before[0] == pytest.approx(accuracy)
 
 
 X, Y = rows(6)
@@ -526,7 +529,7 @@ class Loose(nn.Module):
 
 def trace(**given: Any) -> Any:
     usual = {"local": NET, "averaged": NET, "data": DATA, "strata": strata(NET)}
-    return probes.gradient_trace(**{**usual, **given})
+    return measures.gradient_trace(**{**usual, **given})
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -537,23 +540,23 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "one example": (lambda: trace(local=NORMED, strata=strata(NORMED), batch_size=1), "batch of one example"),
     "strata": (lambda: trace(strata=LAYERS), "the model has no 'a.weight'"),
     "trace label": (lambda: trace(data=TensorExamples(X, Y + 5)), "but the model has 3 outputs"),
-    "nobody": (lambda: probes.forgetting(NET, [], [], X, Y), "there are 0, 0 and 0"),
-    "classes": (lambda: probes.forgetting(NET, [NET, NET], [{0}], X, Y), "there are 2, 1 and 2"),
-    "starts": (lambda: probes.neuron_drift([NET], [NET, NET], [{0}, {1}], X, Y), "there are 2, 2 and 1"),
-    "rows": (lambda: probes.forgetting(NET, [NET], [{0}], X, Y[:2]), "2 labels for 6 rows"),
-    "label": (lambda: probes.forgetting(NET, [NET], [{0}], X, Y + 5), "but the model has 3 outputs"),
+    "nobody": (lambda: measures.forgetting(NET, [], [], X, Y), "there are 0, 0 and 0"),
+    "classes": (lambda: measures.forgetting(NET, [NET, NET], [{0}], X, Y), "there are 2, 1 and 2"),
+    "starts": (lambda: measures.neuron_drift([NET], [NET, NET], [{0}, {1}], X, Y), "there are 2, 2 and 1"),
+    "rows": (lambda: measures.forgetting(NET, [NET], [{0}], X, Y[:2]), "2 labels for 6 rows"),
+    "label": (lambda: measures.forgetting(NET, [NET], [{0}], X, Y + 5), "but the model has 3 outputs"),
     "outputs": (
-        lambda: probes.forgetting(NET, [nn.Sequential(NET, nn.Linear(3, 4).double())], [{0}], X, Y),
+        lambda: measures.forgetting(NET, [nn.Sequential(NET, nn.Linear(3, 4).double())], [{0}], X, Y),
         "models of 3 and of 4 classes",
     ),
-    "one class": (lambda: probes.neuron_drift(NET, [NET], [{0}], X, Y * 0 + 2), "all of class 2"),
-    "no rows": (lambda: probes.neuron_drift(NET, [NET], [{0}], X[:0], Y[:0]), "0 labels for 0 rows"),
-    "width": (lambda: probes.neuron_drift(NET, [WIDE], [{0}], X, Y), "another number of neurons"),
-    "no stages": (lambda: probes.neuron_drift(Loose(), [Loose()], [{0}], X, Y), "has no stages"),
-    "place": (lambda: probes.neuron_drift(NET, [NET], [{0}], X, Y, ["9"]), "no module '9'"),
-    "buffers": (lambda: probes.statistics_spread([{"a.runing_mean": X}], LAYERS), "did you mean 'a.running_mean'"),
+    "one class": (lambda: measures.neuron_drift(NET, [NET], [{0}], X, Y * 0 + 2), "all of class 2"),
+    "no rows": (lambda: measures.neuron_drift(NET, [NET], [{0}], X[:0], Y[:0]), "0 labels for 0 rows"),
+    "width": (lambda: measures.neuron_drift(NET, [WIDE], [{0}], X, Y), "another number of neurons"),
+    "no stages": (lambda: measures.neuron_drift(Loose(), [Loose()], [{0}], X, Y), "has no stages"),
+    "place": (lambda: measures.neuron_drift(NET, [NET], [{0}], X, Y, ["9"]), "no module '9'"),
+    "buffers": (lambda: measures.statistics_spread([{"a.runing_mean": X}], LAYERS), "did you mean 'a.running_mean'"),
     "uneven": (
-        lambda: probes.statistics_spread(
+        lambda: measures.statistics_spread(
             [statistics("b", [1.0], [1.0]), statistics("b", [1.0] * 2, [1.0] * 2)], LAYERS
         ),
         "'b.running_mean' are of different shapes",
@@ -572,7 +575,7 @@ def test_bad_input_gets_a_sentence(case: str):
 def test_any_module_of_any_model_may_be_a_place():
     torch.manual_seed(0)
     before, after = Loose().double(), Loose().double()
-    found = probes.neuron_drift(before, [after], [{0, 1, 2}], X, Y, ["low"])
+    found = measures.neuron_drift(before, [after], [{0, 1, 2}], X, Y, ["low"])
     assert list(found.held) == ["low"]
 
 
@@ -589,5 +592,5 @@ def test_of_a_module_that_runs_twice_the_first_time_counts():
             out: Tensor = self.low(self.low(x))
             return out
 
-    found = probes.neuron_drift(Twice(1), [Twice(2)], [{0, 1}], torch.eye(2), torch.tensor([0, 1]), ["low"])
+    found = measures.neuron_drift(Twice(1), [Twice(2)], [{0, 1}], torch.eye(2), torch.tensor([0, 1]), ["low"])
     assert found.held == {"low": pytest.approx(1.0)}

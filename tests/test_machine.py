@@ -9,7 +9,7 @@ import platform
 import pytest
 import torch
 
-from fedstrata.machine import computing, cores, keep_memory
+from fedstrata.system.machine import computing, cores, keep_memory
 
 TINY = 1e-40
 """A denormal number in single precision."""

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import fedstrata as fs
-from fedstrata.anatomy import describe_model
-from fedstrata.commands.model import app
-from fedstrata.cost import FlopCount
+from fedstrata.cli.model import app
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
-from fedstrata.strata import strata
+from fedstrata.models.flops import FlopCount
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
+from fedstrata.models.summary import describe_model
 
 SMALL = [
     "logreg",
@@ -199,7 +199,7 @@ def test_looking_at_a_model_loads_no_compiler() -> None:
     """It would take longer than all the rest."""
     code = """
 import sys, torch
-from fedstrata.anatomy import describe_model
+from fedstrata.models.summary import describe_model
 describe_model(torch.nn.Conv2d(1, 2, 3), (1, 8, 8))
 print("torch._dynamo" in sys.modules)
 """

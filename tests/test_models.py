@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata import spec
+from fedstrata.core import spec
 from fedstrata.errors import UsageError
-from fedstrata.models import MODELS, build_model
-from fedstrata.strata import run_from, stages, strata, tap
-from fedstrata.zoo.resnets import channel_plan
+from fedstrata.models.registry import MODELS, build_model
+from fedstrata.models.stages import run_from, stages, tap
+from fedstrata.models.strata import strata
+from fedstrata.models.zoo.resnets import channel_plan
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 SMALL = {

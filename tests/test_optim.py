@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedstrata.core.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
 from fedstrata.errors import UsageError
-from fedstrata.optim import OPTIMIZERS, SCHEDULES, build_optimizer, build_schedule
 
 STEPS = 7
 LR = 0.05

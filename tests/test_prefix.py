@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.core import Into
+from fedstrata.core.types import Into, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.machine import computing
-from fedstrata.models import build_model
-from fedstrata.prefix import Cut, cut_at
-from fedstrata.strata import Stratum, strata
-from fedstrata.workshop import running
-from fedstrata.zoo.layers import First, Step
+from fedstrata.models.frozen_prefix import Cut, cut_at
+from fedstrata.models.norms import running
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
+from fedstrata.models.zoo.layers import First, Step
+from fedstrata.system.machine import computing
 
 ZOO: dict[str, tuple[str, tuple[int, ...]]] = {
     "logreg": ("logreg", (1, 8, 8)),

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fedstrata as fs
-from fedstrata import probes
+from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
-from fedstrata.tensors import Tensors
+from fedstrata.probes import measures
 
 X = [torch.randn(8, 4, generator=torch.Generator().manual_seed(client)) for client in range(2)]
 Y = torch.arange(8) % 3
@@ -52,11 +52,11 @@ def local() -> dict[int, Tensors]:
 
 
 PROBES: dict[str, Callable[[list[Any]], Any]] = {
-    "client_gradients": lambda data: probes.client_gradients(model(), data),
-    "features_at": lambda data: probes.features_at(model(), data[0], "1"),
-    "gradient_trace": lambda data: probes.gradient_trace(model(), model(), data[0], fs.strata(model()), steps=2),
-    "generalisation": lambda data: probes.generalisation(model(), local(), data),
-    "layer_similarity": lambda data: probes.layer_similarity([model(), model()], data[0]),
+    "client_gradients": lambda data: measures.client_gradients(model(), data),
+    "features_at": lambda data: measures.features_at(model(), data[0], "1"),
+    "gradient_trace": lambda data: measures.gradient_trace(model(), model(), data[0], fs.strata(model()), steps=2),
+    "generalisation": lambda data: measures.generalisation(model(), local(), data),
+    "layer_similarity": lambda data: measures.layer_similarity([model(), model()], data[0]),
 }
 
 
@@ -71,20 +71,20 @@ def test_every_form_gives_the_same(probe: str, form: str) -> None:
 
 def test_feature_distance_takes_pairs() -> None:
     pytest.importorskip("ot")
-    expected = probes.feature_distance(model(), [fs.TensorExamples(x, Y) for x in X], "1")
-    assert probes.feature_distance(model(), [(x, Y) for x in X], "1") == expected
+    expected = measures.feature_distance(model(), [fs.TensorExamples(x, Y) for x in X], "1")
+    assert measures.feature_distance(model(), [(x, Y) for x in X], "1") == expected
 
 
 def test_a_split_is_taken_as_it_is() -> None:
     whole = fs.TensorExamples(torch.cat(X), torch.cat([Y, Y]))
-    found = probes.client_gradients(model(), whole.split([torch.arange(8), torch.arange(8, 16)]))
-    assert same(found, probes.client_gradients(model(), [(x, Y) for x in X]))
+    found = measures.client_gradients(model(), whole.split([torch.arange(8), torch.arange(8, 16)]))
+    assert same(found, measures.client_gradients(model(), [(x, Y) for x in X]))
 
 
 @pytest.mark.parametrize("label", [0.5, -100, 3])
 def test_labels_are_looked_at(label: float) -> None:
     labels = [0, 1, label, *[2] * 5]
     with pytest.raises(UsageError, match="label"):
-        probes.client_gradients(model(), [(X[0], Y), (X[1], labels)])
+        measures.client_gradients(model(), [(X[0], Y), (X[1], labels)])
     with pytest.raises(UsageError, match="label"):
-        probes.client_gradients(model(), [fs.TensorExamples(X[1], torch.tensor(labels))])
+        measures.client_gradients(model(), [fs.TensorExamples(X[1], torch.tensor(labels))])

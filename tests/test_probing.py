@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata import probing
-from fedstrata.core import Assignment, Update
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Update
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.machine import computing
-from fedstrata.models import build_model
-from fedstrata.probing import PROBES
+from fedstrata.models.registry import build_model
+from fedstrata.probes.registry import PROBES
 from fedstrata.run import open_run, resume_run
-from fedstrata.tensors import Tensors
+from fedstrata.system.machine import computing
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -55,7 +54,7 @@ SPATIAL = frozenset({"divergence", "proxy", "weightdiv", "cosine"})
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models this small are no faster with more threads; and a map of few points takes no time."""
-    monkeypatch.setattr(probing, "POINTS", 24)
+    monkeypatch.setattr("fedstrata.probes.registry.POINTS", 24)
     with computing(1):
         yield
 
@@ -700,7 +699,7 @@ def test_an_interrupt_while_probing_leaves_a_run_that_goes_on(tmp_path: Path, mo
         return inside(sight)
 
     with monkeypatch.context() as patch:
-        patch.setattr(probing, "PROBES", {**PROBES, "cosine": interrupted})
+        patch.setattr("fedstrata.probes.runner.PROBES", {**PROBES, "cosine": interrupted})
         words = ("run", "--out", tmp_path / "run", *options(**SMALL, probe="all"), "--quiet")
         assert fedstrata(*words) == 130
     assert len(metrics(tmp_path / "run")) == 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.data.examples import unlabelled
 from fedstrata.run import open_run
 from tests.runs import fedstrata, one_sentence

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.errors import UsageError
-from fedstrata.models import MODELS, build_model
-from fedstrata.receptive import Field, receptive_fields
-from fedstrata.zoo.resnets import RESNETS
+from fedstrata.models.receptive import Field, receptive_fields
+from fedstrata.models.registry import MODELS, build_model
+from fedstrata.models.zoo.resnets import RESNETS
 
 NARROW = 8
 

@@ -11,11 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstrata import reducers
+from fedstrata.aggregation import arithmetic, coordinate_wise
+from fedstrata.aggregation.coordinate_wise import TrimmedMean
+from fedstrata.aggregation.krum import Krum, MultiKrum
+from fedstrata.aggregation.mean import Mean, WeightedMean
+from fedstrata.aggregation.rules import REDUCERS, build_reducer
+from fedstrata.core.spec import signature, summary
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Reducer
 from fedstrata.errors import UsageError
-from fedstrata.reducers import REDUCERS, Krum, Mean, MultiKrum, Reducer, TrimmedMean, WeightedMean, build_reducer
-from fedstrata.spec import signature, summary
-from fedstrata.tensors import Tensors, clone
 
 Arrays = dict[str, np.ndarray]
 
@@ -269,14 +273,14 @@ def test_the_network_sorts_all_zeros_and_ones(count: int):
     """A network that sorts every sequence of zeros and ones sorts everything (Knuth, volume 3, 5.3.4)."""
     columns = torch.arange(2**count)
     block = torch.stack([(columns >> k) % 2 for k in range(count)]).float()
-    assert torch.equal(reducers.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
 
 
 @pytest.mark.parametrize("count", [31, 32, 33, 100, 257])
 def test_the_network_sorts_many_clients(count: int):
     block = torch.randn(count, 50, generator=torch.Generator().manual_seed(count))
     before = block.clone()
-    assert torch.equal(reducers.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
     assert torch.equal(block, before)
 
 
@@ -363,7 +367,7 @@ def test_distances_are_for_each_shared_element():
     ]
     far = math.inf
     expected = [[0.0, 4.0, 11 / 3, far], [4.0, 0.0, 1.0, far], [11 / 3, 1.0, 0.0, far], [far, far, far, 0.0]]
-    assert reducers.distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
+    assert arithmetic.distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
 
 
 def test_how_many_names_clients_share_does_not_matter():
@@ -518,8 +522,8 @@ def test_something_is_left_for_any_share(share: float, count: int):
 def test_a_share_is_taken_as_it_is_written():
     """0.29 · 100 is a little below 29 in floating point; of 71 zeros and 29 ones, all ones go all the same."""
     assert int(0.29 * 100) == 28
-    assert reducers.part(0.29, 100) == 29
-    assert [reducers.part(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
+    assert arithmetic.part(0.29, 100) == 29
+    assert [arithmetic.part(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
     assert reduced("trimmed_mean(share=0.29)", [0.0] * 71 + [1.0] * 29) == 0.0
 
 
@@ -625,16 +629,16 @@ def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch):
     found, values, weights = clients(5, 1), clients(5, 2), weights_of(5)
     expected = built(text)(found, values, weights)
     for width in (1, 2, 5):  # the longest tensor has twelve elements
-        monkeypatch.setattr(reducers, "WIDTH", width)
+        monkeypatch.setattr(arithmetic, "WIDTH", width)
         for left, right in zip(built(text)(found, values, weights), expected, strict=True):
             close(left, arrays([right])[0], rtol=1e-9)
 
 
 def test_blocks_are_small(monkeypatch: pytest.MonkeyPatch):
     """Every element once, in order, and never more than WIDTH of them together."""
-    monkeypatch.setattr(reducers, "WIDTH", 16)
+    monkeypatch.setattr(arithmetic, "WIDTH", 16)
     tensors = [torch.arange(77.0).reshape(7, 11) + 1000 * k for k in range(6)]
-    blocks = list(reducers._blocks(tensors, torch.float64))
+    blocks = list(arithmetic.blocks(tensors, torch.float64))
     assert [(start, block.shape) for start, block in blocks] == [
         *((s, (6, 16)) for s in (0, 16, 32, 48)),
         (64, (6, 13)),

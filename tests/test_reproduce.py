@@ -12,9 +12,11 @@ import torch
 
 from fedstrata.compare import plan
 from fedstrata.compare.running import records
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError
-from fedstrata.models import build_model
+from fedstrata.models.registry import build_model
+from fedstrata.models.stages import above as upper
+from fedstrata.models.strata import strata
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
 from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
 from fedstrata.reproduce.drift import change
@@ -35,8 +37,6 @@ from fedstrata.reproduce.trace import Trace, follow, jumps, norm
 from fedstrata.reproduce.unequal import SCALES as INCO
 from fedstrata.reproduce.unequal import arch_accuracy, clients_accuracy, crossed
 from fedstrata.run import open_run
-from fedstrata.strata import above as upper
-from fedstrata.strata import strata
 from tests.runs import fedstrata, one_sentence
 
 Capture = pytest.CaptureFixture[str]

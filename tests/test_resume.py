@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import checkpoint
-from fedstrata.files import LOCK
-from fedstrata.history import Record
 from fedstrata.run import open_run, resume_run
+from fedstrata.runs import checkpoint
+from fedstrata.runs.files import LOCK
+from fedstrata.runs.records import Record
 from tests.runs import (
     LONG,
     config,
@@ -258,8 +258,12 @@ def test_an_interrupt_at_any_place_of_a_round_leaves_a_run_that_goes_on(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in training, in evaluation, while memory is put away and while the metrics are written."""
-    places = ["fedstrata.engines.training.train_client", "fedstrata.engines.serial.judge"]
-    places += ["fedstrata.store.write_sealed", "fedstrata.rundir.append_line", "fedstrata.checkpoint.write_sealed"]
+    places = ["fedstrata.engines.grouping.train_client", "fedstrata.engines.serial.judge"]
+    places += [
+        "fedstrata.runs.client_memory.write_sealed",
+        "fedstrata.runs.directory.append_line",
+        "fedstrata.runs.checkpoint.write_sealed",
+    ]
     for number, place in enumerate(places):
         module, _, name = place.rpartition(".")
         inside = getattr(sys.modules[module], name)

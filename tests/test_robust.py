@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.core import ClientView, Hooks, Technique
-from fedstrata.tensors import Tensors, scale
+from fedstrata.core.technique import ClientView, Hooks, Technique
+from fedstrata.core.tensors import Tensors, scale
 
 ALL = ("median", "trimmed_mean(share=0.45)", "krum(share=0.45)", "multi_krum(share=0.45)", "geometric_median")
 """Against six liars among the fourteen whose updates are numbers."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
-from fedstrata.core import Work
+from fedstrata.core.types import Work
 from fedstrata.data.examples import Joined, joined
-from fedstrata.roster import Roster
+from fedstrata.server.sampling import Roster
 
 SIZES = (9, 0, 14, 1, 30)
 

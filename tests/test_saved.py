@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fedstrata.errors import UsageError
-from fedstrata.machine import computing
 from fedstrata.run import open_run, resume_run
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
+from fedstrata.system.machine import computing
 from tests.engines.worlds import federation
 from tests.runs import config
 

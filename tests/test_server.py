@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core import Assignment, RoundView, Setting, Slots, Technique, Update, Work
-from fedstrata.methods import chain
-from fedstrata.server import Architecture, Mean, Outcome, Server, ServerState
-from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, clone
-from fedstrata.wire import encode
+from fedstrata.core.technique import RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
+from fedstrata.server.server import Mean, Server
+from fedstrata.server.state import Architecture, Outcome, ServerState
+from fedstrata.techniques.fedavg import chain
+from fedstrata.wire.messages import encode
 
 STRATA = (
     Stratum("a", "a", ("a.w", "a.b"), ("a.mean", "a.count")),

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata import signals
 from fedstrata.run import open_run, resume_run
+from fedstrata.system import signals
 from tests.runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
 
 ENDLESS: dict[str, Any] = {"rounds": 100_000, "checkpoint_seconds": 1e6}
@@ -97,7 +97,7 @@ def test_nohup(tmp_path: Path) -> None:
 SLOW = """
 import sys, time
 from pathlib import Path
-from fedstrata import checkpoint
+from fedstrata.runs import checkpoint
 write = checkpoint.write_sealed
 def slowly(path, data):
     Path("saving").touch()
@@ -205,7 +205,7 @@ def test_a_terminal_that_is_closed(words: tuple[str, ...], hangup: Any, tmp_path
 
 EARLY = """
 import os, signal, sys, weakref
-from fedstrata import signals
+from fedstrata.system import signals
 how = signal.Signals[os.environ["HOW"]]
 
 def ask():
@@ -236,9 +236,9 @@ import fedstrata.run, fedstrata.federation, fedstrata.engines.processes, fedstra
 what = {"ask": ask, "finalizer": in_a_finalizer, "swallowed": swallowed}[os.environ["WHAT"]]
 before(*{
     "data": (fedstrata.run, "load_dataset", what),
-    "directory": (fedstrata.rundir, "write_atomic", what),
+    "directory": (fedstrata.runs.directory, "write_atomic", what),
     "workers": (fedstrata.engines.processes, "serve", lambda: None),
-    "screen": (fedstrata.commands.training, "open_screen", what),
+    "screen": (fedstrata.cli.run, "open_screen", what),
 }[os.environ["WHERE"]])
 if os.environ["WHERE"] == "workers":
     from multiprocessing import context
@@ -271,7 +271,7 @@ def test_early(where: str, what: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 IMPORTING = """
 import sys
-from fedstrata import signals
+from fedstrata.system import signals
 with signals.stopping() as stop:
     if sys.argv[1] == "working":
         signals.work_begins()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata import probes
-from fedstrata.core import Into
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Into, Stratum
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.strata import Stratum, strata
-from fedstrata.tensors import Tensors, clone
+from fedstrata.models.strata import strata
+from fedstrata.probes import measures
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -96,56 +96,56 @@ def unbiased_by_hand(pairs: Sequence[tuple[Tensor, Tensor]], hsic: Hsic) -> floa
 
 def test_the_plain_one_against_numpy():
     left, right = related()
-    assert probes.cka(left, right, unbiased=False) == pytest.approx(plain_by_numpy(left, right), rel=1e-10)
+    assert measures.cka(left, right, unbiased=False) == pytest.approx(plain_by_numpy(left, right), rel=1e-10)
     middle = [side - side.mean(0) for side in (left, right)]  # Kornblith's other form: ‖YᵀX‖²/(‖XᵀX‖·‖YᵀY‖)
     others = (middle[1].T @ middle[0]).norm() ** 2 / math.prod((side.T @ side).norm() for side in middle)
-    assert probes.cka(left, right, unbiased=False) == pytest.approx(others.item(), rel=1e-10)
+    assert measures.cka(left, right, unbiased=False) == pytest.approx(others.item(), rel=1e-10)
 
 
 @pytest.mark.parametrize("hsic", [hsic_by_loops, hsic_by_formula])
 @pytest.mark.parametrize("rows", [4, 5, 9])
 def test_the_unbiased_one_against_loops(rows: int, hsic: Hsic):
     pair = related(rows)
-    assert probes.cka(*pair) == pytest.approx(unbiased_by_hand([pair], hsic), rel=1e-9)
-    assert probes.minibatch_cka([pair]) == probes.cka(*pair)
+    assert measures.cka(*pair) == pytest.approx(unbiased_by_hand([pair], hsic), rel=1e-9)
+    assert measures.minibatch_cka([pair]) == measures.cka(*pair)
 
 
 def test_minibatches_add_up_before_the_ratio():
     pairs = [related(rows, seed) for rows, seed in ((6, 0), (6, 10), (5, 20))]
     expected = unbiased_by_hand(pairs, hsic_by_loops)
-    assert probes.minibatch_cka(iter(pairs)) == pytest.approx(expected, rel=1e-9)
-    assert expected != pytest.approx(np.mean([probes.cka(*pair) for pair in pairs]), rel=1e-3)
+    assert measures.minibatch_cka(iter(pairs)) == pytest.approx(expected, rel=1e-9)
+    assert expected != pytest.approx(np.mean([measures.cka(*pair) for pair in pairs]), rel=1e-3)
 
 
 def test_minibatches_tell_about_the_whole():
     """Small batches and one large one estimate the same; the plain one's value depends on the batch."""
     left, right = related(2000)
-    whole = probes.cka(left, right)
-    small = probes.minibatch_cka(zip(left.split(10), right.split(10), strict=True))
+    whole = measures.cka(left, right)
+    small = measures.minibatch_cka(zip(left.split(10), right.split(10), strict=True))
     assert small == pytest.approx(whole, abs=0.02)
-    plain = np.mean([probes.cka(*pair, unbiased=False) for pair in zip(left.split(10), right.split(10), strict=True)])
+    plain = np.mean([measures.cka(*pair, unbiased=False) for pair in zip(left.split(10), right.split(10), strict=True)])
     assert plain > whole + 0.1
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
 def test_turning_scaling_and_moving_do_not_matter(unbiased: bool):
     left, right = related()
-    value = probes.cka(left, right, unbiased)
+    value = measures.cka(left, right, unbiased)
     assert 0.1 < value < 0.95
-    assert probes.cka(left, left, unbiased) == pytest.approx(1, abs=1e-12)
-    assert probes.cka(left, 3 * left @ rotation(5) - 8, unbiased) == pytest.approx(1, abs=1e-12)
-    assert probes.cka(right, left, unbiased) == pytest.approx(value, abs=1e-12)
-    turned = probes.cka(-0.2 * left @ rotation(5) + 40, 7 * right @ rotation(7), unbiased)
+    assert measures.cka(left, left, unbiased) == pytest.approx(1, abs=1e-12)
+    assert measures.cka(left, 3 * left @ rotation(5) - 8, unbiased) == pytest.approx(1, abs=1e-12)
+    assert measures.cka(right, left, unbiased) == pytest.approx(value, abs=1e-12)
+    turned = measures.cka(-0.2 * left @ rotation(5) + 40, 7 * right @ rotation(7), unbiased)
     assert turned == pytest.approx(value, abs=1e-10)
     stretched = left * torch.tensor([10.0, 1, 1, 1, 1])
-    assert probes.cka(stretched, right, unbiased) != pytest.approx(value, abs=0.01)
+    assert measures.cka(stretched, right, unbiased) != pytest.approx(value, abs=0.01)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    assert probes.cka(left[order], right[order], unbiased) == pytest.approx(value, abs=1e-12)
+    assert measures.cka(left[order], right[order], unbiased) == pytest.approx(value, abs=1e-12)
 
 
 def test_unrelated_features_are_at_zero_only_without_the_bias():
     values = [
-        [probes.cka(normal(40, 60, seed=s), normal(40, 80, seed=s + 100), unbiased) for s in range(20)]
+        [measures.cka(normal(40, 60, seed=s), normal(40, 80, seed=s + 100), unbiased) for s in range(20)]
         for unbiased in (True, False)
     ]
     assert abs(np.mean(values[0])) < 0.02
@@ -155,21 +155,21 @@ def test_unrelated_features_are_at_zero_only_without_the_bias():
 
 def test_axes_and_types_of_features():
     left, right = related(12)
-    value = probes.cka(left, right)
-    assert probes.cka(left.reshape(12, 5, 1, 1), right.float()) == pytest.approx(value, abs=1e-5)
+    value = measures.cka(left, right)
+    assert measures.cka(left.reshape(12, 5, 1, 1), right.float()) == pytest.approx(value, abs=1e-5)
     whole = torch.arange(12) ** 2
-    assert probes.cka(whole, whole.double() * 2) == pytest.approx(1)
-    assert probes.cka(left.requires_grad_(), right) == value
+    assert measures.cka(whole, whole.double() * 2) == pytest.approx(1)
+    assert measures.cka(left.requires_grad_(), right) == value
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
 def test_features_that_do_not_vary_have_no_cka(unbiased: bool):
     left, _ = related(50)
     for same in (torch.full((50, 3), 0.1), torch.full((50, 3), 1 / 3, dtype=torch.float64), torch.zeros(50, 3)):
-        assert math.isnan(probes.cka(same, left, unbiased))
-        assert math.isnan(probes.cka(same, same, unbiased))
+        assert math.isnan(measures.cka(same, left, unbiased))
+        assert math.isnan(measures.cka(same, same, unbiased))
     equidistant = torch.eye(50, dtype=torch.float64)
-    assert math.isnan(probes.cka(equidistant, left))  # all pairs alike: nothing is left without a diagonal
+    assert math.isnan(measures.cka(equidistant, left))  # all pairs alike: nothing is left without a diagonal
 
 
 # Models -----------------------------------------------------------------------------------------------------
@@ -193,16 +193,16 @@ INPUTS = normal(30, 4).float()
 
 
 def features(model: nn.Module, stage: str, x: Tensor = INPUTS) -> Tensor:
-    return probes.features_at(model, TensorExamples(x, torch.zeros(len(x))), stage)[0].double()
+    return measures.features_at(model, TensorExamples(x, torch.zeros(len(x))), stage)[0].double()
 
 
 def test_a_matrix_for_every_stage_that_all_models_have():
     """All in one batch, so that the matrix is that of `cka` pair by pair."""
-    found = probes.layer_similarity(MODELS, INPUTS)
+    found = measures.layer_similarity(MODELS, INPUTS)
     assert list(found.matrices) == list(found.means) == ["stem", "body", "head"]
     for stage, matrix in found.matrices.items():
         seen = [features(model, stage) for model in MODELS]
-        expected = [[probes.cka(a, b) for b in seen] for a in seen]
+        expected = [[measures.cka(a, b) for b in seen] for a in seen]
         np.testing.assert_allclose(matrix.numpy(), expected, atol=1e-6)
         assert found.means[stage] == pytest.approx((matrix[0, 1] + matrix[0, 2] + matrix[1, 2]).item() / 3)
 
@@ -210,20 +210,20 @@ def test_a_matrix_for_every_stage_that_all_models_have():
 def test_stages_by_name_inside_stages_and_at_inputs():
     """A place that not all models have is left out: only two of the models have a second block."""
     places = ["body.0", "body.1", Into("head"), ""]
-    found = probes.layer_similarity(MODELS, INPUTS, places)
+    found = measures.layer_similarity(MODELS, INPUTS, places)
     assert list(found.matrices) == ["body.0", Into("head"), ""]
-    assert probes.layer_similarity(MODELS[1:], INPUTS, iter(places)).matrices.keys() == set(places)
-    whole = probes.layer_similarity(MODELS, INPUTS)
+    assert measures.layer_similarity(MODELS[1:], INPUTS, iter(places)).matrices.keys() == set(places)
+    whole = measures.layer_similarity(MODELS, INPUTS)
     torch.testing.assert_close(found.matrices[Into("head")], whole.matrices["body"])
     torch.testing.assert_close(found.matrices[""], whole.matrices["head"])
 
 
 def test_what_a_stage_puts_out_is_seen_before_the_next_one_changes_it():
     models = [nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)) for _ in range(2)]
-    found = probes.layer_similarity(models, INPUTS, ["0", "1"])
+    found = measures.layer_similarity(models, INPUTS, ["0", "1"])
     raw = [model[0](INPUTS).detach().double() for model in models]
-    assert found.means["0"] == pytest.approx(probes.cka(*raw), abs=1e-6)
-    assert found.means["1"] == pytest.approx(probes.cka(*(x.relu() for x in raw)), abs=1e-6)
+    assert found.means["0"] == pytest.approx(measures.cka(*raw), abs=1e-6)
+    assert found.means["1"] == pytest.approx(measures.cka(*(x.relu() for x in raw)), abs=1e-6)
 
 
 def test_minibatches_of_any_size_and_examples_instead_of_a_tensor():
@@ -236,47 +236,47 @@ def test_minibatches_of_any_size_and_examples_instead_of_a_tensor():
             return x
 
     watched = nn.Sequential(Noting(), nn.Linear(4, 2))
-    found = probes.layer_similarity([watched, watched], INPUTS, ["1"], batch_size=9)
+    found = measures.layer_similarity([watched, watched], INPUTS, ["1"], batch_size=9)
     assert [len(x) for x in seen[::2]] == [9, 9, 12]
     torch.testing.assert_close(torch.cat(seen[::2]).sort(0).values, INPUTS.sort(0).values)
     assert found.means["1"] == pytest.approx(1)
     data = TensorExamples(INPUTS, torch.arange(30) % 3)
-    one, other = (probes.layer_similarity(MODELS, given, batch_size=9) for given in (INPUTS, data))
+    one, other = (measures.layer_similarity(MODELS, given, batch_size=9) for given in (INPUTS, data))
     assert one.means == other.means
     batches = seen[::2]
     pairs = [tuple(features(m, "body", x) for m in MODELS[:2]) for x in batches]
-    assert one.matrices["body"][0, 1] == pytest.approx(probes.minibatch_cka(pairs), abs=1e-6)
+    assert one.matrices["body"][0, 1] == pytest.approx(measures.minibatch_cka(pairs), abs=1e-6)
 
 
 def test_of_a_module_that_runs_twice_the_first_time_counts():
     twice = [nn.Sequential(layer, nn.ReLU(), layer) for layer in (nn.Linear(4, 4), nn.Linear(4, 4))]
-    found = probes.layer_similarity(twice, INPUTS)
+    found = measures.layer_similarity(twice, INPUTS)
     assert list(found.means) == ["0", "1", "2"]
     first = [model[0](INPUTS).detach() for model in twice]
-    assert found.means["0"] == found.means["2"] == pytest.approx(probes.cka(*first), abs=1e-6)
+    assert found.means["0"] == found.means["2"] == pytest.approx(measures.cka(*first), abs=1e-6)
 
 
 def test_examples_sorted_by_class_are_mixed():
     """Classes 40 apart, which both models see: batches of one class would not know."""
     x = normal(96, 4).float() + 40 * (torch.arange(96) // 24).unsqueeze(1)
-    found = probes.layer_similarity([nn.Sequential(nn.Linear(4, 5)) for _ in range(2)], x, batch_size=24)
+    found = measures.layer_similarity([nn.Sequential(nn.Linear(4, 5)) for _ in range(2)], x, batch_size=24)
     assert found.means["0"] > 0.99
 
 
 def test_models_of_the_zoo_with_different_depths():
     models = [fs.build_model(f"resnet{d}(width=4)", (1, 16, 16), 10, seed=d) for d in (10, 14)]
     images = normal(16, 1, 16, 16).float()
-    found = probes.layer_similarity(models, images)
+    found = measures.layer_similarity(models, images)
     assert list(found.means) == list(fs.stages(models[0]))
     for stage, value in found.means.items():
-        assert value == pytest.approx(probes.cka(*(features(model, stage, images) for model in models)), abs=1e-6)
+        assert value == pytest.approx(measures.cka(*(features(model, stage, images) for model in models)), abs=1e-6)
 
 
 def test_measuring_changes_no_model_and_no_generator():
     model = deep(2, 0)
     before, random = clone(model.state_dict()), torch.get_rng_state()
-    probes.layer_similarity([model, MODELS[0]], INPUTS, batch_size=8)
-    probes.embedding(INPUTS, torch.zeros(30), [0] * 30, perplexity=5)
+    measures.layer_similarity([model, MODELS[0]], INPUTS, batch_size=8)
+    measures.embedding(INPUTS, torch.zeros(30), [0] * 30, perplexity=5)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -293,7 +293,7 @@ def test_norm_layers_without_running_statistics_and_random_datasets():
 
     bare = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
     models, data = [bare, nn.Sequential(nn.Identity(), nn.Linear(4, 2))], fs.MapExamples(Noisy())
-    first, again = (probes.layer_similarity(models, data, batch_size=7).means for _ in range(2))
+    first, again = (measures.layer_similarity(models, data, batch_size=7).means for _ in range(2))
     assert first == again
     assert first["0"] > 0.8
 
@@ -303,10 +303,10 @@ def test_a_dead_model_is_left_out_of_the_mean():
     with torch.no_grad():
         dead[0].bias.fill_(-1e6)
     models = [nn.Sequential(nn.Linear(4, 5), nn.ReLU()), dead, nn.Sequential(nn.Linear(4, 5), nn.ReLU())]
-    found = probes.layer_similarity(models, INPUTS)
+    found = measures.layer_similarity(models, INPUTS)
     assert found.matrices["1"][1].isnan().all()
     assert found.means["1"] == found.matrices["1"][0, 2].item()
-    assert math.isnan(probes.layer_similarity([dead, dead], INPUTS, ["1"]).means["1"])
+    assert math.isnan(measures.layer_similarity([dead, dead], INPUTS, ["1"]).means["1"])
 
 
 # Distributions ----------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_a_distribution_by_hand():
         {"a": torch.tensor([[0.0, 1.0]]), "b": torch.tensor(1.0)},
         {"b": torch.tensor(4.0), "c": torch.tensor([2.0, 2.0])},
     ]
-    found = probes.gradient_distribution(clients, LAYERS, bins=2)
+    found = measures.gradient_distribution(clients, LAYERS, bins=2)
     assert list(found) == ["one", "two"]
     one, two = found.values()
     assert (one.density.tolist(), one.edges.tolist()) == ([0.375, 0.125], [0, 2, 4])
@@ -336,7 +336,7 @@ def test_a_distribution_by_hand():
 def test_edges_make_distributions_comparable():
     """Of 0, 1, 1 and 4, the 4 is outside: 1/4 in [0, ½) and 2/4 in [½, 2]."""
     update = {"a": torch.tensor([0.0, 1.0, 1.0, 4.0])}
-    found = probes.gradient_distribution(update, LAYERS, bins=[0, 0.5, 2])["one"]
+    found = measures.gradient_distribution(update, LAYERS, bins=[0, 0.5, 2])["one"]
     assert found.density.tolist() == pytest.approx([0.25 / 0.5, 0.5 / 1.5])
     assert found.edges.tolist() == [0, 0.5, 2]
     assert found.mean == 1.5
@@ -345,8 +345,8 @@ def test_edges_make_distributions_comparable():
 def test_a_distribution_of_real_gradients():
     model = deep(1, 0)
     data = [TensorExamples(INPUTS, torch.arange(30) % 3), TensorExamples(INPUTS + 1, torch.arange(30) % 2)]
-    gradients = probes.client_gradients(model, data)
-    found = probes.gradient_distribution(gradients, strata(model), bins=50)
+    gradients = measures.client_gradients(model, data)
+    found = measures.gradient_distribution(gradients, strata(model), bins=50)
     assert list(found) == [s.name for s in strata(model)]
     head = np.concatenate([g[n].numpy().ravel() for g in gradients for n in ("head.weight", "head.bias")])
     density, edges = np.histogram(head.astype(np.float64), bins=50, density=True)
@@ -366,7 +366,7 @@ def clusters(rows: int = 60) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_map_keeps_classes_apart_and_rows_together_with_their_class_and_client():
     x, labels, clients = clusters()
-    found = probes.embedding(x, labels, clients, perplexity=10)
+    found = measures.embedding(x, labels, clients, perplexity=10)
     assert found.points.shape == (60, 2)
     assert torch.equal(found.rows, torch.arange(60))
     assert torch.equal(found.labels, labels)
@@ -378,7 +378,7 @@ def test_a_map_keeps_classes_apart_and_rows_together_with_their_class_and_client
 def test_a_seed_chooses_rows_and_points():
     x, labels, clients = clusters()
     first, again, other = (
-        probes.embedding(x, labels, clients.tolist(), seed=s, perplexity=5, limit=25) for s in (0, 0, 1)
+        measures.embedding(x, labels, clients.tolist(), seed=s, perplexity=5, limit=25) for s in (0, 0, 1)
     )
     assert torch.equal(first.points, again.points)
     assert torch.equal(first.rows, again.rows)
@@ -394,37 +394,40 @@ def test_a_seed_chooses_rows_and_points():
 X = normal(8, 3)
 Y = torch.zeros(8)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "few": (lambda: probes.cka(X[:3], X[:3]), "4 or more examples per batch, not 3"),
-    "plain few": (lambda: probes.cka(X[:1], X[:1], unbiased=False), "2 or more examples per batch, not 1"),
-    "few in a batch": (lambda: probes.minibatch_cka([(X, X), (X[:3], X[:3])]), "4 or more examples per batch, not 3"),
-    "rows": (lambda: probes.cka(X, X[:5]), "8 rows and 5"),
-    "no batches": (lambda: probes.minibatch_cka([]), "no batches"),
-    "one model": (lambda: probes.layer_similarity(MODELS[:1], INPUTS), "2 or more models; there are 1"),
-    "few inputs": (lambda: probes.layer_similarity(MODELS, INPUTS[:3]), "4 or more examples per batch, not 3"),
+    "few": (lambda: measures.cka(X[:3], X[:3]), "4 or more examples per batch, not 3"),
+    "plain few": (lambda: measures.cka(X[:1], X[:1], unbiased=False), "2 or more examples per batch, not 1"),
+    "few in a batch": (lambda: measures.minibatch_cka([(X, X), (X[:3], X[:3])]), "4 or more examples per batch, not 3"),
+    "rows": (lambda: measures.cka(X, X[:5]), "8 rows and 5"),
+    "no batches": (lambda: measures.minibatch_cka([]), "no batches"),
+    "one model": (lambda: measures.layer_similarity(MODELS[:1], INPUTS), "2 or more models; there are 1"),
+    "few inputs": (lambda: measures.layer_similarity(MODELS, INPUTS[:3]), "4 or more examples per batch, not 3"),
     "batch size": (
-        lambda: probes.layer_similarity(MODELS, INPUTS, batch_size=2),
+        lambda: measures.layer_similarity(MODELS, INPUTS, batch_size=2),
         "4 or more examples per batch, not 2",
     ),
-    "stage": (lambda: probes.layer_similarity(MODELS, INPUTS, ["bodi"]), "no model has a stage 'bodi'.*'body'"),
-    "letters": (lambda: probes.layer_similarity(MODELS, INPUTS, "body"), "a list of module names, not 'body'"),
-    "in common": (lambda: probes.layer_similarity(MODELS, INPUTS, ["body.2"]), "none of the stages in common"),
-    "no stages": (lambda: probes.layer_similarity([nn.Linear(4, 2)] * 2, INPUTS), "a Linear has no stages"),
+    "stage": (lambda: measures.layer_similarity(MODELS, INPUTS, ["bodi"]), "no model has a stage 'bodi'.*'body'"),
+    "letters": (lambda: measures.layer_similarity(MODELS, INPUTS, "body"), "a list of module names, not 'body'"),
+    "in common": (lambda: measures.layer_similarity(MODELS, INPUTS, ["body.2"]), "none of the stages in common"),
+    "no stages": (lambda: measures.layer_similarity([nn.Linear(4, 2)] * 2, INPUTS), "a Linear has no stages"),
     "turned": (
-        lambda: probes.layer_similarity([nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))] * 2, INPUTS),
+        lambda: measures.layer_similarity([nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))] * 2, INPUTS),
         "120 rows for 30",
     ),
-    "no tensors": (lambda: probes.gradient_distribution([{}], LAYERS), "no tensors"),
-    "foreign": (lambda: probes.gradient_distribution({"e": X}, LAYERS), "the strata have no 'e'"),
-    "infinite": (lambda: probes.gradient_distribution({"a": X / 0}, LAYERS), "stratum 'one' .* not finite"),
-    "no bins": (lambda: probes.gradient_distribution({"a": X}, LAYERS, 0), "1 or more, or 2 or more increasing edges"),
-    "edges": (lambda: probes.gradient_distribution({"a": X}, LAYERS, [1, 1]), "increasing edges"),
-    "labels": (lambda: probes.embedding(X, Y[:5], Y), "5 labels for 8 rows"),
-    "clients": (lambda: probes.embedding(X, Y, [0, 1]), "2 clients for 8 rows"),
-    "limit": (lambda: probes.embedding(X, Y, Y, limit=0), "limit of rows must be 1 or more, not 0"),
-    "perplexity": (lambda: probes.embedding(X, Y, Y), "less than the 8 rows, not 30"),
-    "perplexity 0": (lambda: probes.embedding(X, Y, Y, perplexity=0), "above 0, not 0"),
-    "thin": (lambda: probes.embedding(X[:, :1], Y, Y, perplexity=2), "2 or more finite numbers"),
-    "dead": (lambda: probes.embedding(X * 0, Y, Y, perplexity=2), "not all the same"),
+    "no tensors": (lambda: measures.gradient_distribution([{}], LAYERS), "no tensors"),
+    "foreign": (lambda: measures.gradient_distribution({"e": X}, LAYERS), "the strata have no 'e'"),
+    "infinite": (lambda: measures.gradient_distribution({"a": X / 0}, LAYERS), "stratum 'one' .* not finite"),
+    "no bins": (
+        lambda: measures.gradient_distribution({"a": X}, LAYERS, 0),
+        "1 or more, or 2 or more increasing edges",
+    ),
+    "edges": (lambda: measures.gradient_distribution({"a": X}, LAYERS, [1, 1]), "increasing edges"),
+    "labels": (lambda: measures.embedding(X, Y[:5], Y), "5 labels for 8 rows"),
+    "clients": (lambda: measures.embedding(X, Y, [0, 1]), "2 clients for 8 rows"),
+    "limit": (lambda: measures.embedding(X, Y, Y, limit=0), "limit of rows must be 1 or more, not 0"),
+    "perplexity": (lambda: measures.embedding(X, Y, Y), "less than the 8 rows, not 30"),
+    "perplexity 0": (lambda: measures.embedding(X, Y, Y, perplexity=0), "above 0, not 0"),
+    "thin": (lambda: measures.embedding(X[:, :1], Y, Y, perplexity=2), "2 or more finite numbers"),
+    "dead": (lambda: measures.embedding(X * 0, Y, Y, perplexity=2), "not all the same"),
 }
 
 
@@ -439,6 +442,6 @@ def test_crossing_is_read_from_states() -> None:
     """β of layer a is 1, −1 and 2: positive in two of three rounds; b was crossed in one."""
     states = [{"theta/a": 0.5, "beta/a": 1.0}, {"theta/a": 0.1, "beta/a": -1.0, "theta/b": 3.0, "beta/b": 0.0}]
     states.append({"theta/a": 0.2, "beta/a": 2.0})
-    found = probes.crossing([{n: torch.tensor(v) for n, v in state.items()} for state in states])
+    found = measures.crossing([{n: torch.tensor(v) for n, v in state.items()} for state in states])
     assert found.theta["a"] == pytest.approx([0.5, 0.1, 0.2])
     assert found.positive == {"a": pytest.approx(2 / 3), "b": 0.0}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedstrata.core.spec import Call, bind, parse_call, parse_expression, signature, summary, text_of
 from fedstrata.errors import UsageError
-from fedstrata.spec import Call, bind, parse_call, parse_expression, signature, summary, text_of
 
 
 def things(

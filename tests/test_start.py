@@ -13,9 +13,11 @@ import click
 import pytest
 import typer.main
 
-from fedstrata import cli, lazy, reproduce, tables
+from fedstrata import reproduce
 from fedstrata.attack.inversion import NOISE
-from fedstrata.commands import comparing
+from fedstrata.cli import compare, main
+from fedstrata.config import registries
+from fedstrata.core import lazy
 from fedstrata.report.plots import FORMATS
 from tests.report.synthetic import write_run
 from tests.runs import SETTINGS, fedstrata, process
@@ -30,7 +32,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
         yield from commands(inner, (*path, name))
 
 
-EVERY = list(commands(typer.main.get_command(cli.app)))
+EVERY = list(commands(typer.main.get_command(main.app)))
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -59,8 +61,8 @@ def test_defaults_are_shown(capsys: Capture) -> None:
 
 def test_help_says_what_is_imported_too_late_for_it(capsys: Capture) -> None:
     """Names that help gives without asking the modules that have them."""
-    assert tuple(reproduce.PAPERS) == comparing.PAPERS
-    assert comparing.SCALES == reproduce.SCALES
+    assert tuple(reproduce.PAPERS) == compare.PAPERS
+    assert compare.SCALES == reproduce.SCALES
     assert fedstrata("attack", "invert", "--help") == 0
     levels = ",".join(f"{level:g}" for level in NOISE)
     assert f"[default: {levels}]" in " ".join(capsys.readouterr().out.split())
@@ -73,9 +75,9 @@ def test_help_says_what_is_imported_too_late_for_it(capsys: Capture) -> None:
 
 CODE = """
 import sys
-from fedstrata import cli
+from fedstrata.cli import main
 try:
-    cli.main()
+    main.main()
 finally:
     print(*(m for m in ("torch", "scipy", "sklearn") if m in sys.modules), file=sys.stderr)
 """
@@ -110,7 +112,7 @@ def start(home: Path, *words: object) -> tuple[str, str]:
         ("--help", "Commands:"),
         ("run --help", "--participation"),
         ("attack invert --help", "--noise"),
-        *((f"list {what}", what) for what in tables.TABLES),
+        *((f"list {what}", what) for what in registries.TABLES),
         ("report runs/one", "report.html"),
         ("report runs", "report.html"),
         ("diagnose runs/one", "Looked at"),
@@ -137,7 +139,7 @@ def test_a_watched_run_without_torch(home: Path) -> None:
     """The page is asked for once, and then the server ends."""
     code = """
 import sys, threading, urllib.request
-from fedstrata import cli
+from fedstrata.cli import main
 from fedstrata.report import watch
 def ask(address):
     def once():
@@ -148,7 +150,7 @@ def ask(address):
 serve = watch.serve
 watch.serve = lambda run, port, tell: serve(run, port, [*tell, ask])
 try:
-    cli.main()
+    main.main()
 finally:
     print("torch" in sys.modules)
 """
@@ -169,12 +171,12 @@ def test_a_run_does_import_torch(home: Path) -> None:
 
 
 def test_a_lazy_module_is_the_module_once_it_is_used() -> None:
-    module = lazy.Lazy("fedstrata.wording")
+    module = lazy.Lazy("fedstrata.core.text")
     assert "plural" not in vars(module)
-    from fedstrata import wording
+    from fedstrata.core import text
 
-    assert module.plural is wording.plural
-    assert type(module) is type(wording)
+    assert module.plural is text.plural
+    assert type(module) is type(text)
     assert inspect.ismodule(module)
     with pytest.raises(AttributeError):
         module.nothing  # noqa: B018

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstrata.core import Slots
-from fedstrata.files import Damaged
-from fedstrata.store import DictStore, DirectoryStore
+from fedstrata.core.types import Slots
+from fedstrata.runs.client_memory import DictStore, DirectoryStore
+from fedstrata.runs.files import Damaged
 
 
 def memory(value: float) -> Slots:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models import MODELS, build_model
-from fedstrata.strata import Stratum, partners, run_from, stages, strata, tap
+from fedstrata.models.registry import MODELS, build_model
+from fedstrata.models.stages import partners, run_from, stages, tap
+from fedstrata.models.strata import strata
 
 SMALL = {
     "logreg": ("logreg", (1, 8, 8)),

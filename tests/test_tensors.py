@@ -9,20 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.tensors import (
-    Tensors,
-    add,
-    add_,
-    all_finite,
-    clone,
-    derive,
-    generator,
-    lent,
-    one_by_one,
-    scale,
-    subtract,
-    zeros_like,
-)
+from fedstrata.core.rng import derive, generator
+from fedstrata.core.tensors import Tensors, add, add_, all_finite, clone, lent, one_by_one, scale, subtract, zeros_like
 
 
 def pair() -> tuple[Tensors, Tensors]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata import wire
-from fedstrata.core import Update
+from fedstrata.core.types import Update
 from fedstrata.techniques import TECHNIQUES
 from tests.engines.worlds import seeded
 

@@ -18,19 +18,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from fedstrata.core import Assignment, Update, Work
-from fedstrata.tensors import Tensors
-from fedstrata.wire import (
-    REMEMBERED,
-    WireError,
-    bytes_of,
-    decode_assignment,
-    decode_update,
-    encode,
-    pack,
-    size,
-    unpack,
-)
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Update, Work
+from fedstrata.wire.messages import decode_assignment, decode_update, encode
+from fedstrata.wire.packing import REMEMBERED, WireError, bytes_of, pack, unpack
+from fedstrata.wire.sizes import size
 
 DTYPES = [
     torch.float64,
@@ -687,9 +679,9 @@ def test_any_json_in_any_field(head: dict[str, Any], data: st.DataObject):
 def test_a_head_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPatch):
     sound = encode(an_update(delta={}, buffers={}, slots={}))
     length = int.from_bytes(sound[:8], "little")
-    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length)
+    monkeypatch.setattr("fedstrata.wire.packing.HEAD_LIMIT", length)
     assert read(sound)
-    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length - 1)
+    monkeypatch.setattr("fedstrata.wire.packing.HEAD_LIMIT", length - 1)
     with pytest.raises(WireError, match="head is too long"):
         decode_update(sound)
 
@@ -697,9 +689,9 @@ def test_a_head_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPatc
 def test_an_index_that_is_too_long_is_not_even_read(monkeypatch: pytest.MonkeyPatch):
     sound = pack({}, {"a name that is longer than the head": torch.ones(1)})
     length = int.from_bytes(sound[10:18], "little")
-    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length)
+    monkeypatch.setattr("fedstrata.wire.packing.HEAD_LIMIT", length)
     assert unpack(sound)
-    monkeypatch.setattr("fedstrata.wire.HEAD_LIMIT", length - 1)
+    monkeypatch.setattr("fedstrata.wire.packing.HEAD_LIMIT", length - 1)
     with pytest.raises(WireError, match="index is too long"):
         unpack(sound)
 

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedstrata import wire
-from fedstrata.wire import WireError, decode_assignment, decode_update, encode
+from fedstrata.wire import packing
+from fedstrata.wire.messages import decode_assignment, decode_update, encode
+from fedstrata.wire.packing import WireError
 from tests.hostile import FAMILIES, honest, seconds
 from tests.test_wire import ASSIGNMENT_HEAD, UPDATE_HEAD, an_assignment, an_update, little_memory, message, row
 
@@ -87,7 +88,7 @@ def test_announced_lengths(first: int, second: int, head: Any) -> None:
 SIZES = st.one_of(st.integers(-2, 6), st.integers(2**20, 2**64), st.floats(), st.text(max_size=2), st.none())
 ROWS = st.fixed_dictionaries(
     {
-        "dtype": st.sampled_from([*wire._TORCH, "F8_E4M3", "U64", "", "F32 "]),
+        "dtype": st.sampled_from([*packing._TORCH, "F8_E4M3", "U64", "", "F32 "]),
         "shape": st.lists(SIZES, max_size=4),
         "data_offsets": st.lists(SIZES, min_size=1, max_size=3),
     }
@@ -137,7 +138,7 @@ def test_json_that_swells(filler: str, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["head", "index"])
 def test_json_beyond_the_limit_is_not_parsed(where: str) -> None:
-    text = b'{"a":"' + b"x" * wire.HEAD_LIMIT + b'"}'
+    text = b'{"a":"' + b"x" * packing.HEAD_LIMIT + b'"}'
     data = message(text, {}) if where == "head" else message(UPDATE_HEAD, text)
     assert peak_of(data) < 2**20
 
@@ -173,10 +174,10 @@ def with_slots(names: list[str]) -> bytes:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (with_slots([str(k) for k in range(wire.FEW + 1)]), "lists 257 slots, and 256 are the limit"),
+        (with_slots([str(k) for k in range(packing.FEW + 1)]), "lists 257 slots, and 256 are the limit"),
         (with_slots(["t", "u", "t"]), "one of its slots twice"),
         (with_slots(["t", "t/u"]), "holds a '/'"),
-        (message({**UPDATE_HEAD, "metrics": {str(k): 0.5 for k in range(wire.FEW + 1)}}, {}), "not an update"),
+        (message({**UPDATE_HEAD, "metrics": {str(k): 0.5 for k in range(packing.FEW + 1)}}, {}), "not an update"),
         (message(UPDATE_HEAD, {"delta/a": row("U8", [0] * 65, 0)}), "impossible shape"),
     ],
 )
@@ -194,7 +195,7 @@ def test_a_name_that_an_assignment_lists_twice(field: str, what: str) -> None:
 
 
 def test_as_many_slots_as_there_may_be() -> None:
-    names = [str(k) for k in range(wire.FEW)]
+    names = [str(k) for k in range(packing.FEW)]
     index = {f"slot:{name}/a": row("U8", [1], k + 1, k) for k, name in enumerate(names)}
     update = decode_update(message({**UPDATE_HEAD, "slots": names}, index, bytes(range(256))))
     assert [slot["a"].item() for slot in update.slots.values()] == list(range(256))

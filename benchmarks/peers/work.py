@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.tensors import derive, generator
+from fedstrata.core.rng import derive, generator
 
 LR = 0.05
 CLASSES = 10

@@ -12,33 +12,23 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from fedstrata._version import __version__
-from fedstrata.strata import Stratum, partners, run_from, stages, strata, tap
 
 if TYPE_CHECKING:
-    from fedstrata.core import (
-        Assignment,
-        Batch,
-        ClientView,
-        Hooks,
-        Into,
-        RoundView,
-        Setting,
-        Slots,
-        Technique,
-        Times,
-        Update,
-        Work,
-    )
+    from fedstrata.core.method import Method
+    from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
+    from fedstrata.core.tensors import Tensors
+    from fedstrata.core.types import Assignment, Examples, Into, Slots, Stratum, Update, Work
     from fedstrata.data.datasets import load_dataset
-    from fedstrata.data.examples import Dataset, Examples, MapExamples, TensorExamples
-    from fedstrata.data.partition import partition
+    from fedstrata.data.examples import Dataset, MapExamples, TensorExamples
+    from fedstrata.data.partitions import partition
     from fedstrata.errors import Diverged, FedstrataError, UsageError
     from fedstrata.federation import Federation
-    from fedstrata.history import Costs, History, Record
-    from fedstrata.methods import FedAvg, Method, chain
-    from fedstrata.models import build_model
+    from fedstrata.models.registry import build_model
+    from fedstrata.models.stages import partners, run_from, stages, tap
+    from fedstrata.models.strata import strata
+    from fedstrata.runs.records import Costs, History, Record
     from fedstrata.techniques import method
-    from fedstrata.tensors import Tensors
+    from fedstrata.techniques.fedavg import FedAvg, chain
 
 __all__ = [
     "Assignment",
@@ -82,22 +72,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core": "Assignment Batch ClientView Hooks Into RoundView Setting Slots Technique Times Update Work",
+    "core.method": "Method",
+    "core.technique": "Batch ClientView Hooks RoundView Setting Technique Times",
+    "core.tensors": "Tensors",
+    "core.types": "Assignment Examples Into Slots Stratum Update Work",
     "data.datasets": "load_dataset",
-    "data.examples": "Dataset Examples MapExamples TensorExamples",
-    "data.partition": "partition",
+    "data.examples": "Dataset MapExamples TensorExamples",
+    "data.partitions": "partition",
     "errors": "Diverged FedstrataError UsageError",
     "federation": "Federation",
-    "history": "Costs History Record",
-    "methods": "FedAvg Method chain",
-    "models": "build_model",
+    "models.registry": "build_model",
+    "models.stages": "partners run_from stages tap",
+    "models.strata": "strata",
+    "runs.records": "Costs History Record",
     "techniques": "method",
-    "tensors": "Tensors",
+    "techniques.fedavg": "FedAvg chain",
 }
-"""Module → its public names, imported when they are first asked for (PEP 562).
-
-What comes from `strata` is imported above, for the function has its module's name, and the module would hide it.
-"""
+"""Module → its public names, imported when they are first asked for (PEP 562)."""
 
 
 def __getattr__(name: str) -> Any:

@@ -2,14 +2,14 @@
 
 import sys
 
-from fedstrata import signals
+from fedstrata.system import signals
 
 
 def main() -> None:
     """Run the command, which may be stopped from the first moment on."""
     with signals.stopping() as stop:
         try:
-            from fedstrata.cli import main as command
+            from fedstrata.cli.main import main as command
 
             command()
         except KeyboardInterrupt:  # before the command began

@@ -16,37 +16,43 @@ from typing import Any
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.branches import branched, copy_of
-from fedstrata.config import Settings, checked
-from fedstrata.core import Buffers, Setting, Slots, Update, Visit, Work
-from fedstrata.data.augment import build_augment
+from fedstrata.client.context import Workshop
+from fedstrata.config.schema import Settings, checked
+from fedstrata.core.method import Method
+from fedstrata.core.optim import build_schedule
+from fedstrata.core.rng import own_rng
+from fedstrata.core.technique import Buffers, Setting
+from fedstrata.core.tensors import clone
+from fedstrata.core.types import Slots, Stratum, Update, Visit, Work
+from fedstrata.data.augmentation import build_augment
 from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
-from fedstrata.engines import build_engine
 from fedstrata.engines.cluster import Cluster
+from fedstrata.engines.registry import build_engine
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.exams import Examiner, Quality
-from fedstrata.facts import facts
-from fedstrata.fitting import check_fit, check_module, fingerprint, memory_misfit, misfit
-from fedstrata.history import Costs, History, Record, rounds_to, summarise
-from fedstrata.journal import Journal, remembered
-from fedstrata.machine import device_of, keep_memory, peak_memory
-from fedstrata.methods import Method
-from fedstrata.optim import build_schedule
-from fedstrata.probing import PROBES, Prober, Watch
-from fedstrata.probing import chosen as named
+from fedstrata.evaluation.evaluator import Examiner, Quality
+from fedstrata.models.isolated_architectures import branched, copy_of
+from fedstrata.models.norms import normalises_batches, running
+from fedstrata.models.strata import idle_note, used_by_any
+from fedstrata.probes.registry import PROBES
+from fedstrata.probes.registry import chosen as named
+from fedstrata.probes.runner import Prober, Watch
 from fedstrata.report import write
-from fedstrata.roster import Roster
-from fedstrata.rundir import versions
-from fedstrata.saved import Saved
-from fedstrata.server import Architecture, Server, ServerState
-from fedstrata.store import Store
-from fedstrata.strata import Stratum, idle_note, used_by_any
-from fedstrata.tensors import clone, own_rng
-from fedstrata.timing import Clock, timed, using
-from fedstrata.trained import Trained, Trial, tried
-from fedstrata.workshop import Workshop, normalises_batches, running
+from fedstrata.runs.client_memory import Store
+from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.directory import versions
+from fedstrata.runs.dry_run import Trial, tried
+from fedstrata.runs.reader import Saved
+from fedstrata.runs.recorder import Journal, remembered
+from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
+from fedstrata.runs.run_facts import facts
+from fedstrata.server.compatibility import check_fit, check_module, fingerprint, memory_misfit, misfit
+from fedstrata.server.sampling import Roster
+from fedstrata.server.server import Server
+from fedstrata.server.state import Architecture, ServerState
+from fedstrata.system.machine import device_of, keep_memory, peak_memory
+from fedstrata.system.timing import Clock, timed, using
 
 
 class Federation:
@@ -225,7 +231,7 @@ class Federation:
         self.engine, self._engine = build_engine(
             s.engine, s.workers, s.threads, shop, self.clients, self.test, visits, cluster
         )
-        about = self.method, s.seed, shop, self._engine, self.roster, architectures, self.clients
+        about = self.method, s.seed, shop, self._engine.evaluate, self.roster, architectures, self.clients
         self._journal = Journal(out, s.checkpoint_seconds, self._misfit)
         self._examiner = Examiner(*about, self._journal.recall, s.eval_clients)
         self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)

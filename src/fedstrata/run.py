@@ -12,19 +12,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedstrata.archs import deepest, groups, shares
-from fedstrata.checkpoint import load_all
-from fedstrata.config import RunConfig, Settings, checked, read_toml
+from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.toml import read_toml
+from fedstrata.core.rng import derive
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
-from fedstrata.data.partition import partition
-from fedstrata.data.pools import DATA_VARIABLE
+from fedstrata.data.partitions import partition
+from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
-from fedstrata.models import build_model
-from fedstrata.rundir import RunDirectory
-from fedstrata.tensors import derive
-from fedstrata.trained import Trial
+from fedstrata.models.registry import build_model
+from fedstrata.models.submodels import deepest, groups, shares
+from fedstrata.runs.checkpoint import load_all
+from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.dry_run import Trial
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
 """Fields that say where model and data come from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstrata.core import Technique
+from fedstrata.core.technique import Technique
 from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF

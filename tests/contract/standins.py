@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Technique
-from fedstrata.strata import Stratum
-from fedstrata.tensors import Tensors, scale
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Technique
+from fedstrata.core.tensors import Tensors, scale
+from fedstrata.core.types import Assignment, Stratum
 
 
 @dataclass(frozen=True, kw_only=True)

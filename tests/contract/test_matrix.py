@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core import ClientView, Hooks, Setting, Technique, overrides
-from fedstrata.methods import FedAvg, Method, chain, parse
+from fedstrata.core.method import Method
+from fedstrata.core.technique import ClientView, Hooks, Setting, Technique, overrides
+from fedstrata.core.tensors import Tensors
 from fedstrata.techniques import TECHNIQUES
-from fedstrata.tensors import Tensors
-from fedstrata.wire import decode_update, encode, unpack
+from fedstrata.techniques.fedavg import FedAvg, chain, parse
+from fedstrata.wire.messages import decode_update, encode
+from fedstrata.wire.packing import unpack
 from tests.contract.rows import ROWS, Row
 
 EACH = pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])

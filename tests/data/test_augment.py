@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstrata.data.augment import AUGMENTS, build_augment
+from fedstrata.core.spec import signature, summary
+from fedstrata.data.augmentation import AUGMENTS, build_augment
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.spec import signature, summary
 
 pytest.importorskip("kornia")
 

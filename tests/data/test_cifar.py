@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.data import cifar
-from fedstrata.data.cifar import load_batch
 from fedstrata.data.datasets import load_dataset
-from fedstrata.data.pools import md5
+from fedstrata.data.readers import cifar
+from fedstrata.data.readers.archives import md5
+from fedstrata.data.readers.cifar import load_batch
 from fedstrata.errors import UsageError
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import spec
-from fedstrata.data.build import channel_stats
+from fedstrata.core import spec
 from fedstrata.data.datasets import DATASETS, load_dataset
 from fedstrata.data.examples import Dataset
+from fedstrata.data.readers.build import channel_stats
 from fedstrata.data.sources import ELSEWHERE, SOURCES
 from fedstrata.errors import UsageError
 

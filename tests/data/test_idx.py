@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstrata.data.datasets import load_dataset
-from fedstrata.data.idx import FILES, read_idx
+from fedstrata.data.readers.idx import FILES, read_idx
 from fedstrata.errors import UsageError
 
 

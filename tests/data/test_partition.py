@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedstrata.data.partition import PARTITIONS, describe, dirichlet_shares, partition
+from fedstrata.core.spec import signature, summary
+from fedstrata.data.partitions import PARTITIONS, describe, dirichlet_shares, partition
 from fedstrata.errors import UsageError
-from fedstrata.spec import signature, summary
 
 DIGITS = torch.arange(1437) % 10  # about as many as the digits dataset has to train on
 
@@ -270,7 +270,7 @@ def test_refusals(spec: Any, clients: int, words: str) -> None:
 
 
 def test_nan_is_refused() -> None:
-    from fedstrata.data.partition import Task, dirichlet
+    from fedstrata.data.partitions import Task, dirichlet
 
     with pytest.raises(UsageError, match="not nan"):
         dirichlet(Task(DIGITS.numpy(), 10, np.random.default_rng(0)), alpha=float("nan"))

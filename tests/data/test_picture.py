@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from torch import Tensor
 
-from fedstrata.data.partition import describe, partition
+from fedstrata.data.partitions import describe, partition
 from fedstrata.data.picture import RAMP, _luminance, level, plot, shade, terminal
 from fedstrata.errors import UsageError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.data.pools import Pool, find_pools, has_file, nearest_name
+from fedstrata.data.readers.archives import Pool, find_pools, has_file, nearest_name
 from fedstrata.errors import UsageError
 
 FILES = {"set/b.txt": b"second", "set/a.txt": b"first", "set/deep/c.txt": b"third", "set/d.bin": b"no"}

@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
-from fedstrata.data.shakespeare import decode
+from fedstrata.data.readers.shakespeare import decode
 
 ROOT = Path(os.environ.get("FEDSTRATA_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

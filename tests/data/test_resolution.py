@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from fedstrata import spec
-from fedstrata.config import RunConfig, assign, checked
+from fedstrata.config.overrides import assign
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.core import spec
 from fedstrata.data.datasets import DATASETS, load_dataset
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError

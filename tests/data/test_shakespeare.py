@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.data.datasets import load_dataset
-from fedstrata.data.shakespeare import ALPHABET, UNKNOWN, decode, encode, windows
+from fedstrata.data.readers.shakespeare import ALPHABET, UNKNOWN, decode, encode, windows
 from fedstrata.errors import UsageError
 
 

@@ -12,8 +12,8 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.engines import ENGINES, MANY, SMALL
-from fedstrata.machine import cores
+from fedstrata.engines.registry import ENGINES, MANY, SMALL
+from fedstrata.system.machine import cores
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
@@ -177,7 +177,7 @@ def test_auto_does_not_vectorise_a_short_run() -> None:
 
 
 def test_auto_is_one_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.engines.MANY", 1)
+    monkeypatch.setattr("fedstrata.engines.registry.MANY", 1)
     check_same(run(engine="auto"), run(engine="vmap"))
     check_same(run(staged(), engine="auto", workers=2), run(staged(), engine="serial"))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
-from fedstrata.core import ClientView, Hooks, Technique
+from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep

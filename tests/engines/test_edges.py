@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.engines.shared import SharedMemory, Shelf
-from fedstrata.tensors import Tensors
+from fedstrata.core.tensors import Tensors
+from fedstrata.engines.tensor_store import SharedMemory, Shelf
 from tests.engines.worlds import SIZES, check_close, check_same, convnet, federation, flat, mlp, pictures, run, seeded
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.core import ClientView, Hooks, RoundView, Technique
+from fedstrata.core.technique import ClientView, Hooks, RoundView, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.engines import pool
-from fedstrata.tensors import Tensors
 from tests.engines.worlds import federation, flat
 
 ENGINES = pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import fedstrata as fs
-from fedstrata.tensors import Tensors
+from fedstrata.core.tensors import Tensors
 
 Pair = tuple[Tensor, Tensor]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstrata.core import Slots
-from fedstrata.flower.cupboard import Drawer, InDirectory
+from fedstrata.core.types import Slots
+from fedstrata.flower.site_store import Drawer, InDirectory
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata import wire
-from fedstrata.core import Absence, Update
-from fedstrata.flower.early import Early
+from fedstrata.core.types import Absence, Update
+from fedstrata.flower.reorder_buffer import Early
 from tests.runs import full_disk
 
 

@@ -21,13 +21,13 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata as fs
 from fedstrata import wire
-from fedstrata.flower import client_app, post, server, server_app
+from fedstrata.flower import client_app, server, server_app, transport
 from fedstrata.flower.client import Site
-from fedstrata.flower.directory import Directory
-from fedstrata.flower.early import Early
-from fedstrata.flower.letters import Answer, Party, opened, sealed
-from fedstrata.flower.post import Post
+from fedstrata.flower.messages import Answer, Party, opened, sealed
+from fedstrata.flower.reorder_buffer import Early
 from fedstrata.flower.server import Silos
+from fedstrata.flower.site_directory import Directory
+from fedstrata.flower.transport import Post
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, points, staged
@@ -321,7 +321,7 @@ def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tm
     """Client 1 never answers. All others are fetched long before its time is over, after which a SuperLink would throw
     them away: four at a time, and four of them stay in memory."""
     monkeypatch.setattr(server, "AHEAD_BYTES", 1)
-    monkeypatch.setattr(post, "LOOKS", 1)
+    monkeypatch.setattr(transport, "LOOKS", 1)
     world = grid(12)
     world.faults[101] = lambda message, answer: None
     pulls: list[tuple[float, int, int]] = []

@@ -18,7 +18,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 import fedstrata as fs
 from fedstrata import wire
 from fedstrata.flower import client_app
-from fedstrata.flower.letters import Answer, opened, sealed
+from fedstrata.flower.messages import Answer, opened, sealed
 from tests.engines.worlds import mlp, staged
 
 

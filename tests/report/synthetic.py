@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config import to_toml
-from fedstrata.saved import Saved
+from fedstrata.config.toml import to_toml
+from fedstrata.runs.reader import Saved
 
 CLASSES = ["aeroplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "lorry"]
 STAGES = ["stem", "stage1", "stage2", "stage3", "stage4", "head"]
@@ -64,7 +64,7 @@ def record(at: int, **changes: Any) -> dict[str, Any]:
 
 def saved(accuracies: Sequence[float | None], probes: Sequence[Mapping[str, Any]] = (), **changes: Any) -> Saved:
     """A run in memory with these accuracies, its settings changed so."""
-    from fedstrata.history import Record
+    from fedstrata.runs.records import Record
 
     facts = changes.pop("facts", {})
     summary = changes.pop("summary", {})

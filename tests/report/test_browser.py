@@ -13,7 +13,7 @@ import pytest
 
 from fedstrata import report
 from fedstrata.report.watch import Server
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 from .synthetic import record, write_comparison, write_run
 

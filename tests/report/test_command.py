@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstrata.commands import looking
+from fedstrata.cli import report
 from fedstrata.errors import UsageError
 from fedstrata.report.plots import plot
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 from .synthetic import saved, write_comparison, write_run
 
@@ -24,16 +24,16 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_one_run_gets_its_report_inside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    looking.report([run])
+    report.report([run])
     assert (run / "report.html").is_file()
     assert capsys.readouterr().out.strip() == str(run / "report.html")
 
 
 def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     home = write_comparison(tmp_path / "runs", rounds=2, strata=4, probes=False)
-    assert len(looking.gathered([home])) == 6
-    assert len(looking.gathered([home, next(home.iterdir())])) == 6
-    looking.report([home], title="side by side")
+    assert len(report.gathered([home])) == 6
+    assert len(report.gathered([home, next(home.iterdir())])) == 6
+    report.report([home], title="side by side")
     assert "<title>side by side</title>" in (home / "report.html").read_text()
 
 
@@ -41,36 +41,36 @@ def test_several_runs_get_it_beside_them(tmp_path: Path, monkeypatch: pytest.Mon
     home = write_comparison(tmp_path / "runs", rounds=2, strata=4, probes=False, seeds=1)
     elsewhere = write_run(tmp_path / "other" / "run", rounds=2, strata=4, probes=False)
     one, two, _ = sorted(home.iterdir())
-    looking.report([one, two])
+    report.report([one, two])
     assert (home / "report.html").is_file()
     monkeypatch.chdir(tmp_path)
-    looking.report([one, elsewhere])
+    report.report([one, elsewhere])
     assert (tmp_path / "report.html").is_file()
 
 
 def test_it_is_opened_where_asked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
-    looking.report([run], open_=True)
+    report.report([run], open_=True)
     assert opened == [(run / "report.html").resolve().as_uri()]
 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is neither a run nor a directory of runs"):
-        looking.report([tmp_path / "nothing"])
+        report.report([tmp_path / "nothing"])
     with pytest.raises(UsageError, match="is a directory"):
-        looking.report([run], out=tmp_path)
+        report.report([run], out=tmp_path)
     with pytest.raises(UsageError, match="there is no directory"):
-        looking.report([run], out=tmp_path / "no" / "report.html")
+        report.report([run], out=tmp_path / "no" / "report.html")
     with pytest.raises(UsageError, match="format must be one of pdf, png, svg"):
-        looking.plot([run], format_="bmp")
+        report.plot([run], format_="bmp")
     with pytest.raises(UsageError, match="not a directory"):
-        looking.plot([run], out=run / "run.toml")
+        report.plot([run], out=run / "run.toml")
 
 
 def test_typer_takes_them(run: Path) -> None:
     app = typer.Typer()
-    for act in (looking.report, looking.plot, looking.watch):
+    for act in (report.report, report.plot, report.watch):
         app.command()(act)
     done = CliRunner().invoke(app, ["report", str(run), "--out", str(run / "r.html")])
     assert done.exit_code == 0, done.output
@@ -98,7 +98,7 @@ def test_every_figure_of_a_probed_run_is_drawn(run: Path, tmp_path: Path) -> Non
 def test_plots_need_matplotlib(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"pip install 'fedstrata\[report\]'"):
-        looking.plot([run])
+        report.plot([run])
 
 
 def test_there_must_be_something_to_draw(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedstrata.report import features, figures, layers
 from fedstrata.report.figures import Figure, places
 from fedstrata.report.lines import Line, lines_of, merged
 from fedstrata.report.sections import drawn_sections
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 from .synthetic import THREE, config, saved, write_comparison
 

@@ -18,7 +18,7 @@ from fedstrata.errors import UsageError
 from fedstrata.report import sections, tables
 from fedstrata.report.lines import lines_of
 from fedstrata.report.page import embedded, news, plotly
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 from .synthetic import saved, write_comparison, write_run
 

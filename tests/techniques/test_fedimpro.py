@@ -22,15 +22,16 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.core import Assignment, Update
-from fedstrata.machine import computing
-from fedstrata.models import build_model
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Update
+from fedstrata.data.batching import batches
+from fedstrata.models.registry import build_model
+from fedstrata.system.machine import computing
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedrs import FedRS
-from fedstrata.tensors import Tensors, generator
-from fedstrata.workshop import batches
 from tests.techniques.worlds import CLASSES, HIDDEN, INPUTS, Party, Vector, federation, flat, linear, party, tensors
 
 both_forms = pytest.mark.parametrize("form", ["paper", "released"])

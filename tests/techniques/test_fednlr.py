@@ -15,11 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata as fs
-from fedstrata.machine import computing
-from fedstrata.models import MODELS, build_model
+from fedstrata.core.tensors import Tensors
+from fedstrata.models.registry import MODELS, build_model
+from fedstrata.system.machine import computing
 from fedstrata.techniques.fednlr import FedNLR, pace
 from fedstrata.techniques.fedpart import FedPart
-from fedstrata.tensors import Tensors
 from tests.techniques.worlds import (
     CLASSES,
     HIDDEN,

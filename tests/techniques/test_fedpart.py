@@ -15,15 +15,16 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata as fs
-from fedstrata.core import Assignment, Update
-from fedstrata.machine import computing
-from fedstrata.models import build_model
-from fedstrata.optim import Adam
-from fedstrata.strata import Stratum, strata
+from fedstrata.client.context import BUFFERS
+from fedstrata.core.optim import Adam
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Stratum, Update
+from fedstrata.models.registry import build_model
+from fedstrata.models.strata import strata
+from fedstrata.system.machine import computing
 from fedstrata.techniques.fedpart import FedPart
-from fedstrata.tensors import Tensors
-from fedstrata.wire import encode, unpack
-from fedstrata.workshop import BUFFERS
+from fedstrata.wire.messages import encode
+from fedstrata.wire.packing import unpack
 
 ONE_EACH = "fedpart(full_rounds=1, rounds_per_stratum=1)"
 MODELS: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -16,11 +16,11 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.core import Assignment, Update
-from fedstrata.machine import computing
-from fedstrata.models import build_model
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Update
+from fedstrata.models.registry import build_model
+from fedstrata.system.machine import computing
 from fedstrata.techniques.inco import cross, references
-from fedstrata.tensors import Tensors
 from tests.runs import fedstrata, one_sentence, options
 from tests.techniques.worlds import LR, STEPS, Party, Vector, alike, differ, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared

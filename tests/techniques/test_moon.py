@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client import train_client
+from fedstrata.client.train import train_client
+from fedstrata.models.norms import running
 from fedstrata.techniques.moon import Moon
-from fedstrata.workshop import running
 from tests.techniques.worlds import (
     HIDDEN,
     INPUTS,

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim
 from fedstrata.attack.sheet import contact_sheet
 from fedstrata.attack.victim import Victim, open_victim
+from fedstrata.core.rng import generator
 from fedstrata.errors import UsageError, not_negative, positive
-from fedstrata.files import disk_errors, write_atomic
-from fedstrata.tensors import generator
+from fedstrata.runs.files import disk_errors, write_atomic
 
 NOISE = (0.0, 0.01, 0.1, 0.5)
 MOST = 64

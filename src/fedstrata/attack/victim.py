@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.attack.search import Per, summary
-from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.toml import read_toml
+from fedstrata.core.rng import generator
 from fedstrata.data.examples import Dataset, TensorExamples
-from fedstrata.data.partition import describe
+from fedstrata.data.partitions import describe
 from fedstrata.errors import UsageError
+from fedstrata.models.stages import tap
+from fedstrata.models.strata import strata
 from fedstrata.run import deal, final_model
-from fedstrata.rundir import RunDirectory
-from fedstrata.strata import strata, tap
+from fedstrata.runs.directory import RunDirectory
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
-from fedstrata.tensors import generator
 
 _AT_ONCE = 256
 

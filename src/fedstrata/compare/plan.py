@@ -11,9 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config import FREE, RunConfig, assign, checked, flatten
+from fedstrata.config.identity import FREE
+from fedstrata.config.overrides import assign
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.toml import flatten
+from fedstrata.core.spec import parse_call
 from fedstrata.errors import UsageError, one_line
-from fedstrata.spec import parse_call
 from fedstrata.techniques import method
 
 SYNONYMS = {"methods": "method", "seeds": "seed"}

@@ -19,12 +19,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedstrata.compare.plan import Plan, Run, identity
-from fedstrata.config import RunConfig, checked, read_toml
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.toml import read_toml
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
-from fedstrata.files import read_object
-from fedstrata.history import Count, Finite, Record, rounds_to
-from fedstrata.saved import records_in
-from fedstrata.signals import stopping, work_begins
+from fedstrata.runs.files import read_object
+from fedstrata.runs.reader import records_in
+from fedstrata.runs.records import Count, Finite, Record, rounds_to
+from fedstrata.system.signals import stopping, work_begins
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,13 @@ class Stat:
     count: int
 
 
+def spread(value: Stat | None) -> str:
+    """Mean ± standard deviation, of fractions, in percent."""
+    if value is None:
+        return "–"
+    return f"{100 * value.mean:.2f}" + ("" if value.std is None else f" ± {100 * value.std:.2f}")
+
+
 def stat(values: Iterable[float | None]) -> Stat | None:
     """mean = Σx/n, std = √(Σ(x − mean)²/(n − 1)); None for no numbers."""
     known = [value for value in values if value is not None]

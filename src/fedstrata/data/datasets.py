@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.data.build import image_dataset, join_notes
-from fedstrata.data.cifar import cifar10, cifar100
+from fedstrata.core.lazy import torch
+from fedstrata.core.rng import generator
+from fedstrata.core.spec import bind
 from fedstrata.data.examples import Dataset, TensorExamples
-from fedstrata.data.idx import fashion_mnist, mnist
-from fedstrata.data.leaf import femnist
-from fedstrata.data.photos import cinic10, svhn, tiny_imagenet
-from fedstrata.data.shakespeare import shakespeare
+from fedstrata.data.readers.build import image_dataset, join_notes
+from fedstrata.data.readers.cifar import cifar10, cifar100
+from fedstrata.data.readers.idx import fashion_mnist, mnist
+from fedstrata.data.readers.leaf import femnist
+from fedstrata.data.readers.photos import cinic10, svhn, tiny_imagenet
+from fedstrata.data.readers.shakespeare import shakespeare
 from fedstrata.errors import UsageError
-from fedstrata.lazy import torch
-from fedstrata.spec import bind
-from fedstrata.tensors import generator
 
 _GRID = 4
 

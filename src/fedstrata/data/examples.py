@@ -8,34 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 
+from fedstrata.core.lazy import functional, torch
+from fedstrata.core.rng import own_rng
+from fedstrata.core.types import Augment, Examples
 from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
-from fedstrata.lazy import functional, torch
-from fedstrata.tensors import own_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Augment = Callable[["Tensor"], "Tensor"]
-
-
-@runtime_checkable
-class Examples(Protocol):
-    """Labelled examples that can be read in batches."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """The model's inputs and the labels of the examples at `index`."""
-        ...
-
-    def labels(self) -> Tensor:
-        """All labels, in order."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.core.lazy import torch
 from fedstrata.errors import UsageError, one_line
-from fedstrata.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.remedies import Bench, reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 
 def chance_skew(counts: Sequence[Sequence[int]]) -> float:

@@ -11,7 +11,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.remedies import Bench
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 USUAL_RATE = 0.1
 """A tenth of a learning rate that is far too large may still be; nothing above the default is advised."""

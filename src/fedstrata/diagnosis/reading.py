@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 RECENT = 3
 """Figures are of the last third of the probed rounds, and of this many at least."""

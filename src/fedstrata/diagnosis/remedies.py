@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from fedstrata.config import RunConfig, checked
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.core.method import Method
+from fedstrata.core.spec import bind, parameters, parse_call, text_of
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
-from fedstrata.methods import Method
-from fedstrata.models import MODELS, build_model
-from fedstrata.saved import Saved
-from fedstrata.spec import bind, parameters, parse_call, text_of
+from fedstrata.models.registry import MODELS, build_model
+from fedstrata.runs.reader import Saved
 from fedstrata.techniques import method
 
 ACAR = "FedDyn: Acar et al., ICLR 2021"
@@ -187,7 +187,7 @@ class Bench:
 
     def _reach(self, text: str) -> float:
         """How many times the image's side the largest receptive field is; it does not hang on the width."""
-        from fedstrata.receptive import receptive_fields
+        from fedstrata.models.receptive import receptive_fields
 
         call = parse_call(text)
         shape = tuple(self.facts["input_shape"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.diagnosis.reading import number
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 Kind = Callable[[Any], Any]
 """Reads a value; None where it is not of the kind."""

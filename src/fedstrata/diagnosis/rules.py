@@ -11,7 +11,7 @@ from fedstrata.diagnosis.reading import LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.rows import readable
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 

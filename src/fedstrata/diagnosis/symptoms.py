@@ -28,7 +28,7 @@ from fedstrata.diagnosis.reading import (
 )
 from fedstrata.diagnosis.remedies import Bench
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 FEWEST = 6
 """Strata that a rank correlation needs: with fewer, chance alone often puts them in order."""

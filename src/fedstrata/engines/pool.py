@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedstrata.core import Assignment, Slots, Update, altered
-from fedstrata.data.examples import Examples, sizes
+from fedstrata.client.context import Workshop
+from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
+from fedstrata.data.batching import sheets
+from fedstrata.data.examples import sizes
+from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.shared import Shelf
-from fedstrata.engines.training import Trainer
+from fedstrata.engines.tensor_store import Shelf
 from fedstrata.engines.worker import Errand, Failure, Judge, Places
 from fedstrata.errors import FedstrataError
-from fedstrata.evaluate import Exam, Mark, total
-from fedstrata.timing import Clock, timed
-from fedstrata.workshop import Workshop, sheets
+from fedstrata.evaluation.evaluate import Exam, Mark, total
+from fedstrata.system.timing import Clock, timed
 
 QUEUE = 2
 """Tasks that a worker has at most: one in its hands and one waiting, so that it never idles between two."""

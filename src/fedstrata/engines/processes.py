@@ -21,17 +21,16 @@ from typing import Any, ClassVar
 
 import torch.multiprocessing as mp
 
-from fedstrata.core import Assignment, Slots, Update
-from fedstrata.data.examples import Examples
+from fedstrata.client.context import Workshop
+from fedstrata.core.types import Assignment, Examples, Slots, Update
+from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.pool import Pool, Task, Worker
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.shared import SharedMemory, Shelf
-from fedstrata.engines.training import Trainer
+from fedstrata.engines.tensor_store import SharedMemory, Shelf
 from fedstrata.engines.worker import SHELF, Desk, Home, Places, Report, Train, serve, write_slots
 from fedstrata.errors import UsageError, one_line
-from fedstrata.signals import held
-from fedstrata.timing import current
-from fedstrata.workshop import Workshop
+from fedstrata.system.signals import held
+from fedstrata.system.timing import current
 
 LONG = 32 << 10
 """Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""

@@ -25,18 +25,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core import Assignment, Slots, Update
-from fedstrata.data.examples import Examples, Loaded, Split, TensorExamples
+from fedstrata.client.context import Workshop
+from fedstrata.core.types import Assignment, Examples, Slots, Update
+from fedstrata.data.examples import Loaded, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
+from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.pool import LIVES, Pool, Task, Worker
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.shared import Bytes, OwnMemory, Place, Shelf
-from fedstrata.engines.training import Trainer
+from fedstrata.engines.tensor_store import Bytes, OwnMemory, Place, Shelf
 from fedstrata.engines.worker import Desk, Failure, Judge, Places, Report, Train, write_slots
 from fedstrata.errors import UsageError, one_line
-from fedstrata.machine import cores, keep_memory
-from fedstrata.timing import Clock, current, use
-from fedstrata.workshop import Workshop
+from fedstrata.system.machine import cores, keep_memory
+from fedstrata.system.timing import Clock, current, use
 
 PATIENCE, BUSY = 60.0, 600.0
 """Seconds in which the first actor must have started: where no node is large enough, and where one is but busy."""

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fedstrata import wire
-from fedstrata.client import train_client
-from fedstrata.core import Assignment, Slots, Update
-from fedstrata.data.examples import Examples
-from fedstrata.engines.training import ONE_BY_ONE, Trainer
-from fedstrata.evaluate import Exam, judge
-from fedstrata.timing import Clock
-from fedstrata.workshop import Workshop
+from fedstrata.client.context import Workshop
+from fedstrata.client.train import train_client
+from fedstrata.core.types import Assignment, Examples, Slots, Update
+from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.evaluation.evaluate import Exam, judge
+from fedstrata.system.timing import Clock
 
 Recall = Callable[[int], Slots]
 """Client → its memory."""

@@ -13,17 +13,17 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedstrata.cohort import Harvest
-from fedstrata.core import Assignment, Slots, altered
-from fedstrata.data.examples import Examples
-from fedstrata.engines.shared import Layout, Memory, Place, plan
-from fedstrata.engines.training import Trainer
-from fedstrata.evaluate import Exam, Mark, mark
-from fedstrata.machine import end_with, keep_memory
-from fedstrata.signals import leave_to_parent
-from fedstrata.tensors import Tensors, all_finite
-from fedstrata.timing import Clock, timed, use
-from fedstrata.workshop import Workshop, sheets
+from fedstrata.client.context import Workshop
+from fedstrata.client.results import Harvest
+from fedstrata.core.tensors import Tensors, all_finite
+from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.data.batching import sheets
+from fedstrata.engines.grouping import Trainer
+from fedstrata.engines.tensor_store import Layout, Memory, Place, plan
+from fedstrata.evaluation.evaluate import Exam, Mark, mark
+from fedstrata.system.machine import end_with, keep_memory
+from fedstrata.system.signals import leave_to_parent
+from fedstrata.system.timing import Clock, timed, use
 
 SHELF = 0
 """The section that holds the server's tensors; every other one belongs to a task at a time."""

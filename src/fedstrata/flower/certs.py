@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstrata.errors import UsageError
-from fedstrata.files import disk_errors
+from fedstrata.runs.files import disk_errors
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import techniques, wire
-from fedstrata.branches import branched
-from fedstrata.client import train_client
-from fedstrata.core import Assignment, Update
-from fedstrata.data.augment import build_augment
-from fedstrata.data.examples import Examples, as_examples
+from fedstrata.client.context import Workshop
+from fedstrata.client.train import train_client
+from fedstrata.core.method import Method
+from fedstrata.core.rng import own_rng
+from fedstrata.core.types import Assignment, Examples, Update
+from fedstrata.data.augmentation import build_augment
+from fedstrata.data.examples import as_examples
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.fitting import memory_misfit
-from fedstrata.flower.cupboard import Cupboard, Drawer, InDirectory, InState
-from fedstrata.flower.letters import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
+from fedstrata.flower.messages import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
-from fedstrata.machine import device_of
-from fedstrata.methods import Method
-from fedstrata.tensors import own_rng
-from fedstrata.workshop import Workshop, running
+from fedstrata.flower.site_store import Cupboard, Drawer, InDirectory, InState
+from fedstrata.models.isolated_architectures import branched
+from fedstrata.models.norms import running
+from fedstrata.server.compatibility import memory_misfit
+from fedstrata.system.machine import device_of
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from fedstrata import wire
-from fedstrata.core import Absence, Assignment, Slots, Visit
-from fedstrata.data.examples import Augment
+from fedstrata.core.types import Absence, Assignment, Augment, Slots, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
-from fedstrata.evaluate import Exam
-from fedstrata.flower.directory import Directory
-from fedstrata.flower.early import Early
-from fedstrata.flower.letters import Answer, Ask, Regime, opened, sealed
-from fedstrata.flower.post import Post, Reply
-from fedstrata.flower.private import check_length
-from fedstrata.server import ServerState
-from fedstrata.timing import Clock
+from fedstrata.evaluation.evaluate import Exam
+from fedstrata.flower.differential_privacy import check_length
+from fedstrata.flower.messages import Answer, Ask, Regime, opened, sealed
+from fedstrata.flower.reorder_buffer import Early
+from fedstrata.flower.site_directory import Directory
+from fedstrata.flower.transport import Post, Reply
+from fedstrata.server.state import ServerState
+from fedstrata.system.timing import Clock
 
 BARREN = 3
 """Rounds in a row without any update after which a run stops, rather than count rounds in which nothing is learnt."""

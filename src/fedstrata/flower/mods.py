@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from fedstrata import wire
-from fedstrata.core import Assignment, Update
+from fedstrata.core.rng import own_rng
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Update
 from fedstrata.errors import UsageError, one_line
-from fedstrata.flower.letters import Answer, sealed
-from fedstrata.tensors import Tensors, own_rng
+from fedstrata.flower.messages import Answer, sealed
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict

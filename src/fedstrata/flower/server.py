@@ -17,26 +17,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config import LOOKING, Settings, checked
-from fedstrata.core import Assignment, Slots, Update
+from fedstrata.config.identity import LOOKING
+from fedstrata.config.schema import Settings, checked
+from fedstrata.core.method import Method
+from fedstrata.core.rng import derive, own_rng
+from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
-from fedstrata.files import write_atomic
 from fedstrata.flower.client import Model, built, weights_of
-from fedstrata.flower.directory import Directory
+from fedstrata.flower.differential_privacy import Privacy
 from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.letters import Party, Regime, allowance, check_flower
-from fedstrata.flower.post import Post
-from fedstrata.flower.private import Privacy
-from fedstrata.flower.secure import Sums, check_clients, check_sums
-from fedstrata.history import Record
-from fedstrata.methods import Method
-from fedstrata.probing import Prober
-from fedstrata.server import ServerState
-from fedstrata.tensors import derive, own_rng
-from fedstrata.trained import Trained
+from fedstrata.flower.messages import Party, Regime, allowance, check_flower
+from fedstrata.flower.secure_aggregation import Sums, check_clients, check_sums
+from fedstrata.flower.site_directory import Directory
+from fedstrata.flower.transport import Post
+from fedstrata.probes.runner import Prober
+from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.files import write_atomic
+from fedstrata.runs.records import Record
+from fedstrata.server.state import ServerState
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fedstrata.errors import UsageError
-from fedstrata.files import disk_errors
+from fedstrata.runs.files import disk_errors
 
 PYPROJECT = """\
 [build-system]

@@ -1,105 +1,18 @@
-"""Measures of how far clients are apart: pure functions that change nothing they are given.
+"""What a round did, layer by layer: measures as pure functions, and the probes that take them during a run.
 
-The formulas are those of FedImpro (Tang et al., ICLR 2024), for similarity those that InCo Aggregation (Chan et al.,
-ICLR 2024) measures by, and for divergence those of "Unlocking the Potential of Federated Learning for Deeper Models";
-symbols: client m with n_m examples, N = Σ n_m, p_m = n_m/N, gradient g_m. Whatever takes a model works on a copy of it,
-in evaluation mode unless it says otherwise, and gives the random generators back as they were.
+The measures (`fedstrata.probes.measures`) can be used from here by themselves: `fedstrata.probes.divergence(…)`. They
+are imported when the first of them is asked for.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Any
 
-from fedstrata.probes.crossing import Crossing, crossing
-from fedstrata.probes.divergence import (
-    DRAWS,
-    GradientSpread,
-    divergence,
-    input_noise,
-    update_cosine,
-    within_class,
-)
-from fedstrata.probes.features import (
-    LIMIT,
-    Distance,
-    Embedding,
-    conditional_wasserstein,
-    embedding,
-    feature_distance,
-    features_at,
-    mean_wasserstein,
-)
-from fedstrata.probes.gradients import (
-    Distribution,
-    Variance,
-    client_gradients,
-    gradient_distribution,
-    gradient_variance,
-    gradient_variance_by_stratum,
-    shared_gradient,
-    with_shared,
-)
-from fedstrata.probes.reading import BATCH, Labelled
-from fedstrata.probes.similarity import (
-    LayerSimilarity,
-    cka,
-    layer_similarity,
-    minibatch_cka,
-)
-from fedstrata.probes.training import (
-    Calibration,
-    Drift,
-    GradientTrace,
-    forgetting,
-    gradient_trace,
-    neuron_drift,
-    statistics_spread,
-)
-from fedstrata.probes.weights import (
-    Generalisation,
-    generalisation,
-    weight_divergence,
-    weight_divergence_by_stratum,
-)
+if TYPE_CHECKING:
+    from fedstrata.probes.measures import *  # noqa: F403
 
-__all__ = [
-    "BATCH",
-    "DRAWS",
-    "LIMIT",
-    "Calibration",
-    "Crossing",
-    "Distance",
-    "Distribution",
-    "Drift",
-    "Embedding",
-    "Generalisation",
-    "GradientSpread",
-    "GradientTrace",
-    "Labelled",
-    "LayerSimilarity",
-    "Variance",
-    "cka",
-    "client_gradients",
-    "conditional_wasserstein",
-    "crossing",
-    "divergence",
-    "embedding",
-    "feature_distance",
-    "features_at",
-    "forgetting",
-    "generalisation",
-    "gradient_distribution",
-    "gradient_trace",
-    "gradient_variance",
-    "gradient_variance_by_stratum",
-    "input_noise",
-    "layer_similarity",
-    "mean_wasserstein",
-    "minibatch_cka",
-    "neuron_drift",
-    "shared_gradient",
-    "statistics_spread",
-    "update_cosine",
-    "weight_divergence",
-    "weight_divergence_by_stratum",
-    "with_shared",
-    "within_class",
-]
+
+def __getattr__(name: str) -> Any:
+    from fedstrata.probes import measures
+
+    if name in measures.__all__:
+        return getattr(measures, name)
+    raise AttributeError(f"module 'fedstrata.probes' has no attribute '{name}'")

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedstrata.history import Record
 from fedstrata.report.lines import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
 from fedstrata.report.words import distinct, number, rounded, text
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
+from fedstrata.runs.records import Record
 
 Trace = dict[str, Any]
 BAND = 0.16

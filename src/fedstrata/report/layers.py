@@ -7,18 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fedstrata.report.figures import (
-    PERCENT,
-    Control,
-    Figure,
-    Trace,
-    axis,
-    band,
-    drawn,
-    key,
-    layout,
-    rounds_axis,
-)
+from fedstrata.report.figures import PERCENT, Control, Figure, Trace, axis, band, drawn, key, layout, rounds_axis
 from fedstrata.report.lines import Line, order, probed, stages_of, strata_of, tables
 from fedstrata.report.words import distinct, known, number, rounded, text
 

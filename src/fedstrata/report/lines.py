@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fedstrata.config import FREE, LOOKING
-from fedstrata.history import Record
+from fedstrata.config.identity import FREE, LOOKING
 from fedstrata.report.words import known, mean, number
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
+from fedstrata.runs.records import Record
 
 PALETTE = (
     ("#0072b2", "#56a9e8"),

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata._version import __version__
+from fedstrata.core.text import plural
 from fedstrata.errors import UsageError
-from fedstrata.files import write_atomic
 from fedstrata.report import tables
 from fedstrata.report.figures import themes
 from fedstrata.report.lines import PALETTE, Line, lines_of
 from fedstrata.report.sections import Section, sections
 from fedstrata.report.words import NONE, listed, text
-from fedstrata.saved import Saved
-from fedstrata.wording import plural
+from fedstrata.runs.files import write_atomic
+from fedstrata.runs.reader import Saved
 
 
 def page(runs: Sequence[Saved], title: str | None = None, live: bool = False) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UsageError, one_of
-from fedstrata.files import disk_errors, write_atomic
 from fedstrata.report.figures import BAND, Figure, Trace
 from fedstrata.report.lines import lines_of
 from fedstrata.report.sections import drawn_sections
-from fedstrata.saved import Saved
+from fedstrata.runs.files import disk_errors, write_atomic
+from fedstrata.runs.reader import Saved
 
 FORMATS = ("pdf", "png", "svg")
 COLUMN, PAGE = 3.4, 7.0

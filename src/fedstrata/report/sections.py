@@ -12,7 +12,7 @@ from fedstrata.report import features, figures, layers, tables
 from fedstrata.report.figures import Control, Figure
 from fedstrata.report.lines import Line
 from fedstrata.report.words import text
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.history import Costs
+from fedstrata.core.text import percent, plural
 from fedstrata.report.lines import PALETTE, Line, differing
 from fedstrata.report.words import NONE, flops, known, listed, mean, seconds, sized, spread, text
-from fedstrata.saved import Saved
-from fedstrata.wording import percent, plural
+from fedstrata.runs.reader import Saved
+from fedstrata.runs.records import Costs
 
 
 def swatch(line: int) -> str:

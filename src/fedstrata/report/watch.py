@@ -16,10 +16,10 @@ from pathlib import Path
 from threading import Lock
 from time import monotonic
 
-from fedstrata import signals
 from fedstrata.errors import UsageError
 from fedstrata.report.page import news, page
-from fedstrata.saved import Saved
+from fedstrata.runs.reader import Saved
+from fedstrata.system import signals
 
 HOST = "127.0.0.1"
 FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json")

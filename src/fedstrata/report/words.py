@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedstrata.wording import bytes_text, flops_text
+from fedstrata.core.text import bytes_text, flops_text
 
 NONE = "–"
 LARGEST = 1e100

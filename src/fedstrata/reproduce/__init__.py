@@ -9,16 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstrata import console
-from fedstrata.compare import News, Plan, plan, run_missing, tabulate
-from fedstrata.data.pools import DATA_VARIABLE
+from fedstrata.compare import News, Plan, plan, run_missing, show, tabulate
+from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.reproduce import deeper, fedimpro, fednlr, fedpart, inco
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
 from fedstrata.reproduce.plots import check_plots
 from fedstrata.reproduce.report import Reproduction, Section
-from fedstrata.rundir import RunDirectory, versions
+from fedstrata.runs.directory import RunDirectory, versions
 
 __all__ = ["PAPERS", "SCALES", "Check", "Findings", "Reproduction", "Table", "parts", "reproduce"]
 
@@ -131,7 +130,7 @@ def _made(
     for part in chosen:
         if isinstance(part, Grid):
             comparison = tabulate(grids[part.name], failures)
-            sections.append(Section(part, part.judge(comparison), console.settings(comparison)))
+            sections.append(Section(part, part.judge(comparison), show.settings(comparison)))
         else:
             sections.append(_worked(part, out, bench, say))
     return sections, failures

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 from fedstrata.compare import Row
 from fedstrata.compare.running import records
 from fedstrata.compare.table import Stat, stat
-from fedstrata.config import RunConfig
+from fedstrata.config.schema import RunConfig
+from fedstrata.core.rng import derive
+from fedstrata.core.types import Examples
 from fedstrata.data.datasets import load_dataset
-from fedstrata.data.examples import Examples
-from fedstrata.data.partition import partition
-from fedstrata.history import Record, rounds_to
-from fedstrata.machine import computing, device_of
-from fedstrata.probes import client_gradients, divergence, input_noise, within_class
+from fedstrata.data.partitions import partition
+from fedstrata.models.strata import strata
+from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
 from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
 from fedstrata.reproduce.parts import Bench, Findings, Table, figures, kept
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import final_model, open_run
-from fedstrata.strata import strata
-from fedstrata.tensors import derive
+from fedstrata.runs.records import Record, rounds_to
+from fedstrata.system.machine import computing, device_of
 
 Found = Mapping[int, dict[str, Any]]
 

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedstrata.compare.table import Stat, stat
-from fedstrata.console import spread
+from fedstrata.compare.table import Stat, spread, stat
 
 Seeds = Mapping[int, float]
 """Seed → a figure of that seed's run."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
+from fedstrata.compare.table import spread, stat
+from fedstrata.core.spec import text_of
 from fedstrata.reproduce import accumulation
 from fedstrata.reproduce.accumulation import MILLI, Cell, cell_of, minus, reached
 from fedstrata.reproduce.claims import GAINS, Check, above, fewest
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, lost
-from fedstrata.spec import text_of
 
 DATASETS = {
     "tiny-imagenet": "Tiny-ImageNet",

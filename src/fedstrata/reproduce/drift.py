@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.compare.table import stat
-from fedstrata.config import RunConfig, Settings, checked
+from fedstrata.config.schema import RunConfig, Settings, checked
 from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
-from fedstrata.probes.training import activation_change, bound_neurons
+from fedstrata.models.stages import tap
+from fedstrata.probes.measures.training import activation_change, bound_neurons
 from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.run import deal, open_run
-from fedstrata.strata import tap
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}
 CONTROL = "FedAvg, a client of all classes"

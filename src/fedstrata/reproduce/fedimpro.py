@@ -12,12 +12,11 @@ from typing import Any
 
 from fedstrata.compare import Comparison, Row
 from fedstrata.compare.running import records
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
-from fedstrata.history import Record, rounds_to
+from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import inversion, layers
 from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
+from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 
 OTHERS = {

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
+from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import drift
 from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, by_label, figures, last, lost

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.compare import Comparison, Row
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
+from fedstrata.compare.table import spread, stat
+from fedstrata.core.text import bytes_text, flops_text, plural
 from fedstrata.reproduce import trace
 from fedstrata.reproduce.claims import Check, above, within
 from fedstrata.reproduce.judged import by_client
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, at_round, by_label, figures, last, lost
 from fedstrata.techniques.fedpart import FedPart
-from fedstrata.wording import bytes_text, flops_text, plural
 
 BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) + "}
 """What FedPart rides on: the paper's name → the beginning of a method."""

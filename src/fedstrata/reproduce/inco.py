@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from fedstrata.compare import Comparison
+from fedstrata.core.text import plural
 from fedstrata.reproduce import similarity
 from fedstrata.reproduce.claims import Seeds, above, best
 from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
@@ -36,7 +37,6 @@ from fedstrata.reproduce.unequal import (
 )
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
-from fedstrata.wording import plural
 
 BASES = {
     "FedAvg": "",

@@ -15,12 +15,12 @@ from torch import Tensor
 from fedstrata.attack import invert
 from fedstrata.attack.sheet import contact_sheet
 from fedstrata.compare.table import Stat, stat
-from fedstrata.files import write_atomic
-from fedstrata.machine import computing
 from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import open_run
+from fedstrata.runs.files import write_atomic
+from fedstrata.system.machine import computing
 
 
 def _decibels(value: Stat | None) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
+from fedstrata.client.context import BUFFERS
 from fedstrata.compare import Row
-from fedstrata.config import RunConfig
+from fedstrata.config.schema import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.reproduce.parts import kept
 from fedstrata.run import final_model
-from fedstrata.store import DirectoryStore
-from fedstrata.workshop import BUFFERS
+from fedstrata.runs.client_memory import DirectoryStore
 
 _loaded = cache(load_dataset)
 

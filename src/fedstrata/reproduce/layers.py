@@ -11,13 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
-from fedstrata.core import RoundView, Technique
-from fedstrata.data.examples import Examples
+from fedstrata.compare.table import spread, stat
+from fedstrata.core.rng import generator
+from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.text import plural
+from fedstrata.core.types import Examples, Stratum
 from fedstrata.federation import Federation
-from fedstrata.machine import computing
-from fedstrata.probes import (
+from fedstrata.models.stages import above as upper
+from fedstrata.probes.measures import (
     Labelled,
     client_gradients,
     conditional_wasserstein,
@@ -34,11 +36,8 @@ from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
 from fedstrata.reproduce.runs import configured, watched
-from fedstrata.strata import Stratum
-from fedstrata.strata import above as upper
+from fedstrata.system.machine import computing
 from fedstrata.techniques.fedimpro import FedImpro, drawn
-from fedstrata.tensors import Tensors, generator
-from fedstrata.wording import plural
 
 # --- watching a run --------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from fedstrata.compare import Comparison, Row
 from fedstrata.compare.running import records
-from fedstrata.files import disk_errors, read_object, write_atomic
-from fedstrata.history import Record
 from fedstrata.reproduce.claims import Check, Seeds
+from fedstrata.runs.files import disk_errors, read_object, write_atomic
+from fedstrata.runs.records import Record
 
 
 def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

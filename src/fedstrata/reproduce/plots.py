@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UsageError
-from fedstrata.files import write_atomic
+from fedstrata.runs.files import write_atomic
 
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
 _COLOURS = (FULL, FAINT, PART)

@@ -13,9 +13,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedstrata.errors import FedstrataError
-from fedstrata.files import disk_errors, write_atomic
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Findings, Part, Table
+from fedstrata.runs.files import disk_errors, write_atomic
 
 _STYLES = {True: "green", False: "red", None: "yellow"}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedstrata.config import RunConfig, Settings, checked
-from fedstrata.core import Technique
+from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.core.method import Method
+from fedstrata.core.rng import derive
+from fedstrata.core.technique import Technique
 from fedstrata.federation import Federation
-from fedstrata.methods import Method
-from fedstrata.models import build_model
+from fedstrata.models.registry import build_model
 from fedstrata.reproduce.parts import Bench
 from fedstrata.run import deal
 from fedstrata.techniques import method
-from fedstrata.tensors import derive
 
 
 def configured(settings: Mapping[str, Any], seed: int, bench: Bench, **others: Any) -> RunConfig:

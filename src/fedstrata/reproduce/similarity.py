@@ -14,28 +14,28 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstrata.archs import groups, shares
-from fedstrata.compare.table import stat
-from fedstrata.config import RunConfig, Settings
-from fedstrata.console import spread
-from fedstrata.core import RoundView, Technique
-from fedstrata.data.examples import Examples
+from fedstrata.compare.table import spread, stat
+from fedstrata.config.schema import RunConfig, Settings
+from fedstrata.core.method import Method
+from fedstrata.core.rng import derive
+from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Examples
 from fedstrata.federation import Federation
-from fedstrata.machine import computing
-from fedstrata.methods import Method
-from fedstrata.models import build_model
-from fedstrata.probes import crossing, embedding, features_at, layer_similarity
+from fedstrata.models.norms import without_statistics
+from fedstrata.models.registry import build_model
+from fedstrata.models.stages import stages as stages_of
+from fedstrata.models.submodels import groups, shares
+from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
 from fedstrata.reproduce.layers import local_models
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
-from fedstrata.strata import stages as stages_of
+from fedstrata.system.machine import computing
 from fedstrata.techniques import method
 from fedstrata.techniques.inco import InCo
-from fedstrata.tensors import Tensors, derive
-from fedstrata.workshop import without_statistics
 
 IID, EQUAL = "IID, equal models", "non-IID, equal models"
 GROUP, HETERO = "non-IID, different models (GroupAvg)", "HeteroAvg"

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import torch
 
 from fedstrata.compare.table import stat
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.text import plural
 from fedstrata.federation import Federation
 from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
 from fedstrata.reproduce.parts import Bench, Findings, Table
 from fedstrata.reproduce.plots import plot_norms
 from fedstrata.reproduce.runs import configured, watched
-from fedstrata.tensors import Tensors
-from fedstrata.wording import plural
 
 
 def norm(grads: Tensors) -> torch.Tensor:

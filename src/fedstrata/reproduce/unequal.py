@@ -10,11 +10,10 @@ from typing import Any
 
 from fedstrata.compare import Comparison, Row
 from fedstrata.compare.running import records
-from fedstrata.compare.table import stat
-from fedstrata.console import spread
-from fedstrata.history import Record
+from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce.claims import Seeds
 from fedstrata.reproduce.parts import by_label
+from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
 
 DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}

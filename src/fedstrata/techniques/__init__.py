@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fedstrata.methods import FedAvg, Method, parse
-from fedstrata.spec import Table
+from fedstrata.core.method import Method
+from fedstrata.core.spec import Table
 from fedstrata.techniques.ccvr import CCVR
+from fedstrata.techniques.fedavg import FedAvg, parse
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Assignment, ClientView, Hooks, Into, RoundView, Setting, Technique
+from fedstrata.core.lazy import functional as F
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.optim import Sgd
+from fedstrata.core.rng import generator
+from fedstrata.core.technique import ClientView, Hooks, RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Into, Stratum
 from fedstrata.errors import UsageError, not_negative, positive
-from fedstrata.lazy import functional as F
-from fedstrata.lazy import nn, torch
-from fedstrata.optim import Sgd
-from fedstrata.strata import Stratum, classifier
-from fedstrata.tensors import Tensors, generator
+from fedstrata.models.strata import classifier
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import RoundView, Setting, Technique
+from fedstrata.core.technique import RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors, add, scale, zeros_like
 from fedstrata.errors import UsageError, positive
-from fedstrata.tensors import Tensors, add, scale, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import RoundView, Setting, Technique
+from fedstrata.core.lazy import functional as F
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.rng import generator
+from fedstrata.core.technique import RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors, add, each, load
 from fedstrata.errors import UsageError, not_negative, positive
-from fedstrata.lazy import functional as F
-from fedstrata.lazy import nn, torch
-from fedstrata.tensors import Tensors, add, each, generator, load
 
 if TYPE_CHECKING:
     from torch import Tensor

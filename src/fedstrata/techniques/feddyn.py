@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
-from fedstrata.tensors import Tensors, add, add_, scale, zeros_like
 
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
 

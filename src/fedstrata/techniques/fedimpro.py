@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, Into, RoundView, Setting, Technique
+from fedstrata.core.lazy import functional as F
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors, clone, lent
+from fedstrata.core.types import Assignment, Into, Stratum
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
-from fedstrata.lazy import functional as F
-from fedstrata.lazy import nn, torch
-from fedstrata.passes import calls
-from fedstrata.strata import Stratum, above, positions, split, tap
-from fedstrata.tensors import Tensors, clone, lent
+from fedstrata.models.passes import calls
+from fedstrata.models.stages import above, positions, split, tap
 
 if TYPE_CHECKING:
     from torch import Tensor

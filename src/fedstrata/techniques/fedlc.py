@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique
+from fedstrata.core.lazy import functional as F
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import not_negative, one_of
-from fedstrata.lazy import functional as F
-from fedstrata.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

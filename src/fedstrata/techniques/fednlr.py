@@ -12,11 +12,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
-from fedstrata.core import ClientView, Hooks, Into, Setting, Technique
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.technique import ClientView, Hooks, Setting, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Into, Stratum
 from fedstrata.errors import UsageError, not_negative
-from fedstrata.lazy import nn, torch
-from fedstrata.strata import Stratum, check_patterns, is_norm
-from fedstrata.tensors import Tensors
+from fedstrata.models.strata import check_patterns, is_norm
 
 if TYPE_CHECKING:
     from torch import Tensor

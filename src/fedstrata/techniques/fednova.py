@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Assignment, Technique, Update, altered
-from fedstrata.optim import Sgd, build_optimizer
+from fedstrata.core.optim import Sgd, build_optimizer
+from fedstrata.core.technique import Technique
+from fedstrata.core.types import Assignment, Update, altered
 
 
 def accumulation(steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:

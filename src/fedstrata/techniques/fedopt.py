@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import RoundView, Setting, Technique
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import RoundView, Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError, positive
-from fedstrata.lazy import torch
-from fedstrata.tensors import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, get_args
 
-from fedstrata.core import Assignment, Setting, Technique
+from fedstrata.core.lazy import torch
+from fedstrata.core.rng import generator
+from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError, one_of
-from fedstrata.lazy import torch
-from fedstrata.strata import Stratum, check_patterns
-from fedstrata.tensors import generator
+from fedstrata.models.strata import check_patterns
 
 Order = Literal["sequential", "reverse", "random"]
 Group = tuple[Stratum, ...]
@@ -108,7 +109,7 @@ class FedPart(Technique):
         whole = {n for s in setting.strata for n in s.buffers}
         if whole and not self.freeze_norm:
             raise UsageError("fedpart's cache_prefix needs freeze_norm=True: the model's norm layers follow the batch")
-        from fedstrata.prefix import cut_at
+        from fedstrata.models.frozen_prefix import cut_at
 
         for group in self.groups(tuple(s for s in setting.strata if not s.idle)):
             still = whole - {n for s in group for n in s.buffers}

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique, Times
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
+from fedstrata.core.tensors import Tensors, subtract
 from fedstrata.errors import not_negative
-from fedstrata.tensors import Tensors, subtract
 
 if TYPE_CHECKING:
     from torch import Tensor

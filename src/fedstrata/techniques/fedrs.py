@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import ClientView, Hooks, Technique
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.errors import UsageError
-from fedstrata.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

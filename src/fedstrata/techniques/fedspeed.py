@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times, strange
+from fedstrata.core.tensors import Tensors, add, add_, scale, subtract, whole_norm
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
-from fedstrata.tensors import Tensors, add, add_, scale, subtract, whole_norm
 
 
 @dataclass(frozen=True, kw_only=True)

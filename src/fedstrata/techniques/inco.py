@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
-from fedstrata.core import RoundView, Technique
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Stratum
 from fedstrata.errors import one_of
-from fedstrata.lazy import torch
-from fedstrata.strata import Stratum, alike, earliest, partners
-from fedstrata.tensors import Tensors
+from fedstrata.models.stages import alike, earliest, partners
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Batch, ClientView, Hooks, Into, Setting, Technique, strange
+from fedstrata.core.lazy import functional as F
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, strange
+from fedstrata.core.tensors import Tensors, add, laid_out
+from fedstrata.core.types import Into
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
-from fedstrata.lazy import functional as F
-from fedstrata.lazy import torch
-from fedstrata.passes import calls
-from fedstrata.strata import classifier
-from fedstrata.tensors import Tensors, add, laid_out
+from fedstrata.models.passes import calls
+from fedstrata.models.strata import classifier
 
 if TYPE_CHECKING:
     from torch import Tensor

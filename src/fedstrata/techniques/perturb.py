@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core import ClientView, Hooks, Technique
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import ClientView, Hooks, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.errors import not_negative
-from fedstrata.lazy import torch
-from fedstrata.tensors import Tensors
 
 
 def noise_like(delta: Tensors, share: float, rng: torch.Generator) -> Tensors:

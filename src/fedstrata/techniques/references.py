@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedstrata.core import Assignment, Technique
-from fedstrata.strata import Stratum
+from fedstrata.core.technique import Technique
+from fedstrata.core.types import Assignment, Stratum
 
 _ALONE = "a reference run is plain training, to compare methods with"
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.core import Assignment, Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
-from fedstrata.lazy import torch
-from fedstrata.tensors import Tensors, add_, each, subtract, zeros_like
+from fedstrata.core.lazy import torch
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.tensors import Tensors, add_, each, subtract, zeros_like
+from fedstrata.core.types import Assignment
 
 if TYPE_CHECKING:
     from torch import Tensor

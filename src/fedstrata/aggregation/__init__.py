@@ -1,0 +1,1 @@
+"""How the updates of a round become one: one rule, one file."""

@@ -1,0 +1,73 @@
+"""The mean, folded as updates arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedstrata.aggregation.arithmetic import back_to, computing_type
+from fedstrata.core.lazy import torch
+from fedstrata.core.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Mean:
+    """The weighted mean, name by name, over the updates that hold the name: Σ n_k x_k / Σ n_k, folded in order.
+
+    Half-precision tensors are summed in single precision; integers in double, and rounded, so they stay integers.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensors = {}
+        self._weights: dict[str, float] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Fold one client's tensors in."""
+        if not tensors:
+            return
+        new = [n for n in tensors if n not in self._sums]
+        for name in new:
+            tensor = tensors[name]
+            self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
+            self._sums[name] = torch.zeros_like(tensor, dtype=computing_type(tensor.dtype))
+        sums = [self._sums[n] for n in tensors]
+        values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
+        torch._foreach_add_(sums, values, alpha=weight)
+        for name in tensors:
+            self._weights[name] += weight
+
+    def result(self) -> Tensors:
+        """The mean of what was folded in."""
+        if not self._sums:
+            return {}
+        means = torch._foreach_div(list(self._sums.values()), list(self._weights.values()))
+        return {name: back_to(mean, dtype) for (name, dtype), mean in zip(self._dtypes.items(), means, strict=True)}
+
+
+def mean_of(clients: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """The weighted mean, name by name, over the clients of a weight above 0 that hold the name."""
+    mean = Mean()
+    for tensors, weight in zip(clients, weights, strict=True):
+        if weight > 0:
+            mean.add(tensors, weight)
+    return mean.result()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedMean:
+    """The mean, weighted by the clients' weights: Σ n_k x_k / Σ n_k, name by name.
+
+    McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", AISTATS 2017. One client that lies can move it anywhere.
+    """
+
+    by_name: ClassVar[bool] = False
+
+    def __call__(
+        self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
+    ) -> tuple[Tensors, Tensors]:
+        return mean_of(deltas, weights), mean_of(buffers, weights)

@@ -1,0 +1,133 @@
+"""`fedstrata attack`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.options import Json, Quiet, open_screen
+from fedstrata.core.text import plural
+from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedstrata.attack import Inversion
+
+app = typer.Typer(help="Attack what a run shares.", no_args_is_help=True)
+
+
+@app.callback()
+def _attacks() -> None:
+    """Attack what a run shares."""
+
+
+@app.command()
+def invert(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
+    split: Annotated[
+        str | None,
+        typer.Option(help="where the lower part ends: a stage, or a number of strata; otherwise the method's"),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(help="whose images; otherwise those of the client with the most classes")
+    ] = None,
+    images: Annotated[int, typer.Option(help="how many images, of as many classes as possible")] = 8,
+    noise: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A,B,…", help="levels of noise [default: 0,0.01,0.1,0.5]", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="steps of gradient descent, for each row")] = 500,
+    lr: Annotated[float, typer.Option(help="the first step, as a share of a pixel's range")] = 0.1,
+    tv: Annotated[float, typer.Option(help="weight of the total variation")] = 0.1,
+    seed: Annotated[int, typer.Option(help="of the choice of images, of the noise and of the start")] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="where the dataset's files are now")] = None,
+    out: Annotated[Path | None, typer.Option(help="for sheet.png and invert.json; default: RUN/attack")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Rebuild a client's images from their features, and from the class statistics that FedImpro shares."""
+    from fedstrata.attack.inversion import NOISE
+    from fedstrata.attack.inversion import invert as inverted
+    from fedstrata.attack.sheet import check_pictures
+
+    out = directory / "attack" if out is None else out
+    check_pictures()
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} already exists and is not a directory")
+    levels = NOISE if not noise else _levels(noise)
+    with _bar(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
+        found = inverted(
+            directory,
+            split=int(split) if split is not None and split.isdecimal() else split,
+            client=client,
+            images=images,
+            noise=levels,
+            steps=steps,
+            lr=lr,
+            tv=tv,
+            seed=seed,
+            data_dir=data_dir,
+            progress=progress,
+        )
+    found.save(out)
+    if as_json:
+        print(json.dumps({**found.as_dict(), "out": str(out)}))
+    elif quiet:
+        told = "; ".join(f"{row.name}: {row.psnr:.2f} dB" for row in found.rows)
+        print(f"{told}; files in {out}")
+    else:
+        _show(found, out)
+
+
+def _levels(given: Sequence[str]) -> list[float]:
+    try:
+        return [float(level) for text in given for level in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--noise {' '.join(given)}: write numbers, as in 0,0.1,0.5") from None
+
+
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, and how to move it."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=open_screen(stderr=True), transient=True, disable=not shown)
+    task = bar.add_task("rebuilding", total=None)
+    if shown:  # older versions of rich print an empty line for a bar that was never shown
+        bar.start()
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        if shown:
+            bar.stop()
+
+
+def _show(found: Inversion, out: Path) -> None:
+    from rich.table import Table
+
+    screen = open_screen()
+    screen.print(
+        f"client {found.client}: {plural(len(found.originals), 'image')}, "
+        f"features after {found.split}, means of every {found.per}",
+        soft_wrap=True,
+    )
+    table = Table(expand=False)
+    table.add_column("rebuilt", no_wrap=True)
+    for name in ("PSNR (dB)", "SSIM", "feature error"):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        table.add_row(row.name, f"{row.psnr:.2f}", f"{row.ssim:.3f}", f"{row.error:.2g}")
+    screen.print(table)
+    alone = dict.fromkeys(name for name, count in zip(found.classes, found.examples, strict=True) if count == 1)
+    if alone:
+        screen.print(
+            f"note: of {', '.join(alone)} the client has one example: its statistics are that image's features",
+            soft_wrap=True,
+        )
+    screen.print(f"files: {out}/ (sheet.png, invert.json)", soft_wrap=True)

@@ -1,0 +1,221 @@
+"""What a run looks like in a terminal: a header, live progress, and a table at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedstrata.compare.show import fitting_columns
+from fedstrata.core.text import bytes_text, flops_text, number, percent, plural
+from fedstrata.runs.records import History, Record
+
+if TYPE_CHECKING:
+    from fedstrata.federation import Federation
+
+
+SHOWN = 8
+"""Rounds that the live table shows."""
+
+
+def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
+    """What runs: shown before the first round."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    parameters = sum(p.numel() for p in federation.state.params.values())
+    s = federation.settings
+    local = plural(s.epochs, "epoch") if s.steps is None else plural(s.steps, "step")
+    shown = {
+        "method": f"{federation.method}   (buffers: {federation.method.buffers})",
+        **rows,
+        "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
+        f"seed {s.seed}",
+        "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
+        "clients": f"{federation.roster.sampled} of {len(federation.clients)} in every round",
+        "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
+    }
+    if federation.records:
+        shown["resumed"] = f"after round {len(federation.records)}"
+    for note in federation.notes:
+        name, _, text = note.partition(": ")
+        shown[f"note ({name})" if text else "note"] = text or note
+    if federation.out is not None:
+        shown["files"] = str(federation.out)
+    for name, text in shown.items():
+        table.add_row(name, text)
+    return Panel(table, title="fedstrata", title_align="left", expand=False)
+
+
+def _trained(record: Record) -> str:
+    """What trained in a round: a few strata by name, many by number."""
+    return ", ".join(record.active) if len(record.active) <= 2 else f"{len(record.active)} strata"
+
+
+_COLUMNS: Mapping[str, Callable[[Record], str]] = {
+    "round": lambda r: str(r.round),
+    "trains": _trained,
+    "accuracy": lambda r: percent(r.accuracy),
+    "test loss": lambda r: number(r.loss),
+    "train loss": lambda r: number(r.train_loss),
+    "up": lambda r: bytes_text(r.bytes_up),
+    "down": lambda r: bytes_text(r.bytes_down),
+    "seconds": lambda r: f"{r.seconds:.2f}",
+}
+
+
+_DISPENSABLE = ("train loss", "trains", "seconds", "down", "up", "test loss")
+"""What a narrow terminal goes without, first to last."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Rounds as a table, with as many columns as the terminal has room for."""
+
+    records: Sequence[Record]
+
+    def _table(self, names: Sequence[str]) -> Table:
+        table = Table(expand=False)
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        for record in self.records:
+            table.add_row(*(_COLUMNS[name](record) for name in names))
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        always = len({tuple(record.active) for record in self.records}) < 2  # the same trains in every round
+        names = [name for name in _COLUMNS if not (always and name == "trains")]
+        yield fitting_columns(console, options, names, _DISPENSABLE, self._table)[0]
+
+
+def _milestones(records: Sequence[Record]) -> list[Record]:
+    """At most ten rounds that show the whole course, the last among them."""
+    if len(records) <= 10:
+        return list(records)
+    step = (len(records) - 1) / 9
+    return [records[round(i * step)] for i in range(10)]
+
+
+def summary(history: History, out: Path | None, report: bool = False) -> Group:
+    """The end of a run: a table of its course, its totals, and where its files are."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column()
+    s, costs = history.summary, history.costs
+    facts.add_row(
+        "accuracy", f"{percent(s['accuracy'])}  (best {percent(s['best_accuracy'])}, round {s['best_round']})"
+    )
+    if s["target"] is not None:
+        reached = s["rounds_to_target"]
+        facts.add_row(
+            "target", f"{percent(s['target'])} " + (f"reached in round {reached}" if reached else "not reached")
+        )
+    archs = next((r.arch_accuracy for r in reversed(history.records) if r.accuracy is not None), {})
+    if archs:
+        facts.add_row("by model", ", ".join(f"{arch} {percent(accuracy)}" for arch, accuracy in archs.items()))
+    facts.add_row("method", f"{s['method']}  (buffers: {s['buffers']})")
+    beside = [f"{name}'s own {100 * size / costs.bytes_up:.1f} %" for name, size in costs.slots_up.items()]
+    up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
+    facts.add_row("sent", f"{up}, {bytes_text(costs.bytes_down)} down")
+    facts.add_row("computed", f"{flops_text(costs.flops)} in {costs.steps:,} steps, {costs.seconds:.1f} s")
+    if probed := s.get("probes"):
+        facts.add_row("probes", f"{probed['seconds']:.1f} s more, in {plural(probed['rounds'], 'round')}")
+    facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
+    if s["refused"]:
+        facts.add_row("refused", f"{s['refused']} updates; see metrics.jsonl")
+    for note in s["notes"]:
+        facts.add_row("note", note)
+    if out is not None:
+        shown = ", report.html" if report else ""
+        facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
+    return Group(Course(_milestones(history.records)), facts)
+
+
+def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:
+    """Where the time of a round went, by phase: in the main process, and in all workers together."""
+    table = Table(title="milliseconds per round", title_justify="left", title_style="bold")
+    table.add_column("phase")
+    columns = {name: seconds for name, seconds in (("main process", main), ("workers", workers)) if seconds}
+    for name in columns:
+        table.add_column(name, justify="right")
+        table.add_column("share", justify="right")
+    order = sorted({*main, *workers}, key=lambda phase: -(workers.get(phase, 0.0) + main.get(phase, 0.0)))
+    for phase in [*order, None]:
+        cells = []
+        for seconds in columns.values():
+            total = sum(seconds.values())
+            spent = total if phase is None else seconds.get(phase)
+            each = 1000 / max(rounds, 1)
+            cells += ["", ""] if spent is None else [f"{spent * each:.2f}", f"{spent / (total or 1):.0%}"]
+        table.add_row(phase or "all", *cells, style=None if phase else "bold")
+    return table
+
+
+def refusals(record: Record) -> list[str]:
+    """One line for every refused update."""
+    return [f"round {record.round}: refused client {r['client']}: {r['why']}" for r in record.refused]
+
+
+class Watcher:
+    """Follows a federation: a live view in a terminal, one line per round elsewhere."""
+
+    def __init__(self, console: Console, federation: Federation) -> None:
+        self._console, self._federation = console, federation
+        self._recent: deque[Record] = deque(federation.records[-SHOWN:], maxlen=SHOWN)
+        bar = max(10, min(40, console.width - 40))
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(bar), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._rounds, self._clients = Progress(*columns, *times, console=console), Progress(*columns, console=console)
+        self._round = self._rounds.add_task("rounds ", total=federation.total, completed=len(federation.records))
+        self._visit = self._clients.add_task("clients", total=None)
+        self._live = Live(self, console=console, refresh_per_second=8, transient=True)
+
+    def __rich__(self) -> Group:
+        room = self._console.height - 7  # without the table's frame and the two bars
+        shown = list(self._recent)[-max(room, 1) :]
+        return Group(*([Course(shown)] if shown else []), self._rounds, self._clients)
+
+    def __enter__(self) -> Watcher:
+        if self._console.is_terminal:
+            self._federation.on_visit = self._visited
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._federation.on_visit = None
+        if self._console.is_terminal:
+            self._live.transient = kind is None  # no summary follows an error: the rounds stay on the screen
+            with suppress(OSError):  # a terminal that was closed
+                self._live.stop()
+
+    def _visited(self, done: int, total: int) -> None:
+        self._clients.update(self._visit, completed=done, total=total)
+
+    def _part(self, record: Record) -> str:
+        """What trained, where that is not the whole model."""
+        whole = len(record.active) == sum(not s.idle for s in self._federation.strata)
+        return "" if whole or not record.active else f"  trained {_trained(record)}"
+
+    def record(self, record: Record) -> None:
+        """Show a finished round."""
+        self._recent.append(record)
+        self._rounds.update(self._round, completed=record.round)
+        for line in refusals(record):
+            self._console.print(line, style="yellow")
+        if not self._console.is_terminal:
+            self._console.print(
+                f"round {record.round}/{self._federation.total}"
+                f"  accuracy {percent(record.accuracy)}  loss {number(record.loss)}"
+                f"  up {bytes_text(record.bytes_up)}  down {bytes_text(record.bytes_down)}"
+                f"  {record.seconds:.2f} s{self._part(record)}",
+                soft_wrap=True,
+            )

@@ -1,0 +1,98 @@
+"""`fedstrata data`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import Json, open_screen
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.errors import UsageError
+
+app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    dataset: Annotated[str, typer.Option(help="name of the dataset")] = "digits",
+    data_dir: Annotated[
+        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
+    ] = None,
+    partition: Annotated[str, typer.Option(help="how examples are split among clients")] = "dirichlet(alpha=0.1)",
+    clients: Annotated[int, typer.Option(help="number of clients; 0 for all of a natural partition")] = 10,
+    seed: Annotated[int, typer.Option(help="of the partition, as in a run")] = 0,
+    plot_to: Annotated[
+        Path | None, typer.Option("--plot", help="also write the plot to FILE.png, .svg or .pdf")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print, and plot, how many examples of each class each client holds."""
+    from fedstrata.data.partitions import describe
+    from fedstrata.data.picture import plot, terminal
+    from fedstrata.run import deal
+
+    config = checked(
+        RunConfig,
+        {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
+    )
+    loaded, parts = deal(config)
+    found = describe(parts, loaded.train.labels(), loaded.classes)
+    if plot_to is not None:
+        plot(found.counts, plot_to, loaded.class_names, f"{dataset}, {partition}, seed {seed}")
+    if as_json:
+        print(json.dumps({"counts": found.counts.tolist(), "classes": list(loaded.class_names), "note": loaded.note}))
+        return
+    screen = open_screen()
+    shape = "×".join(map(str, loaded.input_shape))
+    screen.print(
+        f"{dataset}: {len(loaded.train):,} train and {len(loaded.test):,} test examples of {shape}, "
+        f"{loaded.classes} classes"
+    )
+    if loaded.note:
+        screen.print(f"note: {loaded.note}")
+    screen.print(f"{partition}, seed {seed}: {found}")
+    screen.print(terminal(found.counts, loaded.class_names))
+    if plot_to is not None:
+        screen.print(f"plotted to {plot_to}")
+
+
+@app.command(name="fetch")
+def fetch_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the dataset", show_default=False)],
+    data_dir: Annotated[str | None, typer.Option(help="where to put it; otherwise FEDSTRATA_DATA")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="download MIRROR/NAME/FILE instead of the original addresses")
+    ] = None,
+    optional: Annotated[bool, typer.Option("--optional", help="also fetch optional files")] = False,
+) -> None:
+    """Download a dataset's files and check them; an interrupted download continues where it stopped."""
+    where = data_dir or os.environ.get("FEDSTRATA_DATA")
+    if not where:
+        raise UsageError("say where to put the files: --data-dir DIR, or FEDSTRATA_DATA in the environment")
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedstrata.data.fetch import fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    shown = sys.stderr.isatty()
+    bars = Progress(*columns, console=open_screen(stderr=True), disable=not shown)
+    tasks: dict[str, Any] = {}
+
+    def progress(done: int, total: int | None, file: str) -> None:
+        bars.start()
+        if file not in tasks:
+            tasks[file] = bars.add_task(file, total=total)
+        bars.update(tasks[file], completed=done, total=total)
+
+    try:
+        paths = fetch(name, where, mirror=mirror, optional=optional, progress=progress)
+    finally:
+        if shown:  # older versions of rich print an empty line for a bar that was never shown
+            bars.stop()
+    for path in paths:
+        print(path)

@@ -1,0 +1,35 @@
+"""`fedstrata list`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.options import Json, open_screen
+from fedstrata.config.registries import TABLES, table
+from fedstrata.core.spec import signature, summary
+from fedstrata.errors import UsageError, did_you_mean
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(TABLES), show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """List what a run can name, with arguments and one line of help: methods, models, datasets, …"""
+    if what not in TABLES:
+        raise UsageError(f"there is no list of '{what}'{did_you_mean(what, TABLES)}")
+    rows = [{"name": n, "arguments": signature(f), "help": summary(f)} for n, f in table(what).items()]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from rich.table import Table
+
+    shown = Table(show_lines=False, expand=False)
+    shown.add_column(what, style="bold", no_wrap=True)
+    shown.add_column("arguments", overflow="fold")
+    shown.add_column("help")
+    for row in rows:
+        shown.add_row(row["name"], row["arguments"], row["help"])
+    open_screen().print(shown)

@@ -1,0 +1,155 @@
+"""The command `fedstrata`."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import traceback
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+import typer.core
+
+from fedstrata import __version__
+from fedstrata.cli import compare, diagnose, list_names, report, run
+from fedstrata.cli.attack import app as attack_app
+from fedstrata.cli.data import app as data_app
+from fedstrata.cli.flower import app as flower_app
+from fedstrata.cli.model import app as model_app
+from fedstrata.config.registries import table
+from fedstrata.errors import FedstrataError, Stopped, one_line
+from fedstrata.system import signals
+
+SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
+"""Options that take several words → what such words look like."""
+
+# Where rich is installed, typer escapes brackets for it, "\\[default: 0]", also in help that rich does not print.
+typer.core.HAS_RICH = False
+
+app = typer.Typer(
+    help="Federated learning, layer by layer, for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    run.run,
+    run.resume,
+    run.demo,
+    compare.compare,
+    compare.reproduce,
+    diagnose.diagnose,
+    report.report,
+    report.watch,
+    report.plot,
+):
+    app.command()(command)
+app.command(name="list")(list_names.list_)
+app.add_typer(data_app, name="data")
+app.add_typer(model_app, name="model")
+app.add_typer(attack_app, name="attack")
+app.add_typer(flower_app, name="flower")
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks; may be given anywhere")] = False,
+) -> None:
+    """Federated learning, layer by layer, for PyTorch."""
+
+
+def main() -> None:
+    """Run the command; a mistake gets one sentence on standard error and exit code 2."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("FEDSTRATA_DEBUG"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no '–' gets a '?'
+    code = _guarded(arguments, debug)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or _report(error, debug)
+    try:
+        sys.stderr.flush()
+    except OSError:  # a terminal that was closed: nobody reads it, and Python would change the exit code for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.exit(code)
+
+
+def _gathered(arguments: list[str]) -> list[str]:
+    """`--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, since an option takes one word."""
+    words: list[str] = []
+    for word in arguments:
+        several = SEVERAL.get(words[-2] if len(words) > 1 else "")
+        if several and all(re.fullmatch(several, w) and not _is_file(w) for w in (words[-1], word)):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word is a file's name; a probe's is meant as such even where a file has the same name."""
+    return os.path.exists(word) and word not in (*table("probes"), "all")
+
+
+def _guarded(arguments: list[str], debug: bool) -> int:
+    with signals.stopping() as stop:
+        try:
+            code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
+            if code == Stopped.exit_code:  # what typer makes of Ctrl-C
+                raise Stopped("stopped")
+            return code
+        except BaseException as error:
+            asked = stop.heard()
+            # What went wrong on the way out of an interrupt, such as printing to a closed terminal, is not the news.
+            told = Stopped("stopped") if asked and not isinstance(error, FedstrataError) else error
+            code = _report(told, debug)
+            return stop.code if isinstance(told, Stopped) else code
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    """Say what went wrong, and return the exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, FedstrataError):
+        sentence, code = str(error), error.exit_code
+    elif hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
+        sentence, code = error.format_message(), 2
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        sentence, code = "stopped", Stopped.exit_code
+    elif isinstance(error, BrokenPipeError):
+        return 0
+    elif isinstance(error, OSError):
+        sentence, code = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    elif isinstance(error, MemoryError):
+        sentence, code = "there is not enough memory", 2
+    else:
+        sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+    with suppress(OSError):  # of a terminal that was closed
+        if sentence.startswith("Usage: "):  # a command without its subcommand: the whole help
+            print(sentence, file=sys.stderr)
+        elif sentence:
+            print(f"fedstrata: {one_line(sentence)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

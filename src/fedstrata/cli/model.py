@@ -1,0 +1,137 @@
+"""`fedstrata model`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.options import Json, open_screen
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.core.lazy import torch
+from fedstrata.core.text import bytes_text, flops_text
+from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedstrata.data.examples import Dataset
+    from fedstrata.models.receptive import Field
+    from fedstrata.models.summary import ModelFacts
+
+app = typer.Typer(help="Look at models.", no_args_is_help=True)
+
+
+@app.callback()
+def _models() -> None:
+    """Look at models."""
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="a model, such as 'resnet18(width=16)'", show_default=False)
+    ],
+    dataset: Annotated[str | None, typer.Option(help="the dataset that it is for [default: digits]")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="with --input [default: 10]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a model's strata: parameters, bytes, FLOPs, and each convolution's receptive field."""
+    from fedstrata.data.datasets import load_dataset
+    from fedstrata.models.summary import describe_model
+    from fedstrata.run import models_of
+
+    given = {} if dataset is None else {"dataset": dataset}
+    config = checked(RunConfig, {"model": name, "data_dir": data_dir, **given})
+    if input_shape is not None and dataset is not None:
+        raise UsageError("--dataset and --input exclude each other: give one of them")
+    if input_shape is None and classes is not None:
+        raise UsageError("--classes goes with --input; a dataset has its own number of classes")
+    data = load_dataset(config.dataset, config.data_dir) if input_shape is None else _shaped(input_shape, classes)
+    model, _ = models_of(config, data)
+    facts = describe_model(model, data.input_shape)
+    if as_json:
+        about = {"model": name, "input_shape": list(data.input_shape), "classes": data.classes}
+        print(json.dumps(about | facts.as_dict()))
+        return
+    screen = open_screen()
+    screen.print(f"{name}: inputs of {_times(data.input_shape)}, {data.classes} classes", soft_wrap=True)
+    screen.print(_table(facts))
+    for line in _remarks(facts):
+        screen.print(line, soft_wrap=True)
+
+
+def _shaped(input_shape: str, classes: int | None) -> Dataset:
+    """Data without examples, of the shape that a user writes."""
+    sizes = [size.strip() for size in input_shape.split(",")]
+    if not all(size.isdecimal() and 0 < int(size) < 10**6 for size in sizes):
+        raise UsageError(f"--input {input_shape}: write the sizes of one example, as in 3,32,32")
+    from fedstrata.data.examples import Dataset, TensorExamples
+
+    nothing = TensorExamples(torch.empty(0, *map(int, sizes)), torch.empty(0, dtype=torch.int64))
+    return Dataset("input", nothing, nothing, 10 if classes is None else classes)
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "×".join(map(str, sizes))
+
+
+def _table(facts: ModelFacts) -> Table:
+    from rich.table import Table
+
+    fields = {field.layer: field for field in facts.fields}
+    table = Table(expand=False)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("stratum", overflow="fold")
+    for title in ("parameters", "bytes", "FLOPs", *(["field"] if fields else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    before = None
+    for stratum in facts.strata:
+        table.add_row(
+            "" if stratum.stage == before else stratum.stage,
+            f"{stratum.name} (idle)" if stratum.idle else stratum.name,
+            f"{stratum.parameters:,}",
+            bytes_text(stratum.bytes),
+            _flops(stratum.flops),
+            *([_field(fields.get(stratum.name))] if fields else []),
+        )
+        before = stratum.stage
+    table.add_section()
+    total = [f"{len(facts.strata)} strata", f"{facts.parameters:,}", bytes_text(facts.bytes), _flops(facts.flops)]
+    table.add_row("all", *total, *([""] if fields else []))
+    return table
+
+
+def _flops(count: int | None) -> str:
+    return "–" if count is None else flops_text(count).removesuffix("FLOP").strip()
+
+
+def _field(field: Field | None) -> str:
+    """A field, with a mark where it exceeds the image."""
+    return "" if field is None else f"{_times(field.field)} {'▲' if field.exceeds else ' '}"
+
+
+def _remarks(facts: ModelFacts) -> list[str]:
+    """What the table's columns mean, and how many fields exceed the image."""
+    lines = ["bytes: parameters and running statistics, as a client sends them"]
+    if any(stratum.idle for stratum in facts.strata):
+        why = "it never runs, its results are not used or it is detached"
+        lines.append(f"idle: no gradient of the outputs reaches it, because {why}; its parameters are not trained")
+    if facts.flops is not None and facts.step_flops is not None:
+        lines.append(
+            f"FLOPs: forward, one example; with the backward pass {flops_text(facts.step_flops)} "
+            f"({facts.step_flops / max(facts.flops, 1):.2f} times)"
+        )
+    if facts.fields:
+        size = _times(facts.fields[0].input)
+        many = sum(field.exceeds for field in facts.fields)
+        beyond = f"▲ larger, in {many} of {len(facts.fields)} layers" if many else "none is larger"
+        lines.append(f"field: the receptive field, in pixels of an image of {size}; {beyond}")
+    return lines

@@ -1,0 +1,94 @@
+"""Options that several commands have, and how they are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from fedstrata.config.overrides import assign
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.toml import read_toml
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the other files")]
+Open = Annotated[bool, typer.Option("--open", help="show the report in the browser")]
+Out = Annotated[Path | None, typer.Option(help="directory for the run's files [default: a new one in runs/]")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="any field, or an argument of one: model.width=16"),
+]
+
+
+def open_screen(stderr: bool = False, quiet: bool = False) -> Console:
+    """A terminal that shows names and paths as they are, brackets and colons included."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+
+def _option_type(annotation: Any) -> Any:
+    """What the command line reads for a field; strings are checked, and numbers told apart, by the schema."""
+    kinds = {a for a in (get_args(annotation) or (annotation,)) if a is not type(None)}
+    return next(iter(kinds)) if len(kinds) == 1 and kinds <= {int, float, bool, str} else str
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_fields(command: Callable[..., None], of: Collection[str] | None = None) -> Callable[..., None]:
+    """Give a command one option for every field of the schema; what is said arrives in `given`.
+
+    Where only some are asked for, it is to change them, and what is not said stays as it was.
+    """
+    fields = {name: info for name, info in RunConfig.model_fields.items() if of is None or name in of}
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    options = []
+    for name, info in fields.items():
+        default = "" if info.default is None or of is not None else f" [default: {info.default}]"
+        flag = f"--{name.replace('_', '-')}"
+        flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
+        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False)
+        kind: Any = _option_type(info.annotation)
+        options.append(_keyword(name, Annotated[kind | None, option], None))
+
+    def run(**arguments: Any) -> None:
+        given = {n: arguments.pop(n) for n in fields}
+        command(**arguments, given={n: v for n, v in given.items() if v is not None})
+
+    annotations = inspect.get_annotations(command, eval_str=True)
+    own = [_keyword(p.name, annotations[p.name], p.default) for p in own]
+    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+def number(text: Any) -> Any:
+    """An option that may be a whole number or a fraction: '5' and '0.5' are told apart by the decimal point."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except (TypeError, ValueError):
+            continue
+    return text
+
+
+def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: number(v) if name in ("participation", "workers") else v for name, v in given.items()}
+
+
+def config_of(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
+    """File, then options, then --set."""
+    values = {} if path is None else read_toml(path)
+    return checked(RunConfig, assign(values | numbers(given), sets or []))

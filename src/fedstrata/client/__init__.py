@@ -1,0 +1,1 @@
+"""One client's visit: from an assignment to an update. Here is the local step."""

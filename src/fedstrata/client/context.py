@@ -1,0 +1,204 @@
+"""What a worker keeps between visits, none of it state of the federation: model replicas, and measured FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.client.compiling import CompiledForward
+from fedstrata.core.method import Method
+from fedstrata.core.tensors import Tensors, clone, load, whole_lines
+from fedstrata.core.types import Augment, Stratum
+from fedstrata.errors import FedstrataError
+from fedstrata.models.layouts import is_foreign, lay_out, release
+from fedstrata.models.norms import constants, normalises_batches, running, without_statistics
+from fedstrata.models.passes import untouched
+from fedstrata.models.strata import strata
+from fedstrata.system.machine import computing
+
+BUFFERS = "(buffers)"
+"""Where a client's memory keeps its own running statistics under the policy `local`."""
+
+
+PERSONAL = "(personal)"
+"""Where it keeps the parameters that it trains and does not send."""
+
+
+Build = Callable[[str], nn.Module]
+"""Makes the model of an architecture; "" is the server's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A scratch model with its tensors by name.
+
+    Args:
+        model: the module itself.
+        forward: the module, compiled if that was asked for.
+        params: its parameters.
+        buffers: its running statistics.
+        initial: the first values of these.
+        constants: the buffers that state_dict leaves out, and their first values.
+        strata: its strata, in order.
+        batch_norm: True if a batch of one example cannot be normalised.
+        channels_last: True if its convolutions want their inputs in that layout.
+        own_code: True if it has modules that neither torch nor we have written.
+        sample: one batch of inputs.
+    """
+
+    model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    params: Tensors
+    buffers: Tensors
+    initial: Tensors
+    constants: tuple[Tensors, Tensors]
+    strata: tuple[Stratum, ...]
+    batch_norm: bool
+    channels_last: bool
+    own_code: bool
+    sample: Tensor | None
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the layout that the model's convolutions are fastest with."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model and all that is in it."""
+        return tuple(self.model.modules())
+
+    @cached_property
+    def exact(self) -> torch.dtype:
+        """The type for single numbers, such as rates and counts: the widest of the parameters', at least float32."""
+        kinds = {p.dtype for p in self.params.values() if p.is_floating_point()}
+        return reduce(torch.promote_types, kinds, torch.float32)
+
+    @cached_property
+    def classes(self) -> int:
+        """How many classes the model tells apart."""
+        if self.sample is None:
+            raise FedstrataError("a workshop without a sample of inputs cannot tell the number of classes")
+        with untouched(self.model):  # a copy may be impossible: a model may keep something of its last step
+            outputs: Tensor = self.model(self.inputs(self.sample))
+        return outputs.shape[1]
+
+
+@dataclass(eq=False)
+class Workshop:
+    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
+
+    Args:
+        build: makes the model of an architecture.
+        method: the method that this federation runs.
+        augment: changes training inputs, batch by batch.
+        device: where training runs.
+        sample: one batch of inputs, to try models on.
+        channels_last: lay convolutions out with the channels last, which is faster and rounds differently.
+        compile: compile the forward and backward pass, which takes a while at first and rounds differently.
+        archs: the names of all architectures.
+        strata: of architectures whose strata are known; those of others are found when they are needed.
+        benches: the scratch models, by architecture.
+        flops: what was counted, by what was computed.
+        kept: whatever else a way of training keeps between visits.
+        room: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of its own.
+    """
+
+    build: Build
+    method: Method
+    augment: Augment | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sample: Tensor | None = None
+    channels_last: bool = False
+    compile: bool = False
+    archs: tuple[str, ...] = ("",)
+    strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
+    benches: dict[str, Bench] = field(default_factory=dict)
+    flops: dict[Any, int] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
+    room: Callable[[Tensors], Tensors] | None = None
+
+    @contextmanager
+    def computing(self, threads: int) -> Iterator[None]:
+        """torch as it is to be wherever one of this worker's models runs, and as it was before afterwards."""
+        with computing(threads):
+            try:
+                yield
+            finally:
+                release()
+
+    def bench(self, arch: str) -> Bench:
+        """The scratch model of an architecture, made at its first use."""
+        if arch not in self.benches:
+            model = self.build(arch).to(self.device).train()
+            turned = lay_out(model, self.channels_last)
+            _flatten(dict(model.named_parameters()), turned)
+            sample = self.sample if self.sample is None else self.sample.to(self.device)
+            self.benches[arch] = Bench(
+                model=model,
+                forward=CompiledForward(model) if self.compile else model,
+                params=dict(model.named_parameters()),
+                buffers=running(model),
+                initial=clone(running(model)),
+                constants=constants(model),
+                strata=self.strata[arch] if arch in self.strata else strata(model, sample),
+                batch_norm=normalises_batches(model),
+                channels_last=bool(turned),
+                own_code=is_foreign(model),
+                sample=sample,
+            )
+            if sample is not None and any(self.method.at("local")):
+                _ = self.benches[arch].classes  # now: a technique may ask for it while FLOPs are counted
+        return self.benches[arch]
+
+    def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:
+        """A new model with these parameters and running statistics, as it would be evaluated.
+
+        With `turn` it is laid out as for training.
+        """
+        model = self.build(arch)
+        if turn:
+            _turn(dict(model.named_parameters()), lay_out(model, self.channels_last))
+        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
+        load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
+        if self.method.buffers == "drop":
+            without_statistics(model)
+        return model.eval()
+
+
+def _flatten(params: Tensors, last: Collection[str]) -> None:
+    """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
+
+    Args:
+        params: are changed in place.
+        last: the names of those that get their channels last.
+    """
+    for dtype in {p.dtype for p in params.values()}:
+        mine = {n: p for n, p in params.items() if p.dtype == dtype}
+        room = [whole_lines(p.numel(), dtype) for p in mine.values()]
+        flat = torch.zeros(sum(room), dtype=dtype, device=next(iter(mine.values())).device)
+        for (name, p), part in zip(mine.items(), torch.split(flat, room), strict=True):
+            view = _view(part[: p.numel()], p.shape, name in last)
+            p.data = view.copy_(p.data)
+
+
+def _turn(params: Tensors, last: Collection[str]) -> None:
+    """Give parameters with these names their channels last."""
+    for p in (params[name] for name in last):
+        p.data = _view(torch.empty(p.numel(), dtype=p.dtype, device=p.device), p.shape, last=True).copy_(p.data)
+
+
+def _view(flat: Tensor, shape: Sequence[int], last: bool) -> Tensor:
+    """A buffer as a tensor, contiguous or with the channels last.
+
+    Its strides say so even where there is one channel: convolutions look at them.
+    """
+    if not last:
+        return flat.view(shape)
+    n, c, h, w = shape
+    return flat.view(n, h, w, c).permute(0, 3, 1, 2)

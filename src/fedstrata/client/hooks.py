@@ -1,0 +1,159 @@
+"""What techniques do during a visit: their hooks, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.client.context import Bench
+from fedstrata.client.objective import Objective
+from fedstrata.core.method import Method
+from fedstrata.core.technique import Batch, ClientView, Hooks, Times
+from fedstrata.core.tensors import Tensors, add, add_, clone
+from fedstrata.core.types import Assignment, Examples, Slots
+from fedstrata.models.taps import at_place
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The hooks of a visit, sorted by what they do."""
+
+    hooks: Mapping[str, Hooks]
+
+    def all(self, kind: str) -> list[Any]:
+        """Every technique's hook of a kind, left to right, where there is one."""
+        return [hook for h in self.hooks.values() if (hook := getattr(h, kind)) is not None]
+
+    @cached_property
+    def _corrections(self) -> list[Callable[[Tensors, Batch], Tensors | Times]]:
+        return self.all("correct")
+
+    @cached_property
+    def _tallies(self) -> dict[str, Callable[[Tensors, Tensors, Batch], Tensors]]:
+        return {name: h.tally for name, h in self.hooks.items() if h.tally is not None}
+
+    @property
+    def outputs(self) -> list[Callable[[Batch], Tensor]]:
+        """What changes the model's outputs, in order: who looks at the model itself, then the `output` hooks."""
+        whole = [functions[""] for functions in self.all("features") if "" in functions]
+        return [*(partial(_at_the_end, function) for function in whole), *self.all("output")]
+
+    @property
+    def places(self) -> list[str]:
+        """The modules that `features` hooks look at or change in every step."""
+        return [place for functions in self.all("features") for place in functions if place != ""]
+
+    @contextmanager
+    def tapped(self, objective: Objective) -> Iterator[None]:
+        """The `features` hooks, attached to the modules that they name."""
+        handles = []
+        for functions in self.all("features"):
+            for name in (name for name in functions if name != ""):
+                handles.append(at_place(objective.model, name, partial(_replaced, functions[name], objective)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
+        """What the techniques sum up, one step later."""
+        if not self._tallies:
+            return tallies
+        return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in self._tallies.items()}
+
+    def corrected(self, grads: Tensors, batch: Batch, own: bool = False) -> Tensors:
+        """The gradients with every technique's correction, each computed from the raw gradients, added.
+
+        Where the gradients are the caller's `own` it may be done in place, if no correction can hold them.
+        """
+        terms = [correct(grads, batch) for correct in self._corrections]
+        plus = add_ if own and {*map(type, terms)} <= {Times} else add
+        for term in terms:
+            grads = plus(grads, term.tensors, term.factor) if isinstance(term, Times) else plus(grads, term)
+        return grads
+
+    def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
+        """The product of the techniques' scales for the trained names, or None where nobody scales."""
+        scales = self.all("scale")
+        if not scales:
+            return None
+        one = torch.ones((), device=device)
+        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
+
+    def uploaded(self, delta: Tensors) -> Tensors:
+        """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
+        sent = delta
+        for upload in self.all("upload"):
+            sent = add(sent, upload(delta))
+        return sent
+
+    def finished(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
+        """(slots that travel, the client's whole new memory)."""
+        slots: Slots = {}
+        kept = dict(memory)
+        for name, hook in self.hooks.items():
+            if hook.finish is not None:
+                slot, remembered = hook.finish(delta, tallies.get(name, {}))
+                if slot:
+                    slots[name] = slot
+                if remembered is not None:
+                    kept[name] = remembered
+        return slots, kept
+
+    @cached_property
+    def present(self) -> tuple[Any, ...]:
+        """What settles how much the hooks compute: which of them there are, and the variant that they name."""
+        return tuple(
+            (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
+            for name, hook in self.hooks.items()
+        )
+
+
+def _at_the_end(function: Callable[[Batch, Tensor], Tensor], batch: Batch) -> Tensor:
+    return function(batch, batch.logits)
+
+
+def _replaced(function: Callable[[Batch, Tensor], Tensor], objective: Objective, there: Tensor) -> Tensor:
+    return there if objective.silent else function(objective.current[-1], there)
+
+
+def open_crew(
+    method: Method,
+    bench: Bench,
+    data: Examples,
+    a: Assignment,
+    memory: Slots,
+    rng: Callable[[str], torch.Generator],
+    counts: Callable[[], Tensor],
+    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]],
+    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None],
+) -> Crew:
+    """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
+    statistics = partial(clone, {} if method.buffers == "drop" else bench.buffers)
+    return Crew(
+        {
+            t.name: t.local(
+                ClientView(
+                    model=bench.model,
+                    data=data,
+                    assignment=a,
+                    strata=bench.strata,
+                    slot=a.slots.get(t.name, {}),
+                    memory=memory.get(t.name, {}),
+                    rng=rng(t.name),
+                    counts=counts,
+                    statistics=statistics,
+                    outputs=outputs,
+                    observe=observe,
+                )
+            )
+            for t in method.at("local")
+        }
+    )

@@ -1,0 +1,254 @@
+"""What a comparison looks like in a terminal, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.compare.plan import Plan
+from fedstrata.compare.running import News, missing
+from fedstrata.compare.table import MEASURED, Comparison, Row, spread
+from fedstrata.config.identity import FREE
+from fedstrata.config.schema import RunConfig
+from fedstrata.core.text import bytes_text, flops_text, percent, plural
+from fedstrata.errors import one_line
+
+
+def fitting_columns(
+    console: Console,
+    options: ConsoleOptions,
+    names: Sequence[str],
+    dispensable: Sequence[str],
+    build: Callable[[Sequence[str]], Table],
+) -> tuple[Table, list[str]]:
+    """The table with as many of its columns as there is room for, and the names of those left out."""
+    for count in range(len(dispensable) + 1):
+        left_out = [name for name in dispensable[:count] if name in names]
+        table = build([name for name in names if name not in left_out])
+        if Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width:
+            break
+    return table, left_out
+
+
+def _final(row: Row) -> str:
+    """The final accuracy, and how many seeds are not in it because they diverged."""
+    if row.diverged and not row.sound:
+        return "diverged"
+    part = f" ({len(row.diverged)}/{len(row.results)} diverged)" if row.diverged else ""
+    return spread(row.of("accuracy")) + part
+
+
+def _to_target(row: Row) -> str:
+    """Rounds to the target, and how many seeds reached it, if not all did."""
+    found = row.of("rounds_to_target")
+    reached = 0 if found is None else found.count
+    part = f" ({reached}/{len(row.results)})" if reached < len(row.results) else ""
+    return ("–" if found is None else f"{found.mean:.1f}") + part
+
+
+def _mean(name: str, text: Callable[[float], str]) -> Callable[[Row], str]:
+    return lambda row: "–" if (found := row.of(name)) is None else text(found.mean)
+
+
+_MEASURES: Mapping[str, Callable[[Row], str]] = {
+    "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing else str(len(r.seeds)),
+    "accuracy": _final,
+    "best": lambda r: spread(r.of("best_accuracy")),
+    "gap": lambda r: spread(r.gap),
+    "to target": _to_target,
+    "up": _mean("bytes_up", bytes_text),
+    "down": _mean("bytes_down", bytes_text),
+    "FLOPs": _mean("flops", lambda count: flops_text(count).removesuffix("FLOP")),
+    "seconds": _mean("seconds", lambda count: f"{count:.1f}"),
+}
+
+
+def _columns(comparison: Comparison) -> dict[str, Callable[[Row], str]]:
+    """What the table of a comparison shows: a column's name → a row's text."""
+    columns: dict[str, Callable[[Row], str]] = {"method": lambda r: r.method}
+    for axis in comparison.plan.axes:
+        columns[axis] = lambda r, axis=axis: str(r.run.varied[axis])  # type: ignore[misc]
+    if len({row.run.buffers for row in comparison.rows}) > 1:
+        columns["buffers"] = lambda r: r.run.buffers
+    unasked = {"gap"} if not comparison.has_gap else set()
+    unasked |= {"to target"} if not comparison.has_target else set()
+    return columns | {name: text for name, text in _MEASURES.items() if name not in unasked}
+
+
+_ALWAYS = ("dataset", "model", "partition", "clients", "participation", "rounds", "epochs", "steps", "batch_size", "lr")
+"""Settings that a table is never without; others are told if they are not the default."""
+
+
+def settings(comparison: Comparison) -> str:
+    """One line with what all runs have in common and a reader must know."""
+    fixed = {n: v for n, v in comparison.plan.fixed.items() if n not in FREE | {"buffers"} and v is not None}
+    if "steps" in fixed:
+        fixed.pop("epochs", None)
+    others = [n for n, v in fixed.items() if n not in _ALWAYS and repr(v) != repr(RunConfig.model_fields[n].default)]
+    told = [f"{name} {fixed[name]}" for name in (*_ALWAYS, *others) if name in fixed]
+    told += _exceptions(comparison)
+    told.append(f"seed{'s' * (len(comparison.plan.seeds) > 1)} {', '.join(map(str, comparison.plan.seeds))}")
+    policies = {row.run.buffers for row in comparison.rows}
+    return "; ".join(told + ([f"buffers {policies.pop()}"] if len(policies) == 1 else []))
+
+
+def _exceptions(comparison: Comparison) -> list[str]:
+    """Settings that only some methods set: what the others have, and theirs."""
+    configs = {row.method: (row.run.config, row.run.own) for row in comparison.rows}
+    names = dict.fromkeys(n for _, own in configs.values() for n in own if n not in comparison.plan.fixed)
+    told = []
+    for name in names:
+        common = [str(getattr(config, name)) for config, own in configs.values() if name not in own][:1]
+        own_ones = [f"{getattr(config, name)} for {label}" for label, (config, own) in configs.items() if name in own]
+        told.append(f"{name} {', '.join(common + own_ones)}")
+    return told
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """How to read the table, and what a reader of it must know."""
+    how = ["accuracy and best in percent, mean ± sample standard deviation over the seeds; costs are means"]
+    if comparison.has_gap:
+        how.append("gap: centralised − method in percentage points, seed by seed")
+    targets = [f"{100 * t:g} %" for t in dict.fromkeys(row.run.config.target for row in comparison.rows) if t]
+    if targets:
+        how.append(f"to target: rounds to {' or '.join(targets)}, of the seeds that reached it")
+    return ["; ".join(how), *(f"note: {note}" for note in comparison.notes)]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A comparison as a table: in a terminal with as many columns as it has room for, elsewhere with all."""
+
+    comparison: Comparison
+
+    def _table(self, names: Sequence[str]) -> Table:
+        columns, rows = _columns(self.comparison), self.comparison.rows
+        table = Table(expand=False)
+        for name in names:
+            table.add_column(name, justify="right" if name in _MEASURES else "left", no_wrap=name in _MEASURES)
+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+            last = following is not None and following.run.setting != row.run.setting
+            table.add_row(*(columns[name](row) for name in names), end_section=last)
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not console.is_terminal:
+            options = options.update(max_width=1000)
+        names = list(_columns(self.comparison))
+        table, left_out = fitting_columns(
+            console, options, names, ("FLOPs", "down", "up", "seconds", "best"), self._table
+        )
+        yield from console.render(table, options)
+        for line in (settings(self.comparison), *remarks(self.comparison)):
+            yield Text(line)
+        if left_out:
+            yield Text(f"no room for: {', '.join(left_out)}; --markdown shows all")
+
+
+def markdown(comparison: Comparison) -> str:
+    """A comparison as a Markdown table, its columns aligned, with the settings below."""
+    columns = _columns(comparison)
+    cells = [list(columns), *([text(row) for text in columns.values()] for row in comparison.rows)]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in cells]
+    widths = [max(3, *(len(line[place]) for line in cells)) for place in range(len(columns))]
+    rights = [name in _MEASURES for name in columns]
+    lines = [[_padded(c, w, r) for c, w, r in zip(line, widths, rights, strict=True)] for line in cells]
+    lines.insert(1, [f"{'-' * (w - 1)}:" if r else "-" * w for w, r in zip(widths, rights, strict=True)])
+    below = [settings(comparison), *remarks(comparison)]
+    return "\n".join(
+        [*(f"| {' | '.join(line)} |" for line in lines), "", *(f"{line}  " for line in below[:-1]), below[-1]]
+    )
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def csv_text(comparison: Comparison) -> str:
+    """A comparison as CSV: one line per row, plain numbers, accuracies and gaps as fractions."""
+    lines = []
+    for row in comparison.rows:
+        line: dict[str, object] = {"method": row.method, **row.run.varied, "buffers": row.run.buffers}
+        line |= {"seeds": len(row.results), "missing": len(row.missing), "diverged": len(row.diverged)}
+        for name in (*MEASURED, "gap"):
+            found = row.gap if name == "gap" else row.of(name)
+            line |= {name: found and found.mean, f"{name}_std": found and found.std}
+            if name == "rounds_to_target":
+                line["reached"] = found.count if found else 0
+        lines.append(line)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
+def failed(comparison: Comparison) -> str:
+    """One sentence on the runs that failed, each reason once."""
+    whys: dict[str, list[str]] = {}
+    for run in comparison.plan.runs:
+        if run.directory in comparison.failures:
+            whys.setdefault(str(comparison.failures[run.directory]), []).append(str(run))
+    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
+    return f"{plural(len(comparison.failures), 'run')} failed: {told}"
+
+
+class RunsWatcher:
+    """Follows the runs of a comparison: bars in a terminal, one line per finished run elsewhere."""
+
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self._console = console
+        self._total = len({run.directory for run in plan.runs})
+        self._done = self._total - len(missing(plan))
+        bar = max(10, min(40, console.width - 50))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar), MofNCompleteColumn())
+        self._bars = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._all = self._bars.add_task("runs", total=self._total, completed=self._done)
+        self._tasks: dict[Path, TaskID] = {}
+
+    def __enter__(self) -> RunsWatcher:
+        if self._done:
+            self._console.print(f"{self._done} of {plural(self._total, 'run')} already finished")
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if self._console.is_terminal:
+            self._bars.live.transient = kind is None  # how far the runs were stays on the screen
+            with suppress(OSError):  # a terminal that was closed
+                self._bars.stop()
+
+    def hear(self, news: News) -> None:
+        """Show how far a run is."""
+        directory = news.run.directory
+        if directory not in self._tasks:
+            name = one_line(str(news.run), max(20, self._console.width - 45))
+            self._tasks[directory] = self._bars.add_task(name, total=news.run.rounds)
+        if not news.ended:
+            self._bars.update(self._tasks[directory], completed=news.rounds)
+            return
+        self._done += 1
+        self._bars.remove_task(self._tasks[directory])
+        self._bars.update(self._all, completed=self._done)
+        self._console.print(f"[{self._done}/{self._total}] {news.run}: {_end(news)}", soft_wrap=True)
+
+
+def _end(news: News) -> str:
+    """How a run ended."""
+    if news.result is None:
+        return f"failed: {one_line(str(news.failure))}"
+    if news.result.diverged is not None:
+        return f"diverged after {plural(news.result.rounds, 'round')}"
+    rounds = plural(news.result.rounds, "round")
+    return f"{percent(news.result.accuracy)} after {rounds}, {news.result.seconds:.1f} s"

@@ -1,0 +1,68 @@
+"""`--set name=value`: one setting, or one argument of what a setting names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedstrata.config.registries import table
+from fedstrata.config.schema import RunConfig
+from fedstrata.config.toml import SPECS, parse_toml, plain_value
+from fedstrata.core.spec import Table, bind, parse_call, text_of
+from fedstrata.errors import UsageError, did_you_mean
+
+
+def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Apply `a=c`, or `a.b=c` where b is an argument of the thing named in a: `model.width=16`.
+
+    In a method the technique comes in between: `method.fedprox.mu=0.1`.
+    """
+    out = dict(values)
+    for text in assignments:
+        key, equals, raw = text.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path):
+            raise UsageError(f"--set {text}: write it like name=value or name.argument=value")
+        value = _value(raw.strip())
+        if len(path) == 1:
+            out[path[0]] = value
+            continue
+        field = path[0]
+        if field == "model" and out.get("archs") is not None and "model" not in out:
+            raise UsageError(f"--set {text}: the server's model is the deepest of archs; set it there")
+        default = RunConfig.model_fields[field].default if field in RunConfig.model_fields else None
+        current = str(out.get(field, default))
+        if field == "method" and len(path) == 3:
+            out[field] = _with_method_argument(current, path[1], path[2], value)
+        elif field in SPECS and len(path) == 2:
+            out[field] = _with_argument(current, field, table(f"{field}s"), path[1], value)
+        else:
+            known = [f"{name}.…" for name in (*SPECS, "method")]
+            raise UsageError(f"--set {text}: '{key}' has no such part{did_you_mean(key, known)}")
+    return out
+
+
+def _value(raw: str) -> Any:
+    """What TOML makes of the text, or the text itself."""
+    try:
+        read = parse_toml(f"value = {raw}")
+    except ValueError:
+        return raw
+    return plain_value(read["value"]) if len(read) == 1 else raw
+
+
+def _with_argument(current: str, kind: str, known: Table, name: str, value: Any) -> str:
+    call = parse_call(current)
+    _, kwargs = bind(kind, known, call)
+    return text_of(call.name, {**kwargs, name: value})
+
+
+def _with_method_argument(current: str, technique: str, name: str, value: Any) -> str:
+    from fedstrata.techniques import method
+
+    read = method(current)
+    parts = {read.base.name: str(read.base)} | {part.name: str(part) for part in read.techniques}
+    if technique not in parts:
+        raise UsageError(f"the method '{current}' has no technique '{technique}'{did_you_mean(technique, parts)}")
+    parts[technique] = _with_argument(parts[technique], "method", table("methods"), name, value)
+    return str(method(" + ".join(parts.values())))

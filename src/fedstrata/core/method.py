@@ -1,0 +1,146 @@
+"""How techniques become a Method: on top of a mean, in an order, each other's company accepted or refused."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from fedstrata.core.technique import Buffers, Technique, changed, overrides
+from fedstrata.core.types import Reducer, Weight
+from fedstrata.errors import UsageError
+
+
+class Base(Protocol):
+    """The mean that a method stands on: `fedavg`, with its arguments, None for what the techniques decide."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> Weight | None: ...
+    @property
+    def buffers(self) -> Buffers | None: ...
+    @property
+    def server_lr(self) -> float | None: ...
+    @property
+    def reduce(self) -> str | None: ...
+    @property
+    def reducer(self) -> Reducer | None: ...
+    def with_buffers(self, buffers: Buffers) -> Base: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """Techniques on top of a mean; made by `chain` or read from a string by `fedstrata.method`."""
+
+    techniques: tuple[Technique, ...]
+    base: Base
+
+    def __post_init__(self) -> None:
+        seen: dict[str, Technique] = {}
+        for technique in self.techniques:
+            if technique.name in seen:
+                raise UsageError(f"the method names '{technique.name}' twice")
+            seen[technique.name] = technique
+        for one in self.techniques:
+            others = [name for name in seen if name != one.name]
+            for other, why in [*one.refuses.items(), *((other, one.alone) for other in others if one.alone)]:
+                if other in seen:
+                    raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+        for key in ("weight", "buffers", "server_lr"):
+            self._setting(key, None)
+        for one in (t for t in self.techniques if t.alone):
+            for key, value in changed(self.base).items():
+                if key in ("server_lr", "reduce") or (one.personal and value == "average"):
+                    raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.alone}")
+        for technique in self.techniques if self.reducer is not None else ():
+            if technique.branches and self.reducer is not None and not self.reducer.by_name:
+                raise UsageError(
+                    f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
+                    "clients, and groups would no longer be apart"
+                )
+            if overrides(technique, "fold") or overrides(technique, "gather") or technique.needs_deltas:
+                raise UsageError(
+                    f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "
+                    "takes from the clients does not pass through the mean, so nothing guards it"
+                )
+
+    def _setting(self, key: str, otherwise: Any) -> Any:
+        chosen = getattr(self.base, key)
+        if chosen is not None:
+            return chosen
+        wishes = {t.name: t.defaults[key] for t in self.techniques if key in t.defaults}
+        if len(set(wishes.values())) > 1:
+            said = ", ".join(f"{name} {value!r}" for name, value in wishes.items())
+            raise UsageError(f"the techniques want different values of '{key}' ({said}); say fedavg({key}=…)")
+        return next(iter(wishes.values()), otherwise)
+
+    @cached_property
+    def weight(self) -> Weight:
+        """How the mean weighs clients: all alike where some may lie, for they would claim many examples."""
+        weight: Weight = self._setting("weight", "examples" if self.reducer is None else "uniform")
+        return weight
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """What happens to running statistics."""
+        buffers: Buffers = self._setting("buffers", "average")
+        return buffers
+
+    @cached_property
+    def server_lr(self) -> float:
+        """How far the server moves along the mean."""
+        return float(self._setting("server_lr", 1.0))
+
+    @cached_property
+    def reducer(self) -> Reducer | None:
+        """What takes the mean's place; None for the mean itself."""
+        return self.base.reducer
+
+    @property
+    def epilogue(self) -> int:
+        """Rounds after the last one, in which nobody trains."""
+        return max((t.epilogue for t in self.techniques), default=0)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results must know."""
+        return tuple(t.note for t in self.techniques if t.note)
+
+    @property
+    def pools(self) -> bool:
+        """True if one party holds everybody's examples."""
+        return any(t.pools for t in self.techniques)
+
+    @property
+    def branches(self) -> bool:
+        """True if clients of one architecture share their parameters with nobody else."""
+        return any(t.branches for t in self.techniques)
+
+    @property
+    def personal(self) -> bool:
+        """True if every client has a model of its own."""
+        return any(t.personal for t in self.techniques)
+
+    def at(self, door: str) -> Iterator[Technique]:
+        """The techniques that do something at this door, left to right."""
+        return (t for t in self.techniques if overrides(t, door))
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hex digits that identify the method on the wire."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+
+    def with_buffers(self, buffers: Buffers | None) -> Method:
+        """The same method under another buffer policy; None, and the policy that it has, change nothing."""
+        return (
+            self if buffers is None or buffers == self.buffers else replace(self, base=self.base.with_buffers(buffers))
+        )
+
+    def __str__(self) -> str:
+        shown = [str(t) for t in self.techniques]
+        if changed(self.base) or not shown:
+            shown.insert(0, str(self.base))
+        return " + ".join(shown)

@@ -1,0 +1,321 @@
+"""What a technique may see (ClientView, RoundView) and do (Hooks, Technique).
+
+A technique is a frozen dataclass without mutable state. What it remembers lives in three places and nowhere else:
+`state` on the server, `memory` on a client, and `slot`s that travel between them. That is why one Method object runs
+unchanged in this process, in worker processes and across a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.spec import Buffers as Buffers
+from fedstrata.core.spec import text_of
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.types import Examples
+
+
+class Times(NamedTuple):
+    """factor · tensors, as a correction: the product is taken while it is added, in one pass and in place.
+
+    The tensors share no memory with the gradients that they are added to.
+    """
+
+    factor: float
+    tensors: Tensors
+
+
+@dataclass(eq=False)
+class Batch:
+    """One local step as a hook sees it.
+
+    Args:
+        x: the model's inputs.
+        y: the labels.
+        params: the sub-model's parameters at this step, by name (differentiable where they train).
+        step: number of the step in this visit, from 0.
+        logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
+        gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
+        forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
+            parameters (or, for an `Into`, what goes into it), without the techniques' hooks and as the run would
+            evaluate it: no dropout, and norm layers use the running statistics that are given beside the parameters,
+            or else the current ones (under the policy `drop`, the batch's own). Nothing in the model moves.
+        again: True if this is a second look at the batch, asked for through `gradient`.
+    """
+
+    x: Tensor
+    y: Tensor
+    params: Tensors
+    step: int
+    logits: Tensor
+    gradient: Callable[[Tensors], Tensors]
+    forward: Callable[[Tensors, str], Tensor]
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a technique does during a visit: closures that die with it. What is None costs nothing.
+
+    What a technique sums up over the steps goes through `tally`, not through variables that the closures share: an
+    engine may train many clients at once, some of them for fewer steps than the others.
+
+    Args:
+        features: stage (or any module) name → function of the Batch (without logits yet) and of that module's output
+            (or, for an `Into`, its input), whose result takes its place. "" is the model itself: it comes before all
+            `output` hooks. Rows that somebody adds come after the batch's own.
+        output: Batch → logits, folded over the techniques from left to right.
+        loss: Batch → a scalar that is ADDED to the loss.
+        correct: (raw gradients, Batch) → what is ADDED to the gradients, for any of the names: tensors, or a factor
+            `Times` tensors that share no memory with the gradients, which is faster. It runs without autograd.
+            A term whose gradient is known in closed form belongs here and not into `loss`: it costs no backward pass,
+            and the raw gradients, which others sum up, stay those of the client's own loss.
+        scale: what MULTIPLIES the optimiser's step, for any of the names; shapes broadcast.
+        upload: delta → what is ADDED to the delta that travels, for any of the names.
+        tally: (what was summed up so far, {} at the first step; raw gradients; Batch) → the same, one step later. It
+            may hold gradients, but no views of them: corrections may be added to them in place.
+        finish: (delta, tally) → (slot that travels, new memory; None keeps the old one).
+        variant: anything that the amount of computation in these hooks depends on besides the batch, such as whether
+            there is something to sample from yet; costs are counted once for each.
+    """
+
+    features: Mapping[str, Callable[[Batch, Tensor], Tensor]] | None = None
+    output: Callable[[Batch], Tensor] | None = None
+    loss: Callable[[Batch], Tensor] | None = None
+    correct: Callable[[Tensors, Batch], Tensors | Times] | None = None
+    scale: Tensors | None = None
+    upload: Callable[[Tensors], Tensors] | None = None
+    tally: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
+    finish: Callable[[Tensors, Tensors], tuple[Tensors, Tensors | None]] | None = None
+    variant: Hashable = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientView:
+    """All that a technique may see on a client.
+
+    Args:
+        model: the client's model, already holding the assignment's parameters; not to be changed.
+        data: the client's examples.
+        assignment: what the server asked for.
+        strata: the model's strata, in order.
+        slot: what this technique's `send` sent.
+        memory: what this technique remembered on this client; empty at first.
+        rng: a random stream of this technique's own.
+        counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
+        statistics: a copy of the model's running statistics as they are when it is asked for: in `local` those that the
+            visit starts with, in `finish` those that it ends with. Empty under the policy `drop`.
+        outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
+            with the received model as the run would evaluate it.
+        observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
+            its place whenever the model comes by.
+    """
+
+    model: nn.Module
+    data: Examples
+    assignment: Assignment
+    strata: tuple[Stratum, ...]
+    slot: Tensors
+    memory: Tensors
+    rng: torch.Generator
+    counts: Callable[[], Tensor]
+    statistics: Callable[[], Tensors]
+    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
+    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
+
+    def remembered(self, names: Sequence[str]) -> Tensors:
+        """What this technique remembers under parameters' names; zeros where there is nothing yet."""
+        params, memory = self.assignment.params, self.memory
+        return {n: memory[n] if n in memory else torch.zeros_like(params[n]) for n in names}
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a method is about to run with: one of the models, and how it will train.
+
+    Args:
+        model: the module.
+        strata: its strata, in order.
+        work: of the first round.
+        sample: a small batch of inputs.
+        public: the server's unlabelled data, if it has any.
+        augment: True if training inputs are changed at random.
+        arch: the model's architecture; "" is the server's own.
+        buffers: the policy for running statistics.
+    """
+
+    model: nn.Module
+    strata: tuple[Stratum, ...]
+    work: Work
+    sample: Tensor
+    public: Examples | None
+    augment: bool = False
+    arch: str = ""
+    buffers: Buffers = "average"
+
+
+@dataclass(frozen=True, eq=False)
+class RoundView:
+    """All that a technique may see on the server when a round closes.
+
+    Args:
+        number: the round's number, from 0.
+        rounds: number of rounds of the run.
+        params: global parameters before this round's change.
+        buffers: running statistics after it.
+        strata: the server model's strata, in order.
+        updates: the accepted updates in client order; their deltas and buffers are kept only where a technique
+            `needs_deltas`, and their slots only where the technique does not `fold` them.
+        asked: what each of these updates answers, in the same order.
+        totals: what each technique's `fold` made of this round's slots.
+        weights: each accepted update's weight, in the same order.
+        population: number of clients in the federation.
+        owners: parameter name → how many of the population's sub-models hold it.
+        arrived: parameter name → how many of the accepted updates hold it; names that nobody sent are not in it.
+        model: (parameters, buffers, architecture) → a model with these, as the run would evaluate it.
+        like: a batch of no inputs, for their shape and type.
+        public: the server's unlabelled data, if it has any; its labels mean nothing.
+        seed: of this round's random streams on the server.
+    """
+
+    number: int
+    rounds: int
+    params: Tensors
+    buffers: Tensors
+    strata: tuple[Stratum, ...]
+    updates: tuple[Update, ...]
+    asked: tuple[Assignment, ...]
+    totals: Slots
+    weights: tuple[float, ...]
+    population: int
+    owners: Callable[[str], int]
+    arrived: Mapping[str, int]
+    model: Callable[[Tensors, Tensors, str], nn.Module]
+    like: Tensor
+    public: Examples | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One paper's idea. Subclass it as a frozen, keyword-only dataclass and override what the idea needs.
+
+    Class attributes:
+        name: as written in a method string.
+        defaults: settings of the mean that the paper assumes, such as `{"weight": "uniform"}`; FedAvg's own arguments
+            win over them.
+        refuses: technique name → why the two have no meaning together.
+        alone: why it has no meaning together with any other technique; empty if it has.
+        epilogue: rounds after the last one, in which everybody takes part and nobody trains.
+        pools: True if one party holds everybody's examples and takes everybody's steps.
+        branches: True if clients of one architecture share their parameters with nobody else.
+        personal: True if clients train what they do not send, and keep it: every client then has a model of its own,
+            and the run is judged by their mean.
+        note: what a reader of the results must know.
+        needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
+        vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
+            they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
+            `view.counts()` instead of reading `view.data`, do not average over a batch's rows, sum up over the steps
+            in `tally` alone, and do not read the assignment's round, client or seed. One that does nothing on clients
+            needs no promise.
+    """
+
+    name: ClassVar[str] = ""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    refuses: ClassVar[Mapping[str, str]] = {}
+    alone: ClassVar[str] = ""
+    epilogue: ClassVar[int] = 0
+    pools: ClassVar[bool] = False
+    branches: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
+    note: ClassVar[str] = ""
+    needs_deltas: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = False
+
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """Server, once: the state to begin with; `setting` is that of the server's own model."""
+        return {}
+
+    def check(self, setting: Setting) -> None:
+        """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        """Server, for every assignment: narrow what `trains`, `travels`, `reports` and `moves`, or change
+        the `work`.
+
+        `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
+        may lack some, and names that it lacks do no harm.
+
+        What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit.
+
+        The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
+        """
+        return assignment
+
+    def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        """Server, for every assignment: tensors that travel down with it."""
+        return {}
+
+    def local(self, view: ClientView) -> Hooks:
+        """Client, before training: what to do during the visit."""
+        return Hooks()
+
+    def gather(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
+        """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
+        return updates
+
+    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
+        return None
+
+    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        """Before a client's memory is used again: why it cannot be what this technique's `finish` gave, or None.
+
+        A file may have been edited. `params` and `buffers` are the tensors of the client's model; what is remembered
+        under one of their names has its shape and type. `strange` compares names.
+        """
+        return None
+
+    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """Server, for every accepted update in client order: add its slot, or its delta, to the total, {} at first.
+
+        Both are let go at once, so that a round never holds those of all its clients; `apply` finds the total.
+        """
+        return total
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Server, after the mean: (delta to apply, new state)."""
+        return delta, state
+
+    def __str__(self) -> str:
+        return text_of(self.name, changed(self))
+
+
+def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
+    """What is wrong with the names in a memory, if they must be known ones and all the needed ones; else None."""
+    names = set(known)
+    unknown = next((n for n in memory if n not in names), None)
+    if unknown is not None:
+        return f"nothing is remembered as '{unknown}'"
+    missing = next((n for n in needed if n not in memory), None)
+    return None if missing is None else f"'{missing}' is missing"
+
+
+def changed(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
+
+
+def overrides(technique: Technique, door: str) -> bool:
+    """True if the technique does something at this door; one that does nothing is never called there."""
+    return getattr(type(technique), door) is not getattr(Technique, door)

@@ -1,0 +1,209 @@
+"""What travels between server and clients, and what everything is told in: assignments, updates, strata, examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+
+from fedstrata.core.spec import Buffers as Buffers
+from fedstrata.core.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+def altered(value: T, **fields: Any) -> T:
+    """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    new.__dict__.update(fields)
+    return new
+
+
+Slots = dict[str, Tensors]
+"""Technique name → its own tensors."""
+
+
+class Into(str):
+    """The place where a module's input is, instead of its output: `Into("head")` is what goes into the head.
+
+    It is not equal to the module's name, so that a dict can hold both places.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Into) and str(self) == str(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((Into, str(self)))
+
+    def __repr__(self) -> str:
+        return f"Into({str(self)!r})"
+
+
+Weight = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a client trains in one round.
+
+    Args:
+        epochs: passes over the client's data; ignored where `steps` is given.
+        steps: number of optimiser steps, over as many passes as they need.
+        batch_size: examples per step.
+        optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
+        lr: this round's learning rate.
+        clip: largest norm of the whole gradient, None for no clipping.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    clip: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What the server asks of one client in one round.
+
+    Args:
+        round: number of the round, from 0.
+        client: number of the client.
+        arch: which sub-model the client holds ("" is the server's own model).
+        params: the sub-model's parameters, by name.
+        buffers: running statistics sent along; empty unless the policy is `average`.
+        trains: names of the parameters that train; all others are frozen.
+        travels: names whose change is sent back.
+        fresh: names of the parameters and running statistics that the client does not hold yet: what really travels
+            down. None means all.
+        reports: names of the running statistics that travel back; None means all of the sub-model's.
+        moves: names of the running statistics that move; all others stay as they are, and their norm layers run as in
+            evaluation. None means all.
+        reuse: True if what the model computes below everything that trains may be computed once for the whole visit.
+        slots: what techniques send along.
+        work: how to train.
+        seed: of this visit's random streams.
+        method: digest of the method that the server runs.
+        rounds: number of rounds of the run.
+        run_seed: of the run, the same in every assignment.
+    """
+
+    round: int
+    client: int
+    arch: str
+    params: Tensors
+    buffers: Tensors
+    trains: tuple[str, ...]
+    travels: tuple[str, ...]
+    work: Work
+    seed: int
+    method: str
+    slots: Slots = field(default_factory=dict)
+    fresh: tuple[str, ...] | None = None
+    reports: tuple[str, ...] | None = None
+    moves: tuple[str, ...] | None = None
+    reuse: bool = False
+    rounds: int = 1
+    run_seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client returns: the change of what travels, its buffers' values, and what techniques send up.
+
+    Args:
+        round: number of the round that the update answers.
+        client: number of the client.
+        method: digest of the method that the client ran.
+        examples: number of the client's examples.
+        steps: optimiser steps taken.
+        delta: w_k − w for every name in the assignment's `travels`.
+        buffers: values of running statistics, never differences; empty under the policy `drop`.
+        slots: what techniques send up.
+        metrics: plain numbers, such as `train_loss` and `flops`.
+        finite: True if this process has already seen that all numbers in it are finite; never travels.
+    """
+
+    round: int
+    client: int
+    method: str
+    examples: int
+    steps: int
+    delta: Tensors
+    buffers: Tensors = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    finite: bool = False
+
+
+@dataclass(frozen=True)
+class Absence:
+    """What an engine has instead of an update: why nothing that can be used came from a client."""
+
+    client: int
+    why: str
+
+
+Visit = tuple[Update | Absence, Slots]
+"""What comes of an assignment, and what its client will remember if it is accepted."""
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """One weight layer with the norm layers that run after it.
+
+    Attributes:
+        name: the weight layer's module name, such as `layer1.0.conv1`; empty where the model itself is the
+            layer.
+        stage: the first part of the name, such as `layer1`.
+        params: parameter names as in `model.named_parameters()`; the weight layer's own first, then those
+            that joined.
+        buffers: buffer names as in `model.named_buffers()`, in the same order.
+        idle: True if no gradient of the outputs reaches it, because it never runs, its results are not used or it is
+            detached; found by running the model, so never without a sample.
+        classifies: True for the classifier; without a sample, for the last layer that tracing finds.
+    """
+
+    name: str
+    stage: str
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    idle: bool = field(default=False, compare=False)
+    classifies: bool = field(default=False, compare=False)
+
+
+Augment = Callable[["Tensor"], "Tensor"]
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Labelled examples that can be read in batches."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """The model's inputs and the labels of the examples at `index`."""
+        ...
+
+    def labels(self) -> Tensor:
+        """All labels, in order."""
+        ...
+
+
+class Reducer(Protocol):
+    """Makes one (delta, buffers) of one delta, one dict of buffers and one weight per client, in client order."""
+
+    by_name: ClassVar[bool]
+    """True if it looks at every name by itself; others choose among whole clients."""
+
+    def __call__(
+        self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
+    ) -> tuple[Tensors, Tensors]: ...

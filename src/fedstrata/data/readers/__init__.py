@@ -1,0 +1,1 @@
+"""Readers of upstream's files: one format, one file."""

@@ -1,0 +1,228 @@
+"""Where the tensors of tasks lie: in sections of memory, that of one process or one that processes share.
+
+Shared memory has no name, no limit such as that of /dev/shm, and leaves nothing behind when a process dies. It is one
+file in memory, mapped section by section as far as it is needed. Sections lie far apart and are empty until they are
+written, so each can grow on its own.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.core.tensors import Tensors, whole_lines
+from fedstrata.errors import UsageError
+
+SPACING = 1 << 36
+"""Room of one section, in bytes; only what is written takes memory."""
+
+Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
+round differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
+Layout = tuple[Block, ...]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Place = tuple[int, Layout]
+"""(section, where tensors lie in it)."""
+
+
+def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
+    """Where tensors will lie from `begin` on, and where they will end."""
+    blocks: list[Block] = []
+    for dtype, items in groupby(tensors.items(), key=lambda item: item[1].dtype):
+        rows = [(name, tuple(t.shape), whole_lines(t.numel(), dtype)) for name, t in items]
+        names, shapes, sizes = zip(*rows, strict=True)
+        blocks.append((dtype, begin, names, shapes, sizes))
+        begin += sum(sizes) * dtype.itemsize
+    return tuple(blocks), begin
+
+
+def end_of(layout: Layout) -> int:
+    """Where the last tensor of a layout ends."""
+    dtype, offset, _, _, sizes = layout[-1]
+    return offset + sum(sizes) * dtype.itemsize
+
+
+class Memory:
+    """Sections of memory that tensors lie in."""
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        """So many numbers of a section, in place."""
+        raise NotImplementedError
+
+    def read(self, section: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a section, in place."""
+        tensors: Tensors = {}
+        for dtype, offset, names, shapes, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            parts: Sequence[Tensor] = region.split_with_sizes(sizes)
+            for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
+                count = math.prod(shape)
+                tensors[name] = (part if count == size else part[:count]).view(shape)
+        return tensors
+
+    @torch.no_grad()
+    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
+        """Copy tensors into a section: (where they lie, where they end)."""
+        layout, end = plan(tensors, begin)
+        for dtype, offset, names, _, sizes in layout:
+            region = self._region(section, dtype, offset, sum(sizes))
+            parts = []
+            for name, size in zip(names, sizes, strict=True):
+                flat = tensors[name].reshape(-1)
+                parts.append(flat)
+                if len(flat) < size:
+                    parts.append(flat.new_zeros(size - len(flat)))
+            torch.cat(parts, out=region)
+        return layout, end
+
+
+class SharedMemory(Memory):
+    """Sections of memory that every process with this object sees."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("fedstrata", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self._file)
+
+    def __setstate__(self, handle: Any) -> None:
+        self._file = handle.detach()
+        self._maps = {}
+
+    def _map(self, section: int, size: int) -> mmap.mmap:
+        """A section, mapped at least as far as `size`. Views of a shorter mapping stay good: the memory is the same."""
+        mapped = self._maps.get(section)
+        if mapped is None or len(mapped) < size:
+            length = max(1 << 20, 1 << (size - 1).bit_length())
+            begin = section * SPACING
+            if os.fstat(self._file).st_size < begin + length:
+                try:
+                    os.pwrite(self._file, b"\0", begin + length - 1)  # setting a length could cut off another's section
+                except OSError as error:
+                    raise UsageError(
+                        f"worker processes cannot share memory here ({error.strerror}): use workers = 1"
+                    ) from None
+            mapped = self._maps[section] = mmap.mmap(self._file, length, offset=begin)
+        return mapped
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        memory = self._map(section, offset + count * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+
+    def close(self) -> None:
+        """Let go of the file; the memory is freed when no view of it is left."""
+        self._maps.clear()
+        os.close(self._file)
+
+
+class OwnMemory(Memory):
+    """Sections of memory of this process alone, for bytes that go to another one or come from there."""
+
+    def __init__(self) -> None:
+        self._sections: dict[int, Tensor] = {}
+        self._ends: dict[int, int] = {}
+
+    def read(self, section: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a section, in place; views of one that grows between them would be left behind."""
+        if layout:
+            self._grown(section, end_of(layout))
+        return super().read(section, layout)
+
+    def _grown(self, section: int, end: int) -> Tensor:
+        """A section, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""
+        memory = self._sections.get(section)
+        if memory is None or len(memory) < end:
+            grown = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
+            if memory is not None:
+                grown[: len(memory)] = memory
+            memory = self._sections[section] = grown
+        self._ends[section] = max(end, self._ends.get(section, 0))
+        return memory
+
+    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        end = offset + count * dtype.itemsize
+        return self._grown(section, end)[offset:end].view(dtype)
+
+    def fill(self, section: int, data: Bytes) -> None:
+        """Make a section of a copy of these bytes, which may be in memory that must not be written to."""
+        memory = self._sections[section] = torch.empty(len(data), dtype=torch.uint8)
+        memory.numpy()[:] = data
+        self._ends[section] = len(data)
+
+    def bytes(self, section: int) -> Bytes:
+        """The bytes of a section as far as it was used, in place."""
+        found: Bytes = self._region(section, torch.uint8, 0, self._ends.get(section, 0)).numpy()
+        return found
+
+    def clear(self, section: int) -> None:
+        """Use a section from its beginning again."""
+        self._ends.pop(section, None)
+
+    def drop(self, section: int) -> None:
+        """Forget a section; its memory is freed when no view of it is left."""
+        self._sections.pop(section, None)
+        self.clear(section)
+
+
+Key = tuple[tuple[str, int], ...]
+
+
+class Shelf:
+    """Tensors of the server, put into a section once, and read there by all workers.
+
+    What was not used in a round is taken off the shelf at the next, and its place is given to tensors of the same size:
+    what the server sends has the same sizes in every round.
+    """
+
+    def __init__(self, memory: Memory, section: int) -> None:
+        self._memory, self._section = memory, section
+        self._placed: dict[Key, tuple[list[Tensor], Place]] = {}
+        self._used: set[Key] = set()
+        self._free: dict[int, list[int]] = {}
+        self._end = 0
+
+    def sweep(self) -> None:
+        """Take off what nobody asked for since the last sweep."""
+        for key in self._placed.keys() - self._used:
+            self._take_off(self._placed.pop(key)[1])
+        self._used.clear()
+
+    def put(self, tensors: Mapping[str, Tensor]) -> Place:
+        """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
+        if not tensors:
+            return self._section, ()
+        key = tuple((name, id(tensor)) for name, tensor in tensors.items())
+        self._used.add(key)
+        placed = self._placed.get(key)
+        if placed is None:  # holding them keeps their ids theirs
+            placed = self._placed[key] = (list(tensors.values()), self._lay_down(tensors))
+        return placed[1]
+
+    def _lay_down(self, tensors: Mapping[str, Tensor]) -> Place:
+        size = plan(tensors, 0)[1]
+        free = self._free.get(size)
+        offset = free.pop() if free else self._end
+        self._end = max(self._end, offset + size)
+        return self._section, self._memory.write(self._section, tensors, offset)[0]
+
+    def _take_off(self, place: Place) -> None:
+        _, layout = place
+        begin = layout[0][1]
+        self._free.setdefault(end_of(layout) - begin, []).append(begin)

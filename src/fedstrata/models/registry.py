@@ -1,0 +1,123 @@
+"""The zoo: every model by its name, such as `resnet8(width=16)`.
+
+Every model is an `nn.Sequential` with named children, its *stages*, so that it can be tapped after any stage
+and run from there (`strata.tap`, `strata.run_from`). The last stage, `head`, is the linear classifier alone:
+the features that leave the stage before it are the penultimate ones. To add a model, write a builder and give
+it a row in `MODELS`; what a user may set are its keyword-only parameters, and its help is the first line of
+its docstring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Literal
+
+from fedstrata.core import spec
+from fedstrata.core.lazy import nn, torch
+from fedstrata.errors import UsageError
+from fedstrata.models.zoo.convnets import cnn2, cnn4, cnn8, vgg9
+from fedstrata.models.zoo.parts import named, positive, tokens
+from fedstrata.models.zoo.resnets import RESNETS
+from fedstrata.models.zoo.vits import swin, vit
+
+Activation = Literal["relu", "tanh", "gelu"]
+
+_ACTIVATIONS: dict[Activation, str] = {"relu": "ReLU", "tanh": "Tanh", "gelu": "GELU"}
+
+
+def mlp(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    activation: Activation = "relu",
+) -> nn.Sequential:
+    """A multi-layer perceptron on the flattened input, one dense layer for each number in `hidden`.
+
+    Stages: `flatten`, `fc1`, `fc2`, …, `head`. Any input shape.
+    """
+    positive("mlp", input_shape=input_shape, classes=classes, hidden=hidden)
+    sizes = (math.prod(input_shape), *hidden)
+    dense: list[tuple[str, nn.Module]] = [
+        (f"fc{index}", named(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, _ACTIVATIONS[activation])())))
+        for index, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
+    ]
+    return named(("flatten", nn.Flatten()), *dense, ("head", nn.Linear(sizes[-1], classes)))
+
+
+def logreg(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """Multinomial logistic regression on the flattened input.
+
+    Stages: `flatten`, `head`. Any input shape.
+    """
+    positive("logreg", input_shape=input_shape, classes=classes)
+    return named(("flatten", nn.Flatten()), ("head", nn.Linear(math.prod(input_shape), classes)))
+
+
+def chargru(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    vocab: int | None = None,
+    embedding: int = 8,
+    hidden: int = 256,
+    layers: int = 2,
+) -> nn.Sequential:
+    """A recurrent network (GRU) that predicts the next character from a sequence of character numbers.
+
+    Inputs are whole numbers below `vocab` (by default, as many as there are classes), of shape (batch,
+    length). Stages: `embed`, `gru1`, `gru2`, … (one GRU layer each, so that each is a stratum), `pool` (the
+    last step), `head`.
+    """
+    tokens("chargru", input_shape, classes)
+    vocab = classes if vocab is None else vocab
+    positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
+    from fedstrata.models.zoo.layers import First, Step
+
+    recurrent: list[tuple[str, nn.Module]] = [
+        (f"gru{index + 1}", First(nn.GRU(hidden if index else embedding, hidden, batch_first=True)))
+        for index in range(layers)
+    ]
+    return named(
+        ("embed", nn.Embedding(vocab, embedding)),
+        *recurrent,
+        ("pool", Step(-1)),
+        ("head", nn.Linear(hidden, classes)),
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Sequential]] = {
+    "logreg": logreg,
+    "mlp": mlp,
+    "cnn2": cnn2,
+    "cnn4": cnn4,
+    "cnn8": cnn8,
+    "vgg9": vgg9,
+    **RESNETS,
+    "vit": vit,
+    "swin": swin,
+    "chargru": chargru,
+}
+
+
+def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int | None = None) -> nn.Sequential:
+    """The model of that name, with new weights.
+
+    Args:
+        name: a name from `MODELS`, with arguments if wanted: `resnet8(width=16)`.
+        input_shape: the shape of one example, without the batch: (channels, height, width) or (length,).
+        classes: how many logits the model gives.
+        seed: where given, it alone decides the weights, and torch's random state is left as it was.
+    """
+    builder, kwargs = spec.bind("model", MODELS, name)
+    shape = tuple(input_shape)
+    if not shape or not all(isinstance(size, int) for size in shape):
+        raise UsageError(f"model '{name}': the shape of an example must be whole numbers, not {input_shape!r}")
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)  # weights are made on the CPU: leave the other devices' states
+        model: nn.Sequential = builder(shape, classes, **kwargs)
+    return model

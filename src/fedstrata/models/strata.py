@@ -1,0 +1,335 @@
+"""Strata: the ordered layer groups of any PyTorch model, and the stages of a sequential one.
+
+A *stratum* is one weight layer with the norm layers that run after it: the unit that the whole library plans,
+trains, sends, aggregates and measures in. Every parameter and every buffer of a model lies in exactly one
+stratum.
+
+**What opens a stratum.** A *weight layer*: a convolution, linear map, embedding, recurrent layer or
+`nn.MultiheadAttention` (taken whole, with all that it holds), and any other module that owns a parameter with
+two or more axes while the modules inside it own none. Everything else *joins* one:
+
+- norm layers, and other modules whose own parameters are all vectors or scalars (RMS norms, layer scales,
+  PReLU) or that own nothing but buffers, join the weight layer that ran before them; those that run before
+  any weight layer join the first one;
+- what a container owns directly (a class token, a position embedding, a bare `nn.Parameter`, a
+  `ParameterList`) joins the first weight layer inside that container, or, where there is none, goes where the
+  first norm layer inside goes;
+- a tied parameter belongs to the first stratum that uses it, under the name that `named_parameters()` gives
+  it; a layer left with no parameter of its own opens nothing.
+
+**Order** is the order of the first execution in evaluation. Then come layers that run in training only, and last
+those that never run, as strata of their own, in the order of registration. "Run" means that the module is
+called: a layer whose weight is only read by another module's forward is placed as if it never ran.
+
+**Idle** strata are those that no gradient of the outputs reaches, neither in evaluation nor in training: layers
+that never run, whose results are not used, or that are detached (`.detach()`, `torch.no_grad()`), though the
+outputs may well depend on these. They hold parameters like all others, which travel and are averaged; schedules
+leave them out. Their running statistics may still change.
+
+**The classifier** is the weight layer that is called last in evaluation, among those that a gradient of the outputs
+reaches, if all gradients come through that call, and if it is the same layer for all inputs that were tried. An
+auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the outputs.
+Where outputs are put together from several layers or calls, or a layer's weight is only read, no classifier is
+found, and whoever needs one asks for a module by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.types import Stratum
+from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.models.passes import Pass, passed, untouched
+from fedstrata.models.stages import composes, stage_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx
+
+
+SHOWN = 5
+"""Idle layers that a note names."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A module that is placed whole, with its tensors and those it takes over from containers around it."""
+
+    module: nn.Module
+    name: str
+    opens: bool
+    params: list[Tensor]
+    buffers: list[Tensor]
+
+
+def check_patterns(refusal: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse name patterns of which one names nothing: `refusal`, the pattern, and the nearest name."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"{refusal} '{pattern}'{did_you_mean(pattern, names)}")
+
+
+def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...]:
+    """The model's layer groups in execution order; see the module's docstring for what belongs where.
+
+    The order is found without changing the model (flags, buffers and random state are as before):
+
+    1. with `sample`, a batch that the model accepts, by running the model in evaluation and in training mode;
+    2. without, by symbolic tracing, stage by stage in an `nn.Sequential`;
+    3. where tracing fails (say, control flow that depends on data), in the order of registration.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    if not names:
+        raise UsageError(f"a model needs at least one parameter; this {type(model).__name__} has none")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
+    names |= {id(b): name for name, b in model.named_buffers()}
+
+    shown = _read(model, frozenset(names)) if sample is None else _tried(model, sample)
+    units = {id(unit.module): unit for unit in _units(model)}
+    parts = [[units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units] for called in shown.called]
+    parts = [*parts, list(units.values())]
+    ordered = _take_over(model, [unit for part in parts for unit in part])
+    found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
+    used = {names[key] for key in shown.reached}
+    last = _classifier(model, parts[0], shown.evaluated)
+    return tuple(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
+
+
+def classifier(strata: Sequence[Stratum]) -> Stratum | None:
+    """The classifier among a model's strata; None if no single last layer was found."""
+    return next((stratum for stratum in strata if stratum.classifies), None)
+
+
+def used_by_any(whole: Sequence[Stratum], *models: Sequence[Stratum]) -> tuple[Stratum, ...]:
+    """The strata of a whole model, of which those that one of its sub-models uses are not idle."""
+    used = {name for strata in models for stratum in strata if not stratum.idle for name in stratum.params}
+    return tuple(replace(s, idle=s.idle and used.isdisjoint(s.params)) for s in whole)
+
+
+def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
+    """What a reader of results must know of idle strata, if there are any."""
+    idle = [stratum.name for stratum in strata if stratum.idle]
+    if not idle:
+        return ()
+    names = ", ".join(idle[:SHOWN]) + (f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else "")
+    why = "because they never run, their results are not used or they are detached"
+    return (f"idle layers, which no gradient of the outputs reaches, {why}: {names}; their parameters are not trained",)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """What passes have shown.
+
+    Args:
+        called: the modules called in evaluation, and those in training.
+        reached: the parameters, by identity, that a gradient of the outputs reaches in one of these modes.
+        evaluated: the passes in evaluation, one by one, each with its inputs if there were any.
+    """
+
+    called: tuple[Sequence[nn.Module], Sequence[nn.Module]]
+    reached: frozenset[int]
+    evaluated: Sequence[tuple[Pass, Tensor | None]]
+
+
+def _read(model: nn.Module, everything: frozenset[int]) -> _Shown:
+    """What can be told without running a model, in which everything then counts as used."""
+    called = tuple(_traced(model))
+    return _Shown((called, ()), everything, [(Pass(called, everything), None)])
+
+
+def _tried(model: nn.Module, sample: Tensor) -> _Shown:
+    """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
+    own = frozenset(map(id, model.parameters()))
+    called: tuple[list[nn.Module], list[nn.Module]] = [], []
+    reached: frozenset[int] = frozenset()
+    evaluated: list[tuple[Pass, Tensor | None]] = []
+    few = sample[:2]
+    for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
+        for mode, training in enumerate((False, True)):
+            try:
+                seen = passed(model, rows, training)
+            except UsageError:
+                if rows is few and not training:
+                    raise
+                continue  # it may be unable to train on so few
+            called[mode].extend(seen.called)
+            reached |= own & _used(seen)
+            if not training:
+                evaluated.append((seen, rows))
+        if reached == own:
+            break
+    return _Shown(called, reached, evaluated)
+
+
+def _used(seen: Pass) -> frozenset[int]:
+    """The parameters, by identity, that a pass reached; those of all modules that it called where it cannot tell."""
+    if seen.reached is not None:
+        return seen.reached
+    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=one_call(module)))
+
+
+def _classifier(
+    model: nn.Module, units: Sequence[_Unit], evaluated: Sequence[tuple[Pass, Tensor | None]]
+) -> str | None:
+    """The name of the unit that is the last one in every pass: which of the others run may hang on the input."""
+    opening = {id(unit.module): unit for unit in units if unit.opens}
+    last = _last(model, opening, *evaluated[0])
+    return last if all(_last(model, opening, *one) == last for one in evaluated[1:]) else None
+
+
+def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
+    """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
+    used = _used(seen)
+    weights = (m for m in reversed(seen.called) if id(m) in opening)
+    last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
+    if last is None:
+        return None
+    call = last, seen.called.count(last)
+    beside = frozenset() if rows is None else passed(model, rows, without=call).reached or frozenset()
+    # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
+    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name
+
+
+def _group(units: Sequence[_Unit], begins: Collection[int], names: dict[int, str]) -> tuple[Stratum, ...]:
+    """Units in order as strata; where a part of them begins, its first one opens a stratum, whatever it is.
+
+    `names`: all tensors' names, by identity.
+    """
+    groups: list[tuple[str, list[str], list[str]]] = []
+    waiting: tuple[list[str], list[str]] = ([], [])  # what comes before the first weight layer
+    anew = False
+    free = dict(names)
+    for index, unit in enumerate(units):
+        params = [free.pop(id(p)) for p in unit.params if id(p) in free]
+        buffers = [free.pop(id(b)) for b in unit.buffers if id(b) in free]
+        anew = anew or index in begins
+        if params and (unit.opens or anew):
+            anew = False
+            groups.append((unit.name, params + waiting[0], buffers + waiting[1]))
+            waiting = ([], [])
+        else:
+            target = groups[-1][1:] if groups else waiting
+            target[0].extend(params)
+            target[1].extend(buffers)
+    if waiting[0] or waiting[1]:  # not one weight layer: the norm layers are all there is
+        groups.append((units[0].name, *waiting))
+    return tuple(
+        Stratum(name=name, stage=stage_of(name), params=tuple(params), buffers=tuple(buffers))
+        for name, params, buffers in groups
+    )
+
+
+# Units ------------------------------------------------------------------------------------------------------
+
+
+def _is_weight(module: nn.Module) -> bool:
+    """Whether a module is one of torch's weight layers."""
+    dense = nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag | nn.MultiheadAttention
+    return isinstance(module, nn.modules.conv._ConvNd | nn.RNNBase | nn.RNNCellBase | dense)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's norm layers."""
+    return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    return isinstance(module, nn.ParameterList | nn.ParameterDict)
+
+
+def _owned(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a module owns directly, including those in its parameter lists and dicts."""
+    bare = [p for child in module.children() if _is_bare(child) for p in _owned(child)]
+    return [*module.parameters(recurse=False), *bare]
+
+
+def _inner(module: nn.Module) -> list[nn.Module]:
+    """The modules inside a module, except parameter lists and dicts."""
+    return [m for m in module.modules() if m is not module and not _is_bare(m)]
+
+
+def _opens(module: nn.Module) -> bool | None:
+    """True for a weight layer, False for what joins one, None for a container or what holds nothing."""
+    if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
+        return None
+    if _is_weight(module):
+        return True
+    if is_norm(module):
+        return False
+    if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
+        return None
+    if _owned(module):
+        return any(p.ndim >= 2 for p in _owned(module))
+    return False if any(True for _ in module.buffers(recurse=False)) else None
+
+
+def _units(model: nn.Module) -> list[_Unit]:
+    """The modules that are placed whole, in the order of registration, each with the tensors inside it."""
+    units: list[_Unit] = []
+    covered: set[int] = set()
+    for name, module in model.named_modules():
+        opens = None if id(module) in covered or _is_bare(module) else _opens(module)
+        if opens is not None:
+            covered.update(map(id, module.modules()))
+            units.append(_Unit(module, name, opens, list(module.parameters()), list(module.buffers())))
+    return units
+
+
+def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
+    """Give what containers own directly to the first weight layer inside them, else to the first unit."""
+    placed = {id(m) for unit in units for m in unit.module.modules()}
+    containers = [m for m in model.modules() if id(m) not in placed and not _is_bare(m)]
+    for container in reversed(containers):  # inner containers first: nearer things stand nearer
+        params, buffers = _owned(container), list(container.buffers(recurse=False))
+        if params or buffers:
+            inside = {id(m) for m in container.modules()}
+            candidates = [unit for unit in units if id(unit.module) in inside] or units
+            home = next((unit for unit in candidates if unit.opens), candidates[0])
+            home.params.extend(params)
+            home.buffers.extend(buffers)
+    return list(units)
+
+
+# Execution order --------------------------------------------------------------------------------------------
+
+
+def one_call(module: nn.Module) -> bool:
+    """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
+    return _opens(module) is not None or not any(True for _ in module.children())
+
+
+def _tracer() -> fx.Tracer:
+    """One that looks into containers only."""
+    from torch import fx
+
+    class UnitTracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return one_call(m)
+
+    return UnitTracer()
+
+
+def _traced(model: nn.Module) -> list[nn.Module]:
+    """The modules in the order of their calls where tracing can tell, else in the order of registration."""
+    if one_call(model):
+        return [model]
+    if composes(model):
+        return [called for child in model.children() for called in _traced(child)]
+    try:
+        optional = {
+            p.name: p.default
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.default is not inspect.Parameter.empty
+        }
+        with untouched(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
+            graph = _tracer().trace(model, concrete_args=optional)
+    except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way
+        return list(model.modules())
+    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]

@@ -1,0 +1,80 @@
+"""Clients of different architecture, as a run names them: `resnet10; resnet14*2; resnet18`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from fedstrata.core.spec import bind
+from fedstrata.errors import UsageError
+from fedstrata.models.registry import MODELS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def shares(text: str) -> dict[str, float]:
+    """Architecture → its share of the clients, from names with a semicolon between; `name*2` counts twice.
+
+    Raises:
+        UsageError: for an unknown name, a wrong argument, a weight that is none, or a name that stands twice.
+    """
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        end = part.rfind(")") + 1
+        name, star, weight = part[end:].partition("*")
+        name = f"{part[:end]}{name}".strip()
+        bind("model", MODELS, name)
+        if name in weights:
+            raise UsageError(f"archs names '{name}' twice; write {name}*2 for twice as many clients")
+        weights[name] = _weight(weight, part) if star else 1.0
+    if not math.isfinite(sum(weights.values())):
+        raise UsageError("archs: the weights are too large to add up")
+    if not weights:
+        raise UsageError("archs names no model; write it like resnet10; resnet14; resnet18*2")
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+
+
+def _weight(text: str, part: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise UsageError(f"archs: in '{part}' the weight must be a number above 0, not '{text.strip()}'")
+    return weight
+
+
+def groups(share: Mapping[str, float], clients: int) -> Callable[[int], str]:
+    """Client → its architecture: one group after the other, each as large as its share.
+
+    Raises:
+        UsageError: if an architecture is left without any client.
+    """
+    names, ends = list(share), list(accumulate(share.values()))
+    chosen = [names[min(bisect_right(ends, (client + 0.5) / clients), len(names) - 1)] for client in range(clients)]
+    for name in names:
+        if name not in chosen:
+            raise UsageError(f"archs: with {clients} clients none has '{name}'; take more clients or leave it out")
+    return chosen.__getitem__
+
+
+def deepest(models: Mapping[str, nn.Module]) -> str:
+    """The one that holds all others.
+
+    Raises:
+        UsageError: if there is none, with the first layer that does not fit.
+    """
+    largest = max(models, key=lambda name: sum(p.numel() for p in models[name].parameters()))
+    whole = {name: p.shape for name, p in models[largest].named_parameters()}
+    for arch, model in models.items():
+        for name, p in model.named_parameters():
+            if name not in whole:
+                raise UsageError(f"archs do not nest: '{arch}' has '{name}', which '{largest}' lacks")
+            if p.shape != whole[name]:
+                shapes = f"{list(p.shape)} in '{arch}' and {list(whole[name])} in '{largest}'"
+                raise UsageError(f"archs do not nest: '{name}' is {shapes}")
+    return largest

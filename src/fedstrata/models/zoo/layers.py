@@ -1,0 +1,155 @@
+"""Layers that the models have and torch has not.
+
+They are apart from the models' builders because a class needs its base when it is read, and names of models do without
+torch (`fedstrata.core.lazy`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedstrata.models.zoo.parts import Norm, named
+
+
+class First(nn.Module):
+    """The first of what a module returns, where that may be a tuple."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whatever shape the layer gives."""
+        out = self.layer(x)
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        return first
+
+
+class Step(nn.Module):
+    """One step of a sequence: (batch, length, features) → (batch, features)."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features at `index`."""
+        return x[:, self.index]
+
+
+class Tokens(nn.Module):
+    """A layer of Swin blocks on a fixed grid of patches: (batch, patches, features) → the same, or merged."""
+
+    def __init__(self, layer: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.grid = grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the blocks; the library's layer returns the features first, then things nobody needs here."""
+        out = self.layer(x, self.grid)
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        return first
+
+
+class Mean(nn.Module):
+    """The mean over the patches: (batch, patches, features) → (batch, features)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+def norm_layer(kind: Norm, channels: int) -> nn.Module:
+    """The norm layer of that kind, or nothing."""
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        # Fewer than four channels a group would leave nothing to normalise over once the image is down to one
+        # pixel.
+        groups = max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
+        return nn.GroupNorm(groups, channels)
+    return nn.Identity()
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm) -> nn.Conv2d:
+    """A padded convolution; it has a bias only where no norm layer follows."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm == "none")
+
+
+class Block(nn.Module):
+    """relu(body(x) + shortcut(x)), or relu(body(x)) without the residual link."""
+
+    expansion: int
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.shortcut: nn.Module | None = None
+
+    def link(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        """Add the residual link: the identity, or a 1×1 convolution where the shape changes."""
+        if stride == 1 and inputs == outputs:
+            self.shortcut = nn.Identity()
+        else:
+            self.shortcut = named(("conv", conv(inputs, outputs, 1, stride, norm)), ("norm", norm_layer(norm, outputs)))
+
+    def body(self, x: Tensor) -> Tensor:
+        """The block's convolutions, up to the last norm layer."""
+        raise NotImplementedError
+
+    def last(self) -> nn.Conv2d:
+        """The convolution whose output meets the residual link."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, height, width) → (batch, outputs, height/stride, width/stride), rounded up."""
+        out = self.body(x)
+        if self.shortcut is not None:
+            out = out + self.shortcut(x)
+        return out.relu()
+
+
+class BasicBlock(Block):
+    """Two 3×3 convolutions."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__(inputs, width, stride, norm)
+        self.conv1 = conv(inputs, width, 3, stride, norm)
+        self.norm1 = norm_layer(norm, width)
+        self.conv2 = conv(width, width, 3, 1, norm)
+        self.norm2 = norm_layer(norm, width)
+
+    def body(self, x: Tensor) -> Tensor:
+        """conv1, norm1, ReLU, conv2, norm2."""
+        out: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        return out
+
+    def last(self) -> nn.Conv2d:
+        """conv2."""
+        return self.conv2
+
+
+class Bottleneck(Block):
+    """1×1, 3×3 and 1×1 convolutions, the last four times as wide; the 3×3 one has the stride."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__(inputs, width, stride, norm)
+        self.conv1 = conv(inputs, width, 1, 1, norm)
+        self.norm1 = norm_layer(norm, width)
+        self.conv2 = conv(width, width, 3, stride, norm)
+        self.norm2 = norm_layer(norm, width)
+        self.conv3 = conv(width, width * self.expansion, 1, 1, norm)
+        self.norm3 = norm_layer(norm, width * self.expansion)
+
+    def body(self, x: Tensor) -> Tensor:
+        """conv1, norm1, ReLU, conv2, norm2, ReLU, conv3, norm3."""
+        out = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())).relu()
+        final: Tensor = self.norm3(self.conv3(out))
+        return final
+
+    def last(self) -> nn.Conv2d:
+        """conv3."""
+        return self.conv3

@@ -1,0 +1,95 @@
+"""All that a probe may see of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fedstrata.core.lazy import nn
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Examples, Stratum, Work
+from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.client.context import Workshop
+    from fedstrata.server.state import Architecture, ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A client's part in a round: its architecture, the change of what it sent, and its running statistics."""
+
+    client: int
+    arch: str
+    delta: Tensors
+    buffers: Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """All that a probe may see of a round; nothing of it may be changed.
+
+    Args:
+        before: the server's state that the round began with.
+        after: the one that it ended with.
+        visits: those of the observed clients whose updates were used.
+        last: True for the run's last round.
+        work: how clients trained.
+        data: client → some of its examples.
+        classes: client → the classes of all its examples, or of these where reading all would take long.
+        shared: labelled examples that all models are shown.
+        strata: the server model's.
+        architectures: by name.
+        shop: builds models.
+    """
+
+    before: ServerState
+    after: ServerState
+    visits: Sequence[Visit]
+    last: bool
+    work: Work
+    data: Mapping[int, Examples]
+    classes: Mapping[int, frozenset[int]]
+    shared: tuple[Tensor, Tensor]
+    strata: tuple[Stratum, ...]
+    architectures: Mapping[str, Architecture]
+    shop: Workshop
+
+    def model(self, state: ServerState, arch: str) -> nn.Module:
+        """An architecture's part of a state, as the run would evaluate it."""
+        return self.shop.model(state.params, state.buffers, arch)
+
+    def trained(self, by_stratum: Mapping[str, float]) -> dict[str, float]:
+        """What was found stratum by stratum, without idle ones: nothing parts there, which would look like unity."""
+        idle = {stratum.name for stratum in self.strata if stratum.idle}
+        return {name: value for name, value in by_stratum.items() if name not in idle}
+
+    @cached_property
+    def starts(self) -> dict[str, nn.Module]:
+        """Architecture → the model that its clients began the round with."""
+        return {arch: self.model(self.before, arch) for arch in dict.fromkeys(visit.arch for visit in self.visits)}
+
+    @cached_property
+    def begun(self) -> list[nn.Module]:
+        """The model that each client began with."""
+        return [self.starts[visit.arch] for visit in self.visits]
+
+    @cached_property
+    def local(self) -> list[nn.Module]:
+        """Each client's model after its training."""
+        if self.shop.method.personal:
+            raise UsageError("clients keep what they train: their models are not in their updates")
+        return [self._local(visit) for visit in self.visits]
+
+    def _local(self, visit: Visit) -> nn.Module:
+        params = {n: t + visit.delta[n] if n in visit.delta else t for n, t in self.before.params.items()}
+        return self.shop.model(params, {**self.before.buffers, **visit.buffers}, visit.arch)
+
+    @cached_property
+    def held(self) -> list[frozenset[int]]:
+        """For each client, the classes that it has."""
+        return [self.classes[visit.client] for visit in self.visits]

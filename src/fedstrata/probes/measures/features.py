@@ -1,0 +1,203 @@
+"""Clients' features: reading them, their conditional distance (FedImpro, Def. 4.1), a map of them (InCo, Fig. 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.types import Examples
+from fedstrata.data.examples import as_examples
+from fedstrata.errors import UsageError, positive
+from fedstrata.models.taps import seen_at
+from fedstrata.probes.measures.reading import Data, Labelled, batches, check_clients, check_labelled, reading
+
+LIMIT = 200
+"""Examples of a class that are transported, at most: the cost of a class grows faster than its square."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A conditional Wasserstein distance, and the share of the examples whose class both sides have."""
+
+    value: float
+    covered: float
+
+
+def features_at(model: nn.Module, data: Data, place: str, index: Tensor | None = None) -> Labelled:
+    """(what a module puts out for a client's examples, or for those at `index`, in their order; their labels).
+
+    The place is a module's name, `Into` a module, or "" for the model's outputs. Features keep the module's own shape.
+    """
+    held = as_examples(data)
+    if not len(held) or (index is not None and not len(index)):
+        raise UsageError("there are no examples to take features of")
+    with reading(model) as scratch, torch.no_grad():
+        parts = [
+            (rows, seen_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
+            for rows, x, y in batches(scratch, held, index=index)
+        ]
+    rows, features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    return features[rows.argsort()], labels[rows.argsort()]
+
+
+def conditional_wasserstein(left: Labelled, right: Labelled, limit: int | None = LIMIT, seed: int = 0) -> Distance:
+    """C_d(D, D') = ½ E_{y~D} W₁(D|y, D'|y) + ½ E_{y~D'} W₁(D|y, D'|y) (Def. 4.1), d the Euclidean distance.
+
+    W₁ is exact optimal transport between the samples (extra `probes`). It exists for the classes that both sides have:
+    others are left out, and the rest is weighed as if it were all; `covered` tells how much that is. Samples of one
+    distribution are not at distance 0 either, and the further apart the fewer they are: compare at one `limit`.
+
+    Args:
+        left: features and labels of D.
+        right: those of D'.
+        limit: examples of a class and side, at most; None for all.
+        seed: chooses them.
+    """
+    check_labelled(left)
+    check_labelled(right)
+    found = _distance(*(_by_class(labels, limit, seed, features.__getitem__) for features, labels in (left, right)))
+    if found is None:
+        raise UsageError("the two sides have no class in common")
+    return found
+
+
+def feature_distance(
+    model: nn.Module, clients: Sequence[Data], place: str, limit: int | None = LIMIT, seed: int = 0
+) -> Distance:
+    """The mean of `conditional_wasserstein` over all pairs of clients, of their features at a place of the model.
+
+    Pairs without a common class are left out, and lower what is `covered`.
+    """
+    examples = check_clients(clients, least=2)
+
+    def read(data: Examples, index: Tensor) -> Tensor:
+        return features_at(model, data, place, index)[0]
+
+    with own_rng():  # a dataset's own transforms may draw random numbers
+        held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in examples]
+    return _over_pairs(held)
+
+
+def mean_wasserstein(clients: Sequence[Labelled], limit: int | None = LIMIT, seed: int = 0) -> Distance:
+    """The same for features that are at hand: the mean of `conditional_wasserstein` over all pairs."""
+    for labelled in clients:
+        check_labelled(labelled)
+    return _over_pairs([_by_class(labels, limit, seed, features.__getitem__) for features, labels in clients])
+
+
+def _over_pairs(held: Sequence[_Classes]) -> Distance:
+    pairs = [_distance(*pair) for pair in combinations(held, 2)]
+    found = [pair for pair in pairs if pair is not None]
+    if not found:
+        raise UsageError("no two clients have a class in common")
+    return Distance(fmean(pair.value for pair in found), sum(pair.covered for pair in found) / len(pairs))
+
+
+_Classes = dict[int, tuple[float, Any]]
+"""Class → (its share of the examples, the features of the chosen ones as an array of float64)."""
+
+
+def _by_class(labels: Tensor, limit: int | None, seed: int, read: Callable[[Tensor], Tensor]) -> _Classes:
+    """One side's classes; `read` gives the features at an index. The choice is the same for equal sides."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit of examples per class must be 1 or more, not {limit}")
+    own = {c: torch.nonzero(labels == c).flatten() for c in sorted(set(labels.tolist()))}
+    chosen = [at[torch.randperm(len(at), generator=generator(seed, c))[:limit]] for c, at in own.items()]
+    features = read(torch.cat(chosen)).detach().flatten(1).double().cpu()
+    points = torch.split(features, [len(at) for at in chosen])
+    return {c: (len(at) / len(labels), part.numpy()) for (c, at), part in zip(own.items(), points, strict=True)}
+
+
+def _distance(left: _Classes, right: _Classes) -> Distance | None:
+    """Def. 4.1 over the common classes; None where there are none."""
+    # looked up in the package, so that replacing it there is enough
+    common = {c: _transport(left[c][1], right[c][1]) for c in left if c in right}
+    if not common:
+        return None
+    covered = [math.fsum(side[c][0] for c in common) for side in (left, right)]
+    value = sum((left[c][0] / covered[0] + right[c][0] / covered[1]) / 2 * cost for c, cost in common.items())
+    return Distance(value, fmean(covered))
+
+
+def _transport(left: Any, right: Any) -> float:
+    """W₁ between two samples, every point of a sample weighing the same."""
+    try:
+        import ot
+    except ImportError:
+        raise UsageError("Wasserstein distances need the package POT: pip install 'fedstrata[probes]'") from None
+    if left.shape[1] != right.shape[1]:
+        raise UsageError(f"features of {left.shape[1]} and of {right.shape[1]} numbers have no distance")
+    middle = left.mean(0)  # small numbers lose less in the squares that distances are computed from
+    cost = ot.dist(left - middle, right - middle, metric="euclidean")
+    return float(ot.emd2([], [], cost, numItermax=10_000_000))
+
+
+# A map ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Points in the plane, one a row; the class and the client of each, and which of the given rows it is."""
+
+    points: Tensor
+    labels: Tensor
+    clients: Tensor
+    rows: Tensor
+
+
+def embedding(
+    features: Tensor,
+    labels: Tensor,
+    clients: Tensor | Sequence[int],
+    seed: int = 0,
+    perplexity: float = 30.0,
+    limit: int | None = 1000,
+) -> Embedding:
+    """t-SNE of features (van der Maaten and Hinton, 2008) to two numbers a row, by scikit-learn (InCo, Figs. 9d to 9f).
+
+    Args:
+        features: rows first, of one or several clients' models; further axes are flattened.
+        labels: the class of each row.
+        clients: the client whose model each row comes from.
+        seed: chooses the rows and begins the search; the same seed gives the same points.
+        perplexity: about how many neighbours a point has; less than there are rows.
+        limit: rows, at most, chosen at random; None for all.
+    """
+    check_labelled((features, labels))
+    owners = torch.as_tensor(clients)
+    if len(owners) != len(labels):
+        raise UsageError(f"features need one client per row, not {len(owners)} clients for {len(labels)} rows")
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit of rows must be 1 or more, not {limit}")
+    order = torch.randperm(len(labels), generator=generator("embedding", seed))
+    rows = order[:limit].sort().values
+    points = features.detach().cpu()[rows].reshape(len(rows), -1).float()
+    _check_map(points, perplexity)
+    return Embedding(_plane(points, seed, perplexity), labels.cpu()[rows], owners.cpu()[rows], rows)
+
+
+def _check_map(points: Tensor, perplexity: float) -> None:
+    positive("embedding", perplexity=perplexity)
+    if perplexity >= len(points):
+        raise UsageError(f"embedding's perplexity must be less than the {len(points)} rows, not {perplexity}")
+    if points.shape[1] < 2 or not points.isfinite().all() or (points == points[0]).all():
+        raise UsageError("a map needs rows of 2 or more finite numbers that are not all the same")
+
+
+def _plane(points: Tensor, seed: int, perplexity: float) -> Tensor:
+    """On one thread: sums then have one order, and threads that wait for each other cost more than they save."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1):
+        search = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=derive(seed) % 2**32)
+        return torch.from_numpy(search.fit_transform(points.numpy()))

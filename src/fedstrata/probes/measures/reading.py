@@ -1,0 +1,117 @@
+"""What the measures share: running a model without changing it, and refusals of what cannot be measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedstrata.core.rng import derive, own_rng, seed_global
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Examples, Stratum
+from fedstrata.data.batching import sheets
+from fedstrata.data.examples import TensorExamples, per_client
+from fedstrata.errors import UsageError, did_you_mean, positive
+from fedstrata.models.layouts import lay_out
+
+BATCH = 512
+"""Examples that go through a model at once."""
+
+Labelled = tuple[Tensor, Tensor]
+"""(features, rows first; labels)."""
+
+Data = Any
+"""A client's data as `Federation` takes it: Examples, a pair (inputs, labels) of tensors or arrays, a map-style
+Dataset, or a function without arguments that returns one of these."""
+
+
+@contextmanager
+def reading(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
+    """A copy of the model to run; random generators are as before afterwards."""
+    scratch = copy.deepcopy(model).train(training)
+    lay_out(scratch, channels_last=False)
+    with own_rng():
+        yield scratch
+
+
+def batches(
+    model: nn.Module, data: Examples, batch_size: int = BATCH, index: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows of the index, inputs, labels), batch by batch; random transforms are the same in every pass."""
+    index = torch.arange(len(data)) if index is None else index
+    device = device_of(model)
+    seed_global(derive("probes"), device, everything=not isinstance(data, TensorExamples))
+    by_batch = any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in model.modules())
+    if by_batch and len(index) == 1:
+        raise UsageError("a client with one example has no batch statistics, which this model normalises by")
+    for rows in sheets(TensorExamples(index, index), "drop" if by_batch else "average", batch_size):
+        x, y = data.batch(index[rows])
+        yield rows, x.to(device), y.to(device)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]:
+    """Clients' data, in whatever form a federation takes it, as examples; a refusal if one has none."""
+    held = per_client(clients)
+    empty = [client for client, data in enumerate(held) if not len(data)]
+    if len(held) < least or empty:
+        which = f", and client {empty[0]} has none" if empty else ""
+        raise UsageError(f"this needs {least} or more clients with examples; there are {len(held)}{which}")
+    return held
+
+
+def names_of(high: Iterable[str]) -> frozenset[str]:
+    if isinstance(high, str):
+        raise UsageError(f"the high part is a list of parameter names, not '{high}'")
+    return frozenset(high)
+
+
+def check_names(names: Iterable[str], known: Collection[str], who: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{who} no '{name}'{did_you_mean(name, known)}")
+
+
+def check_labelled(rows: Labelled) -> None:
+    features, labels = rows
+    if not len(labels) or len(features) != len(labels):
+        raise UsageError(f"features need one label per row, not {len(labels)} labels for {len(features)} rows")
+
+
+def deviations(
+    clients: Sequence[Tensors], weights: Sequence[float] | None
+) -> tuple[list[float], list[dict[str, float]]]:
+    """(the clients' weights, adding up to 1; for each client, name → ‖θ̄ − θ_i‖², θ̄ over those that hold the name)."""
+    if not any(clients):
+        raise UsageError("there are no clients with tensors to compare")
+    given = [1.0] * len(clients) if weights is None else [float(weight) for weight in weights]
+    if len(given) != len(clients):
+        raise UsageError(f"there are {len(given)} weights for {len(clients)} clients")
+    for weight in given:
+        positive("a client", weight=weight)
+    found: list[dict[str, float]] = [{} for _ in clients]
+    for name in dict.fromkeys(n for tensors in clients for n in tensors):
+        held = {i: tensors[name].detach() for i, tensors in enumerate(clients) if name in tensors}
+        if len({tensor.shape for tensor in held.values()}) > 1:
+            raise UsageError(f"the clients' tensors '{name}' are of different shapes")
+        mean = sum(given[i] * tensor.double() for i, tensor in held.items()) / sum(given[i] for i in held)
+        for i, tensor in held.items():
+            found[i][name] = float((tensor.double() - mean).square().sum())
+    return [weight / sum(given) for weight in given], found
+
+
+def per_stratum(figures: Sequence[Mapping[str, float]], strata: Sequence[Stratum]) -> dict[str, list[float]]:
+    """Stratum name → the sum over its names, for each client that holds any of them; without those nobody holds."""
+    check_names(
+        {n for mine in figures for n in mine}, {n for stratum in strata for n in stratum.params}, "the strata have"
+    )
+    held = {s: [[mine[n] for n in s.params if n in mine] for mine in figures] for s in strata}
+    return {s.name: [sum(values) for values in mine if values] for s, mine in held.items() if any(mine)}

@@ -1,0 +1,186 @@
+"""Probes during a run: which rounds and clients are measured, on copies, after a round was closed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedstrata.core.lazy import torch
+from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Assignment, Examples, Update, Work
+from fedstrata.data.examples import TensorExamples
+from fedstrata.errors import UsageError, one_line
+from fedstrata.probes.context import Sight, Visit
+from fedstrata.probes.registry import PROBES
+from fedstrata.system.timing import Clock, timed, using
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.client.context import Workshop
+    from fedstrata.server.state import Architecture, Outcome, ServerState
+
+
+DIGITS = 6
+"""Significant ones of what is written."""
+
+
+# During a run -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Watch:
+    """Keeps copies of some clients' updates as they pass: client → (its delta, its running statistics)."""
+
+    clients: frozenset[int]
+    seen: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
+
+    def see(self, update: Update) -> None:
+        """Before the next update is asked for: its tensors may be gone then."""
+        if update.client in self.clients and update.client not in self.seen:
+            self.seen[update.client] = clone(update.delta), clone(update.buffers)
+
+
+class Limits(Protocol):
+    """What a run's settings say of its probes."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def probe_every(self) -> int: ...
+    @property
+    def probe_clients(self) -> int: ...
+    @property
+    def probe_examples(self) -> int: ...
+
+
+class Watched(Protocol):
+    """A round that is closed, and was watched."""
+
+    @property
+    def before(self) -> ServerState: ...
+    @property
+    def after(self) -> ServerState: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def assignments(self) -> Sequence[Assignment]: ...
+    @property
+    def watch(self) -> Watch | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prober:
+    """Measures a run's rounds.
+
+    Args:
+        probes: names in PROBES.
+        settings: the run's: its seed, its rounds, and how often and how much is measured.
+        shop: builds models.
+        architectures: by name; "" is the server's own.
+        clients: their examples.
+        test: of which all models are shown some; where there is none, of the clients' own.
+    """
+
+    probes: tuple[str, ...]
+    settings: Limits
+    shop: Workshop
+    architectures: Mapping[str, Architecture]
+    clients: Sequence[Examples]
+    test: Examples | None
+
+    def due(self, number: int) -> bool:
+        """Whether a round is to be measured: every so many, and the last one that is planned."""
+        every = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
+        return bool(self.probes) and every and number < self.settings.rounds
+
+    def watch(self, asked: Sequence[Assignment]) -> Watch:
+        """For a round that is to be measured: some of its clients, by lot, of all architectures alike."""
+        lot = torch.randperm(len(asked), generator=generator(self.settings.seed, "probes", asked[0].round)).tolist()
+        groups: dict[str, list[int]] = {}
+        for at in lot:
+            groups.setdefault(asked[at].arch, []).append(asked[at].client)
+        in_turn = (client for several in zip_longest(*groups.values()) for client in several if client is not None)
+        return Watch(frozenset(islice(in_turn, self.settings.probe_clients)))
+
+    def measure(self, watched: Watched, clock: Clock | None = None) -> dict[str, Any]:
+        """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
+        from fedstrata.core.rng import seed_global
+
+        before, asked = watched.before, watched.assignments
+        arch = {assignment.client: assignment.arch for assignment in asked}
+        seen = {} if watched.watch is None else watched.watch.seen
+        visits = [
+            Visit(client, arch[client], *tensors)
+            for client, tensors in sorted(seen.items())
+            if client in watched.outcome.accepted and len(self.clients[client]) > 1
+        ]
+        row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
+        missed: dict[str, str] = {}
+        with own_rng(), self.shop.computing(self.settings.threads), using(clock), timed("probe"):
+            seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
+            sight = self._sight(before, watched.after, visits, asked[0].work) if visits else None
+            for name in self.probes:
+                start = time.perf_counter()
+                try:
+                    if sight is None:
+                        raise UsageError("no client's update was used")
+                    found = PROBES[name](sight)
+                except Exception as error:  # a user's model may raise anything on what it is shown here
+                    missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
+                else:
+                    row |= {name: plain(found)} if found else {}
+                row["seconds"][name] = round(time.perf_counter() - start, 4)
+        seen.clear()
+        return {**row, "missed": missed} if missed else row
+
+    def _sight(self, before: ServerState, after: ServerState, visits: Sequence[Visit], work: Work) -> Sight:
+        data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
+        held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
+        return Sight(
+            before=before,
+            after=after,
+            visits=visits,
+            last=after.round >= self.settings.rounds,
+            work=work,
+            data=data,
+            classes={client: frozenset(examples.labels().tolist()) for client, examples in held.items()},
+            shared=self._shown(data),
+            strata=self.architectures[""].strata,
+            architectures=self.architectures,
+            shop=self.shop,
+        )
+
+    def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+        if self.test is not None:
+            some = self._some(self.test, "shared")
+            return some.batch(torch.arange(len(some)))
+        each = max(self.settings.probe_examples // len(data), 1)
+        parts = [held.batch(torch.arange(min(each, len(held)))) for held in data.values()]
+        x, y = zip(*parts, strict=True)
+        return torch.cat(x), torch.cat(y)
+
+    def _some(self, examples: Examples, *salt: int | str) -> TensorExamples:
+        """A choice of examples that is the same in every round, as tensors."""
+        order = torch.randperm(len(examples), generator=generator(derive(self.settings.seed, "probes", *salt)))
+        return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))
+
+
+def plain(found: Any) -> Any:
+    """What JSON has: a few digits, None for what is not a finite number."""
+    if isinstance(found, Mapping):
+        return {str(name): plain(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [plain(value) for value in found]
+    if isinstance(found, float):
+        return float(f"{found:.{DIGITS}g}") if math.isfinite(found) else None
+    return found

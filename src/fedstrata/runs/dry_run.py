@@ -1,0 +1,65 @@
+"""Rounds that are only tried: measured, and then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedstrata.core.tensors import clone
+from fedstrata.core.types import Slots
+from fedstrata.errors import Diverged
+from fedstrata.probes.runner import Prober
+from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.reader import Saved
+from fedstrata.server.state import ServerState
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rounds that were measured and then forgotten, and why they ended early, if they did."""
+
+    rows: tuple[dict[str, Any], ...]
+    diverged: str | None = None
+
+    def put_into(self, saved: Saved) -> Saved:
+        """A run, with what the trial tells of it."""
+        more = {} if self.diverged is None else {"diverged": self.diverged}
+        return replace(saved, probes=self.rows, summary={**saved.summary, **more})
+
+
+Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], Trained]
+
+
+def tried(
+    close: Close, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
+) -> Trial:
+    """Run and measure a few rounds from a state on; clients' memories stay as they are.
+
+    Args:
+        close: (state, prober, recall, keep) → the next round.
+        prober: measures it.
+        state: to begin with. A run that is at its end does its last rounds once more.
+        rounds: how many, if the run has as many.
+        planned: rounds of the run.
+        memory: client → what it remembers.
+    """
+    kept: dict[int, Slots] = {}
+    rows: list[dict[str, Any]] = []
+
+    def recall(client: int) -> Slots:
+        return kept[client] if client in kept else memory(client)
+
+    def keep(client: int, slots: Slots) -> None:
+        kept[client] = {name: clone(slot) for name, slot in slots.items()}
+
+    done = state.round
+    state = replace(state, round=min(done, max(planned - rounds, 0)))
+    while len(rows) < min(rounds, planned):
+        try:
+            trained = close(state, prober, recall, keep)
+        except Diverged as error:
+            return Trial(tuple(rows), str(error))
+        rows.append({**prober.measure(trained), "round": done + len(rows) + 1, "tried": True})
+        state = trained.after
+    return Trial(tuple(rows))

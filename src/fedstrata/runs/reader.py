@@ -1,0 +1,130 @@
+"""A run as its files tell it, without the model and the data that made it: for diagnosis, reports and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.config.schema import read_run
+from fedstrata.errors import UsageError
+from fedstrata.runs.field_types import facts_of, row_of, summary_of
+from fedstrata.runs.files import parsed_object, read_object
+from fedstrata.runs.records import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """One run.
+
+    Args:
+        name: of its directory.
+        config: what run.toml says; what it does not say is not in it.
+        records: one per round.
+        probes: one per measured round: `{"round": …, "clients": […], "seconds": {probe: …}, probe: what it found, …}`.
+        facts: of model and data, as in facts.json; empty for runs of older versions.
+        summary: as in summary.json; empty for a run that has not ended.
+        versions: as in versions.json.
+        path: the directory; None for a run that has none.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    records: Sequence[Record]
+    probes: Sequence[Mapping[str, Any]] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @staticmethod
+    def read(directory: Path) -> Saved:
+        """The run of a directory, finished or going on.
+
+        Raises:
+            UsageError: if there is none, or its files cannot be read.
+        """
+        if not (directory / "run.toml").is_file():
+            raise UsageError(f"{directory} has no run.toml: there is no run")
+        summary = summary_of(read_object(directory / "summary.json"))  # first: what it tells of is written by then
+        ended = bool(summary)
+        records = records_in(directory / "metrics.jsonl", ended)
+        return Saved(
+            name=directory.resolve().name,
+            config=read_run(directory / "run.toml"),
+            records=records,
+            probes=measured(directory / "probes.jsonl", len(records), ended),
+            facts=facts_of(read_object(directory / "facts.json")),
+            summary=summary,
+            versions=read_object(directory / "versions.json"),
+            path=directory,
+        )
+
+    @property
+    def method(self) -> str:
+        """As it is written."""
+        return str(self.config.get("method", "fedavg"))
+
+    def latest(self, probe: str) -> Any:
+        """What a probe found last; None where it was not used."""
+        return next((row[probe] for row in reversed(self.probes) if probe in row), None)
+
+    def series(self, probe: str) -> dict[int, Any]:
+        """Round → what a probe found then."""
+        return {row["round"]: row[probe] for row in self.probes if probe in row}
+
+
+def lines(path: Path, ended: bool = False) -> list[dict[str, Any]]:
+    """The lines of a file of JSON objects.
+
+    Args:
+        path: the file; one that is missing has no lines.
+        ended: True if nobody is writing it any more; until then the last line is left out if it has no end yet.
+
+    Raises:
+        UsageError: if any other line is no JSON object.
+    """
+    found = (path.read_bytes() if path.is_file() else b"").split(b"\n")
+    if not ended or not found[-1]:
+        found.pop()
+    rows = []
+    for number, line in enumerate(found, 1):
+        row = parsed_object(line)
+        if row is None:
+            raise UsageError(f"line {number} of {path} is not a JSON object: the file was edited or damaged")
+        rows.append(row)
+    return rows
+
+
+def records_in(path: Path, ended: bool = False) -> tuple[Record, ...]:
+    """The rounds of a metrics.jsonl; `ended` as in `lines`.
+
+    Raises:
+        UsageError: if a line is no round, or not the next one.
+    """
+    return records_of(lines(path, ended), path)
+
+
+def records_of(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[Record, ...]:
+    """The rounds that the lines of a metrics.jsonl tell of.
+
+    Raises:
+        UsageError: if a line is no round, or not the next one.
+    """
+    records = []
+    for number, row in enumerate(rows, 1):
+        records.append(Record.read(row, f"line {number} of {path}"))
+        if records[-1].round != number:
+            raise UsageError(f"line {number} of {path} says round = {records[-1].round}: it must be round {number}")
+    return tuple(records)
+
+
+def measured(path: Path, rounds: int, ended: bool = False) -> tuple[dict[str, Any], ...]:
+    """The lines of a probes.jsonl that are of the first `rounds` rounds; `ended` as in `lines`.
+
+    Raises:
+        UsageError: if a line is no JSON object.
+    """
+    found = (row for row in lines(path, ended) if type(row.get("round")) is int and 0 < row["round"] <= rounds)
+    return tuple(map(row_of, found))

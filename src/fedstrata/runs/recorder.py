@@ -1,0 +1,157 @@
+"""Where a run is kept as it goes on: in its directory, or in memory alone where it has none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstrata.config.identity import deciding, same_config
+from fedstrata.config.toml import to_toml
+from fedstrata.core.types import Slots
+from fedstrata.errors import UsageError
+from fedstrata.runs.client_memory import DictStore, Store
+from fedstrata.runs.directory import RunDirectory, versions
+from fedstrata.runs.reader import measured, records_of
+from fedstrata.runs.records import Record
+from fedstrata.server.compatibility import misfit
+from fedstrata.server.state import ServerState
+
+Misfit = Callable[[ServerState, int, Slots], str | None]
+"""(state, client, memory) → why this cannot be what the client remembers at that state, or None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A run that goes on: its state, None if none was kept, and what was written of it."""
+
+    state: ServerState | None
+    records: tuple[Record, ...]
+    probes: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+class Journal:
+    """A run's records, checkpoints, and its clients' memories.
+
+    Args:
+        out: the run's directory; None keeps everything in memory.
+        seconds: least time between two checkpoints.
+        misfit: looks at every memory that is read.
+    """
+
+    def __init__(self, out: str | Path | None, seconds: float, misfit: Misfit) -> None:
+        self._misfit = misfit
+        self._directory = None if out is None else RunDirectory(Path(out))
+        self.store: Store = DictStore() if self._directory is None else self._directory.store()
+        self._seconds = seconds
+        self._deciding: Mapping[str, str] = {}
+        self._saved_at, self._saved_round = time.monotonic(), -1
+
+    @property
+    def path(self) -> Path | None:
+        """The run's directory."""
+        return None if self._directory is None else self._directory.path
+
+    def begin(
+        self,
+        config: Mapping[str, Any],
+        header: Sequence[str],
+        about: Callable[[], Mapping[str, str]],
+        facts: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """Make the directory of a new run, if it is to have one."""
+        self._deciding = deciding(config)
+        if self._directory is not None:
+            self._directory.create(to_toml(dict(config), list(header)), about(), facts())
+
+    def resume(self, config: Mapping[str, Any], about: Mapping[str, str], fresh: ServerState) -> Begun:
+        """Go on with the run that is in the directory, if it is the same; `fresh` is the state of a new one.
+
+        Raises:
+            UsageError: if it has another configuration, another model or other data.
+        """
+        if self._directory is None:
+            raise UsageError("resume=True needs out=, the directory of the run to continue")
+        directory, store = self._directory, self._directory.store()
+        notes = directory.check_unedited()
+        same_config(directory.config, dict(config))
+        self._deciding = deciding(config)
+        states, rows, damaged = directory.recover()
+        for state in states[:1]:
+            why = misfit(fresh, state)
+            if why is not None:
+                raise UsageError(f"{directory.path} was run with {why}")
+        notes += directory.differences({**versions(), **about})
+        instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
+        notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
+        store.sweep([state.remembers for state in states])
+        self.store = store
+        if not states:
+            return Begun(None, (), (), notes)
+        self._saved_round = states[0].round
+        records = records_of(rows, directory.metrics)
+        return Begun(states[0], records, measured(directory.probes, len(records)), notes)
+
+    def recall(self, state: ServerState, client: int) -> Slots:
+        """What a client remembers at a state: technique name → its tensors."""
+        return remembered(self.store, self._misfit, state, client)
+
+    def keep(self, state: ServerState, client: int, memory: Slots) -> None:
+        """Keep what a client will remember if the round on this state counts."""
+        self.store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
+
+    def trim(self, rounds: int) -> None:
+        """Forget what was written of later rounds, which will be done again."""
+        if self._directory is not None:
+            self._directory.trim(rounds)
+
+    def measured(self, row: Mapping[str, Any]) -> None:
+        """Write down what was measured in a round; before its record, which makes the round complete."""
+        if self._directory is not None:
+            self._directory.append_probes(row)
+
+    def add(self, record: Record) -> None:
+        """Write down a round."""
+        if self._directory is not None:
+            self._directory.append(asdict(record))
+
+    def advance(self, state: ServerState) -> None:
+        """Let go of what is no longer needed, once the run is at a state; save that, if it is time."""
+        if self._directory is None:
+            self.store.forget(state.round)
+        elif time.monotonic() - self._saved_at >= self._seconds:
+            self.save(state)
+
+    def save(self, state: ServerState) -> None:
+        """Write a checkpoint, if there is a directory and the state is not saved yet."""
+        if self._directory is not None and state.round > self._saved_round:
+            self.store.forget(self._directory.save(state, self._deciding))
+            self._saved_at, self._saved_round = time.monotonic(), state.round
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write down what model and data are."""
+        if self._directory is not None:
+            self._directory.describe(facts)
+
+    def finish(self, model: nn.Module, summary: Mapping[str, Any]) -> None:
+        """Write the final model and the summary."""
+        if self._directory is not None:
+            self._directory.finish(model, summary)
+
+
+def remembered(store: Store, misfit: Misfit, state: ServerState, client: int) -> Slots:
+    """What a store holds of a client at a state.
+
+    Raises:
+        UsageError: if it cannot be a memory of the method and the model.
+    """
+    memory = store.get(client, int(state.remembers.numpy()[client]))
+    why = misfit(state, client, memory) if memory else None
+    if why is not None:
+        raise UsageError(f"what client {client} remembers does not fit the run: {why}")
+    return memory

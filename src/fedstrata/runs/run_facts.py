@@ -1,0 +1,83 @@
+"""What a run's model and data are, in the few numbers that a diagnosis and a report need: facts.json."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core.rng import own_rng
+from fedstrata.core.types import Examples, Stratum
+from fedstrata.data.examples import Split, TensorExamples, sizes
+from fedstrata.models.summary import describe_model
+
+SHOWN = 200
+"""Clients whose class counts are written."""
+
+
+def facts(
+    model: nn.Module,
+    strata: Sequence[Stratum],
+    clients: Sequence[Examples],
+    sample: Tensor,
+    names: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The facts of a federation.
+
+    Args:
+        model: the server's.
+        strata: its strata.
+        clients: everybody's data; labels are counted where they are at hand without reading everything.
+        sample: some inputs.
+        names: of the classes.
+    """
+    with own_rng(), torch.no_grad():  # a model may draw random numbers
+        about = describe_model(model, sample.shape[1:]).as_dict()
+        idle = {stratum.name for stratum in strata if stratum.idle}
+        about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some
+        classes = copy.deepcopy(model).eval()(sample).shape[1]
+    size = sizes(clients)
+    found: dict[str, Any] = {
+        "input_shape": list(sample.shape[1:]),
+        "classes": classes,
+        "class_names": list(names) if names else [str(label) for label in range(classes)],
+        "clients": len(clients),
+        "examples": [size(client) for client in range(min(len(clients), SHOWN))],
+        "model": about,
+        "buffers": any(stratum.buffers for stratum in strata),
+    }
+    counts = _counts(clients, classes)
+    if counts is not None:
+        found |= {"skew": round(skew(counts), 6), "counts": counts[:SHOWN].tolist()}
+    return found
+
+
+def _counts(clients: Sequence[Examples], classes: int) -> Tensor | None:
+    """A row for each client, a column for each class; None where labels would have to be read one by one."""
+    size = sizes(clients)
+    held = [clients.all()] if isinstance(clients, Split) else list(clients)
+    if not all(isinstance(examples, TensorExamples) for examples in held):
+        return None
+    owners = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([size(c) for c in range(len(clients))]))
+    labels = torch.cat([examples.labels() for examples in held])
+    counted = torch.bincount(owners * classes + labels, minlength=len(clients) * classes)
+    return counted.reshape(len(clients), classes)
+
+
+def skew(counts: Tensor) -> float:
+    """The mean over clients of the total-variation distance between a client's labels and everybody's.
+
+    ½ Σ_c |p_k(c) − p(c)|: 0 where all hold the same mixture, near 1 where each holds a rare class of its own. Clients
+    without examples are left out.
+
+    Args:
+        counts: a row for each client, a column for each class.
+    """
+    held = counts[counts.sum(1) > 0].double()
+    if not len(held):
+        return 0.0
+    everybody = held.sum(0) / held.sum()
+    return float((held / held.sum(1, keepdim=True) - everybody).abs().sum(1).mean() / 2)

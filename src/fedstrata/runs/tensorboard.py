@@ -1,0 +1,44 @@
+"""TensorBoard events of a run (extra `tensorboard`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedstrata.errors import UsageError
+from fedstrata.runs.records import Record
+
+
+def event_writer(out: Path | None, rounds: int) -> Callable[[Record], None] | None:
+    """A listener that writes each record's numbers to `out`/tensorboard, in whose run so many rounds are done.
+
+    With None it only checks, before anything is made, that the extra is there.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError('TensorBoard is not installed: pip install "fedstrata[tensorboard]"') from None
+    if out is None:
+        return None
+    # After a resume, events of rounds that are done again must not show twice.
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=rounds + 1)
+
+    def write(record: Record) -> None:
+        values = {
+            "accuracy/test": record.accuracy,
+            "loss/test": record.loss,
+            "loss/train": record.train_loss,
+            "cost/bytes_up": record.bytes_up,
+            "cost/bytes_down": record.bytes_down,
+            "cost/flops": record.flops,
+            "cost/seconds": record.seconds,
+            "round/lr": record.lr,
+            "round/refused": len(record.refused),
+            **{f"accuracy/{arch}": accuracy for arch, accuracy in record.arch_accuracy.items()},
+        }
+        for name, value in values.items():
+            if value is not None:
+                writer.add_scalar(name, value, record.round)
+        writer.flush()
+
+    return write

@@ -1,0 +1,1 @@
+"""The server's side of a round: opening, validating, closing; who is asked, and whether everything fits."""

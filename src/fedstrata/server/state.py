@@ -1,0 +1,73 @@
+"""All that the server knows after a round, what a round came to, and which names an architecture holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Slots, Stratum
+from fedstrata.models.norms import running
+from fedstrata.models.strata import strata
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """All that the server knows after a number of rounds; what a checkpoint holds.
+
+    Args:
+        round: number of rounds done, which is the number of the next one.
+        params: global parameters.
+        buffers: the mean of the clients' running statistics.
+        techniques: each technique's own state.
+        changed: name of a parameter or of a running statistic → the last round that changed it, −1 for none.
+        held: client → the last round of which it holds the parameters (its last accepted one), −1 for none.
+        remembers: client → the round in which it last wrote its memory, −1 for never.
+    """
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    techniques: Slots
+    changed: Mapping[str, int]
+    held: Tensor
+    remembers: Tensor
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A client's sub-model by names: which parameters and buffers it holds, its strata, and what its user froze."""
+
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    strata: tuple[Stratum, ...]
+    frozen: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(module: nn.Module, sample: Tensor) -> Architecture:
+        """A module's names; a sample of inputs shows the order in which its layers run."""
+        return Architecture(
+            params=tuple(n for n, _ in module.named_parameters()),
+            buffers=tuple(running(module)),
+            strata=strata(module, sample),
+            frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a round, as counted by the server."""
+
+    accepted: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...]
+    active: tuple[str, ...]
+    bytes_up: int
+    bytes_down: int
+    slots_up: dict[str, int]
+    examples: int
+    steps: int
+    flops: float
+    train_loss: float | None
+    diverged: bool

@@ -1,0 +1,1 @@
+"""What this machine has, how a process ends on it, and where its time goes."""

@@ -1,0 +1,1 @@
+"""What is learnt: the loss, and what counts as right."""

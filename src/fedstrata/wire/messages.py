@@ -1,0 +1,205 @@
+"""Assignments and updates as bytes: a JSON head and safetensors, never pickle; and their sizes without encoding them.
+
+A message is: 8 bytes (little endian) with the length of the head, the head as JSON, and one safetensors file with every
+tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the lengths of exactly these messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Slots, Update, Work
+from fedstrata.wire.packing import FEW, Names, NotHeld, WireError, distinct, pack, sections, slots_of, unpack
+
+
+def _join(**sections: Mapping[str, Tensor]) -> Tensors:
+    return {f"{section}/{name}": t for section, tensors in sections.items() for name, t in tensors.items()}
+
+
+def _slot_sections(slots: Slots) -> dict[str, Tensors]:
+    return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
+
+
+class _AssignmentHead(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    round: int
+    rounds: int
+    run_seed: int
+    client: int
+    arch: str
+    trains: list[str] | None
+    travels: list[str] | None
+    held: bool
+    work: dict[str, Any]
+    seed: int
+    method: str
+    slots: list[str]
+    reports: list[str] | None = None
+    moves: list[str] | None = None
+    reuse: bool = False
+
+
+_WORK = TypeAdapter(Work)
+
+
+_WORK_FIELDS = {f.name for f in fields(Work)}
+
+
+class _UpdateHead(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    round: int
+    client: int
+    method: str
+    examples: int
+    steps: int
+    metrics: dict[str, float] = Field(max_length=FEW)
+    slots: list[str]
+
+
+def assignment_head(
+    round: int,
+    rounds: int,
+    run_seed: int,
+    arch: str,
+    trains: Names | None,
+    travels: Names | None,
+    held: bool,
+    work: Work,
+    method: str,
+    slots: Names,
+    unusual: tuple[tuple[str, Any], ...],
+) -> dict[str, Any]:
+    """An assignment's head, for client 0 and seed 0."""
+    return {
+        "round": round,
+        "rounds": rounds,
+        "run_seed": run_seed,
+        "client": 0,
+        "arch": arch,
+        "trains": trains,
+        "travels": travels,
+        "held": held,
+        "work": asdict(work),
+        "seed": 0,
+        "method": method,
+        "slots": slots,
+        **dict(unusual),
+    }
+
+
+def common_part(a: Assignment) -> tuple[Any, ...]:
+    """What assignments of a round have in common: the arguments of `assignment_head`."""
+    # A plan that lets everything train and travel is the usual case: null says so.
+    trains = None if len(a.trains) == len(a.params) else a.trains
+    travels = None if a.travels == a.trains else a.travels
+    plan = (("reports", a.reports, None), ("moves", a.moves, None), ("reuse", a.reuse, False))
+    unusual = tuple((name, value) for name, value, usual in plan if value != usual)
+    first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
+    return *first, trains, travels, a.fresh is not None, *last
+
+
+def head_of(message: Assignment | Update) -> dict[str, Any]:
+    if isinstance(message, Assignment):
+        return {**assignment_head(*common_part(message)), "client": message.client, "seed": message.seed}
+    return {
+        "round": message.round,
+        "client": message.client,
+        "method": message.method,
+        "examples": message.examples,
+        "steps": message.steps,
+        "metrics": message.metrics,
+        "slots": tuple(message.slots),
+    }
+
+
+def tensors_of(message: Assignment | Update) -> Tensors:
+    if isinstance(message, Update):
+        return _join(delta=message.delta, buffer=message.buffers, **_slot_sections(message.slots))
+    params, buffers = message.params, message.buffers
+    if message.fresh is not None:
+        params = {n: params[n] for n in message.fresh if n in params}
+        buffers = {n: buffers[n] for n in message.fresh if n in buffers}
+    return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
+
+
+def encode(message: Assignment | Update) -> bytes:
+    """The message as bytes. An assignment carries only what its client does not hold (`fresh`)."""
+    return pack(head_of(message), tensors_of(message))
+
+
+def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignment:
+    """An assignment from bytes; `held` is the assignment of the client's last accepted round, as far as it kept it.
+
+    Raises:
+        WireError: if the bytes are not an assignment, or name parameters that the client does not hold.
+    """
+    raw, tensors = unpack(message)
+    try:
+        head = _AssignmentHead.model_validate(raw)
+        work = _WORK.validate_json(json.dumps(head.work), strict=True)
+    except ValidationError:
+        raise WireError("the message is not an assignment") from None
+    if not head.work.keys() <= _WORK_FIELDS:
+        raise WireError("the assignment asks for an unknown way to train")
+    found = sections(tensors)
+    fresh, statistics = found.get("param", {}), found.get("buffer", {})
+    if head.held and held is None:
+        raise NotHeld("the assignment counts on parameters that this client does not hold")
+    params, buffers = fresh, statistics
+    if head.held and held is not None:
+        params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}
+    trains = tuple(params) if head.trains is None else distinct(head.trains, "names to train")
+    travels = trains if head.travels is None else distinct(head.travels, "names to send")
+    if not set(trains) | set(travels) <= set(params):
+        raise WireError("the assignment trains parameters that it does not bring")
+    return Assignment(
+        round=head.round,
+        rounds=head.rounds,
+        run_seed=head.run_seed,
+        client=head.client,
+        arch=head.arch,
+        params=params,
+        buffers=buffers,
+        trains=trains,
+        travels=travels,
+        work=work,
+        seed=head.seed,
+        method=head.method,
+        slots=slots_of(found, "slot", head.slots),
+        fresh=(*fresh, *statistics) if head.held else None,
+        reports=None if head.reports is None else distinct(head.reports, "names to report"),
+        moves=None if head.moves is None else distinct(head.moves, "names to move"),
+        reuse=head.reuse,
+    )
+
+
+def decode_update(message: bytes) -> Update:
+    """An update from bytes.
+
+    Raises:
+        WireError: if the bytes are not an update.
+    """
+    raw, tensors = unpack(message)
+    try:
+        head = _UpdateHead.model_validate(raw)
+    except ValidationError:
+        raise WireError("the message is not an update") from None
+    found = sections(tensors)
+    return Update(
+        round=head.round,
+        client=head.client,
+        method=head.method,
+        examples=head.examples,
+        steps=head.steps,
+        delta=found.get("delta", {}),
+        buffers=found.get("buffer", {}),
+        slots=slots_of(found, "slot", head.slots),
+        metrics=head.metrics,
+    )

@@ -1,1 +1,0 @@
-"""The families of models behind `fedstrata.models`: one file a family, shared parts in `parts`."""
