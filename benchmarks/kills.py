@@ -85,7 +85,7 @@ class Whole:
 
 
 @dataclass
-class Trial:
+class DryRun:
     """What was done to a run, and what came of it."""
 
     seed: int
@@ -169,7 +169,7 @@ def reach(pid: int, dice: random.Random, whole: Whole, run: Path, old: set[str])
     return ended(pid, dice.uniform(0, 0.7 * whole.rest)) if code is None else code
 
 
-def kill(pid: int, dice: random.Random, trial: Trial, far: tuple[int, int]) -> int | None:
+def kill(pid: int, dice: random.Random, trial: DryRun, far: tuple[int, int]) -> int | None:
     """Send a signal to a run that has come so far: its exit code, None if it goes on."""
     number, target = dice.choice(SIGNALS), dice.choice(TARGETS)
     workers = children(pid)
@@ -216,11 +216,11 @@ def alone(method: str, run: Path) -> Whole:
     return Whole(first - begin, time.monotonic() - first, result(run))
 
 
-def attempt(seed: int, wholes: dict[str, Whole], place: Path) -> Trial:
+def attempt(seed: int, wholes: dict[str, Whole], place: Path) -> DryRun:
     """One trial: kill and resume until the run is finished."""
     dice, run = random.Random(seed), place / str(seed)
     method = METHODS[seed % len(METHODS)]
-    trial, whole = Trial(seed, method, dice.choice(SECONDS)), wholes[method]
+    trial, whole = DryRun(seed, method, dice.choice(SECONDS)), wholes[method]
     while not (run / "summary.json").exists():
         words = (
             ("resume", run)
@@ -242,7 +242,7 @@ def attempt(seed: int, wholes: dict[str, Whole], place: Path) -> Trial:
     return trial
 
 
-def tell(trials: list[Trial]) -> None:
+def tell(trials: list[DryRun]) -> None:
     """What was done, and what came of it.
 
     Raises:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.system.machine import processor
 
 STEPS = 5
@@ -60,8 +60,8 @@ def steps(model: nn.Module, last: bool) -> Callable[[], None]:
 
 def ruled(model: nn.Module) -> nn.Module:
     """As federations train it."""
-    shop = Workshop(lambda arch: copy.deepcopy(model), fs.method("fedavg"), channels_last=True)
-    return shop.bench("").model
+    context = ClientContext(lambda arch: copy.deepcopy(model), fs.method("fedavg"), channels_last=True)
+    return context.replica("").model
 
 
 def ratios(variants: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

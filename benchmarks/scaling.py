@@ -57,7 +57,7 @@ class Variates(fs.Technique):
 
         return fs.Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return add(slot, total) if total else slot
 
     def apply(self, state: Tensors, delta: Tensors, round: fs.RoundView) -> tuple[Tensors, Tensors]:

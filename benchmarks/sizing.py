@@ -43,8 +43,17 @@ from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.data.examples import Split
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall, Serial
-from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.messages import Answer, Ask, Greeting, Party, Regime, allowance, opened, sealed
+from fedstrata.flower.engine import Flower, Memories, RemoteExamples
+from fedstrata.flower.messages import (
+    ClientInfo,
+    Greeting,
+    TrainReply,
+    TrainRequest,
+    TrainSettings,
+    allowance,
+    opened,
+    sealed,
+)
 from fedstrata.flower.site_directory import Directory
 from fedstrata.flower.transport import Post
 from fedstrata.runs import checkpoint
@@ -77,10 +86,10 @@ class StandIn(Serial):
 def answer(assignment: Assignment, change: Tensors) -> bytes:
     """An update of the right form, with the same numbers for everybody, which are kept in `change`."""
     rng = generator("sizing")
-    for name in assignment.travels:
+    for name in assignment.uploads:
         if name not in change:
             change[name] = 1e-6 * torch.randn(assignment.params[name].shape, generator=rng)
-    delta = {n: change[n] for n in assignment.travels}
+    delta = {n: change[n] for n in assignment.uploads}
     update = Update(
         round=assignment.round,
         client=assignment.client,
@@ -101,7 +110,7 @@ class Remote(fs.Federation):
     def __init__(self, model: str, clients: Sequence[Any], **settings: Any) -> None:
         module = fs.build_model(model, SHAPE, CLASSES, seed=0)
         super().__init__(module, clients, engine="serial", profile=True, **settings)
-        self._engine = StandIn(self._shop, self.clients)
+        self._engine = StandIn(self._context, self.clients)
 
     def spans(self, rounds: Iterator[fs.Record]) -> dict[str, float]:
         """Seconds by phase of one more round; `total` is all of them but the clients'."""
@@ -114,9 +123,9 @@ class Remote(fs.Federation):
         return {**spent, "total": whole - spent[AWAY]}
 
 
-def sites(count: int) -> list[Elsewhere]:
+def sites(count: int) -> list[RemoteExamples]:
     """What the server of a Flower federation holds of its clients."""
-    return [Elsewhere(EXAMPLES, SHAPE, torch.float32) for _ in range(count)]
+    return [RemoteExamples(EXAMPLES, SHAPE, torch.float32) for _ in range(count)]
 
 
 def shared(count: int) -> Split:
@@ -421,7 +430,7 @@ class Grid:
 
 
 def _greeted(message: Any) -> Any:
-    party = Party(client=message.metadata.dst_node_id - 1, examples=20, shape=list(SHAPE), dtype="float32")
+    party = ClientInfo(client=message.metadata.dst_node_id - 1, examples=20, shape=list(SHAPE), dtype="float32")
     return sealed(Greeting(parties=[party]))
 
 
@@ -444,14 +453,14 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
     def trained(message: Any) -> Any:
         if message.metadata.message_type == "query":
             return _greeted(message)
-        _, letter = opened(message.content, Ask, 1 << 40)
-        return sealed(Answer(), answer(wire.decode_assignment(letter), change))
+        _, letter = opened(message.content, TrainRequest, 1 << 40)
+        return sealed(TrainReply(), answer(wire.decode_assignment(letter), change))
 
     federation = Remote(f"resnet18(width={width})", sites(count), rounds=2)
     post = Post(Grid(count, trained), 600.0)
     directory = Directory(post, 0.0, print)
     directory.gather(count)
-    regime = Regime(method="fedavg", buffers="average")
+    regime = TrainSettings(method="fedavg", buffers="average")
     limit = allowance(4 * 10**9)
     few = max(AHEAD, AHEAD_BYTES // sum(p.nbytes for p in federation.state.params.values()))
     engine = Flower(post, directory, regime, "0" * 16, limit, False, Memories(), few, state=federation.state)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.core.rng import derive, generator
 
 Clients = list[fs.TensorExamples]
@@ -70,8 +70,13 @@ class FedAvg:
 
     def __init__(self, model: nn.Sequential, clients: Clients) -> None:
         sample = clients[0].batch(torch.arange(2))[0]
-        shop = Workshop(lambda arch: copy.deepcopy(model), fs.method("fedavg"), sample=sample, channels_last=True)
-        self.model, self.inputs = shop.bench("").model, shop.bench("").inputs  # in the layout that Federation trains in
+        context = ClientContext(
+            lambda arch: copy.deepcopy(model), fs.method("fedavg"), sample=sample, channels_last=True
+        )
+        self.model, self.inputs = (
+            context.replica("").model,
+            context.replica("").inputs,
+        )  # in the layout that Federation trains in
         self.clients, self.number = clients, 0
         self.leaves = list(self.model.parameters())
         self.here = [p.detach() for p in self.leaves]
@@ -502,7 +507,7 @@ def apart(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(left, right, strict=True))
 
 
-class Bench:
+class ModelReplica:
     """All that is measured on one model; FedAvg's loops are the same for all techniques."""
 
     def __init__(self, spec: str) -> None:
@@ -599,9 +604,9 @@ def main() -> None:
     if not options.json:
         print(HEAD, flush=True)
     for spec in options.models:
-        bench = Bench(spec)
+        replica = ModelReplica(spec)
         for name in options.techniques:
-            rows.append(bench.measure(name, options.repeats))
+            rows.append(replica.measure(name, options.repeats))
             if not options.json:
                 print(line(rows[-1]), flush=True)
     if options.json:

@@ -13,7 +13,7 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError
-from fedstrata.models.isolated_architectures import branched
+from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.registry import build_model
 from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.run import open_run
@@ -148,7 +148,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_branches_share_nothing_and_answer_with_the_largest() -> None:
     small, large = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-    models, arch_of = branched({"": large, "a.b": small}, lambda client: "a.b" if client else "", 3)
+    models, arch_of = isolate_architectures({"": large, "a.b": small}, lambda client: "a.b" if client else "", 3)
     assert [arch_of(client) for client in range(3)] == ["whole", "a.b", "a.b"]
     assert {n for n, _ in models[""].named_parameters()} == {
         n for arch in ("whole", "a.b") for n, _ in models[arch].named_parameters()
@@ -157,7 +157,7 @@ def test_branches_share_nothing_and_answer_with_the_largest() -> None:
     x = torch.randn(4, 2)
     assert torch.equal(models[""](x), large(x))
     assert torch.equal(models["a.b"](x), small(x))
-    alone, same = branched({"": large, "a": small}, lambda client: "", 3)
+    alone, same = isolate_architectures({"": large, "a": small}, lambda client: "", 3)
     assert alone[""] is large
     assert same(0) == ""
 

@@ -23,7 +23,7 @@ from fedstrata.run import open_run, resume_run
 from fedstrata.runs import checkpoint
 from fedstrata.runs.client_memory import unpacked
 from fedstrata.runs.files import Damaged, read_sealed, write_sealed
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.system.machine import computing
 from fedstrata.wire.packing import WireError, pack, unpack
 from tests.mutations import CHANGES, DEEP, spoil, spoil_sealed
@@ -116,7 +116,7 @@ def test_looking_at_a_run(seed: int, runs: Path, tmp_path: Path) -> None:
     for name in rng.sample(LOOKED_AT, rng.choice([1, 1, 2, 3])):
         spoil(run / name, rng)
     with suppress(FedstrataError):
-        saved = Saved.read(run)
+        saved = SavedRun.read(run)
         assert "The diagnosis failed" not in page([saved])
         found = diagnose(saved)
         assert all([str(found), found.markdown(), found.as_dict()])
@@ -216,18 +216,18 @@ def test_a_field_of_a_record_is_named(field: str, runs: Path, tmp_path: Path) ->
     rows[1][field] = RECORD[field]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UsageError, match=rf"line 2 of .*metrics\.jsonl says {field} = "):
-        Saved.read(run)
+        SavedRun.read(run)
 
 
 def test_a_setting_of_another_kind_is_named(runs: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(runs / "done", tmp_path / "run"))
     with (run / "run.toml").open("a") as file:
         file.write("colour = 3\n")  # of another version
-    assert Saved.read(run).config["colour"] == 3
+    assert SavedRun.read(run).config["colour"] == 3
     text = (run / "run.toml").read_text()
     (run / "run.toml").write_text(text.replace(f"batch_size = {SETTINGS['batch_size']}", "batch_size = 0"))
     with pytest.raises(UsageError, match=r"run\.toml says batch_size = 0, which does not fit: input should be greater"):
-        Saved.read(run)
+        SavedRun.read(run)
 
 
 def sealed_again(path: Path, **head: Any) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.client.context import BUFFERS, Workshop
+from fedstrata.client.context import BUFFERS, ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
 from fedstrata.core.rng import own_rng
@@ -51,8 +51,8 @@ def hooks(name: str = "t", **given: Any) -> Technique:
     return technique(name, lambda view: Hooks(**given))
 
 
-def workshop(model: nn.Module, *techniques: Technique, **base: Any) -> Workshop:
-    return Workshop(build=lambda arch: copy.deepcopy(model), method=chain(*techniques, **base))
+def workshop(model: nn.Module, *techniques: Technique, **base: Any) -> ClientContext:
+    return ClientContext(build=lambda arch: copy.deepcopy(model), method=chain(*techniques, **base))
 
 
 def assign(model: nn.Module, method: Method, trains: Sequence[str] | None = None, **given: Any) -> Assignment:
@@ -73,8 +73,8 @@ def visit(
     **given: Any,
 ) -> tuple[Update, Slots]:
     """Train one client in a workshop of its own."""
-    shop = workshop(model, *techniques, **(base or {}))
-    return train_client(shop, assign(model, shop.method, **given), data, memory or {})
+    context = workshop(model, *techniques, **(base or {}))
+    return train_client(context, assign(model, context.method, **given), data, memory or {})
 
 
 def toy(examples: int = 10, inputs: int = 5, classes: int = 3, seed: int = 0) -> TensorExamples:
@@ -232,20 +232,20 @@ def test_training_a_normed_model_equals_a_loop_written_by_hand():
 
 def test_the_update_answers_its_assignment():
     model = mlp(5, 3)
-    shop = workshop(model, weight="uniform")
-    update, _ = train_client(shop, assign(model, shop.method, round=4, client=9), toy(6), {})
-    assert (update.round, update.client, update.method) == (4, 9, shop.method.digest)
+    context = workshop(model, weight="uniform")
+    update, _ = train_client(context, assign(model, context.method, round=4, client=9), toy(6), {})
+    assert (update.round, update.client, update.method) == (4, 9, context.method.digest)
 
 
 def test_nothing_that_was_handed_over_is_changed():
     """The assignment's tensors, the data and the memory are inputs."""
     model, data = normed(), toy(8)
-    shop = workshop(model, buffers="local")
-    sent = assign(model, shop.method, epochs=2, lr=0.5)
+    context = workshop(model, buffers="local")
+    sent = assign(model, context.method, epochs=2, lr=0.5)
     memory: Slots = {BUFFERS: clone(running(model)), "other": {"m": torch.ones(2)}}
     params, x, kept = clone(sent.params), data.x.clone(), {k: clone(v) for k, v in memory.items()}
     own = clone(model.state_dict())
-    _, remembered = train_client(shop, sent, data, memory)
+    _, remembered = train_client(context, sent, data, memory)
     assert equal(sent.params, params)
     assert torch.equal(data.x, x)
     assert memory.keys() == kept.keys()
@@ -282,9 +282,9 @@ def test_clipping_is_that_of_torch():
 def test_augmentation_changes_training_inputs():
     """Inputs doubled by the augmentation give the bits of inputs that were doubled before."""
     model, data = mlp(5, 3), toy(6)
-    shop = workshop(model)
-    shop.augment = lambda x: 2 * x
-    doubled, _ = train_client(shop, assign(model, shop.method), data, {})
+    context = workshop(model)
+    context.augment = lambda x: 2 * x
+    doubled, _ = train_client(context, assign(model, context.method), data, {})
     expected, _ = visit(model, TensorExamples(2 * data.x, data.y))
     assert equal(doubled.delta, expected.delta)
     assert not equal(doubled.delta, visit(model, data)[0].delta)
@@ -324,10 +324,10 @@ def test_dropout_differs_between_visits():
 def test_a_visit_trains_in_training_mode_whatever_was_before():
     """Between visits the scratch model is evaluated; dropout and batch norm must be awake again."""
     for model in (noisy(), normed()):
-        shop, data = workshop(model), toy(8)
-        first, _ = train_client(shop, assign(model, shop.method), data, {})
-        shop.bench("").model.eval()
-        second, _ = train_client(shop, assign(model, shop.method), data, {})
+        context, data = workshop(model), toy(8)
+        first, _ = train_client(context, assign(model, context.method), data, {})
+        context.replica("").model.eval()
+        second, _ = train_client(context, assign(model, context.method), data, {})
         assert equal(first.delta, second.delta)
         assert equal(first.buffers, second.buffers)
 
@@ -335,10 +335,10 @@ def test_a_visit_trains_in_training_mode_whatever_was_before():
 def test_running_statistics_do_not_pass_from_client_to_client():
     model, data = normed(), toy(8)
     for policy in ("average", "local", "drop"):
-        shop = workshop(model, buffers=policy)
-        first, kept = train_client(shop, assign(model, shop.method), data, {})
-        train_client(shop, assign(model, shop.method), toy(8, seed=7), {})
-        second, again = train_client(shop, assign(model, shop.method), data, {})
+        context = workshop(model, buffers=policy)
+        first, kept = train_client(context, assign(model, context.method), data, {})
+        train_client(context, assign(model, context.method), toy(8, seed=7), {})
+        second, again = train_client(context, assign(model, context.method), data, {})
         assert equal(first.delta, second.delta)
         assert equal(first.buffers, second.buffers)
         assert equal(kept.get(BUFFERS, {}), again.get(BUFFERS, {}))
@@ -360,9 +360,9 @@ class Counting(nn.Module):
 def test_buffers_outside_the_state_dict_begin_anew():
     torch.manual_seed(0)
     model, data = Counting(), toy(6)
-    shop = workshop(model)
-    first, _ = train_client(shop, assign(model, shop.method), data, {})
-    second, _ = train_client(shop, assign(model, shop.method), data, {})
+    context = workshop(model)
+    first, _ = train_client(context, assign(model, context.method), data, {})
+    second, _ = train_client(context, assign(model, context.method), data, {})
     assert equal(first.delta, second.delta)
 
 
@@ -384,13 +384,13 @@ def test_own_rng_gives_the_global_stream_back():
 def test_frozen_parameters_get_nothing():
     """No gradient, no change, no place in the delta: only layer 2 of 0, 2, 4 trains."""
     model, data = mlp(5, 7, 4, 3), toy(8)
-    shop = workshop(model)
-    sent = assign(model, shop.method, trains=["2.weight", "2.bias"], optimizer="sgd(momentum=0.9, weight_decay=0.1)")
-    update, _ = train_client(shop, sent, data, {})
+    context = workshop(model)
+    sent = assign(model, context.method, trains=["2.weight", "2.bias"], optimizer="sgd(momentum=0.9, weight_decay=0.1)")
+    update, _ = train_client(context, sent, data, {})
     assert list(update.delta) == ["2.weight", "2.bias"]
     assert all(d.abs().max() > 0 for d in update.delta.values())
-    bench = shop.bench("")
-    for name, p in bench.params.items():
+    replica = context.replica("")
+    for name, p in replica.params.items():
         frozen = not name.startswith("2.")
         assert p.requires_grad is not frozen
         assert p.grad is None
@@ -399,15 +399,15 @@ def test_frozen_parameters_get_nothing():
 
 def test_a_thawed_parameter_trains_again():
     model, data = mlp(5, 7, 3), toy(8)
-    shop = workshop(model)
-    train_client(shop, assign(model, shop.method, trains=["2.weight"]), data, {})
-    again, _ = train_client(shop, assign(model, shop.method), data, {})
+    context = workshop(model)
+    train_client(context, assign(model, context.method, trains=["2.weight"]), data, {})
+    again, _ = train_client(context, assign(model, context.method), data, {})
     assert equal(again.delta, visit(model, data)[0].delta)
 
 
 def test_what_trains_but_does_not_travel_stays_at_home():
     model, data = mlp(5, 7, 3), toy(8)
-    update, _ = visit(model, data, travels=("2.bias",))
+    update, _ = visit(model, data, uploads=("2.bias",))
     whole, _ = visit(model, data)
     assert list(update.delta) == ["2.bias"]
     assert torch.equal(update.delta["2.bias"], whole.delta["2.bias"])
@@ -574,9 +574,9 @@ def test_flops_of_an_mlp(trains: str, products: int, examples: int, batch_size: 
 def test_flops_of_a_ragged_first_visit():
     """A worker that first met a client of one example counts the next one's 6 examples right: 2·(15 + 15)·6."""
     model = mlp(5, 3)
-    shop = workshop(model)
-    one, _ = train_client(shop, assign(model, shop.method), toy(1), {})
-    six, _ = train_client(shop, assign(model, shop.method, batch_size=4), toy(6), {})
+    context = workshop(model)
+    one, _ = train_client(context, assign(model, context.method), toy(1), {})
+    six, _ = train_client(context, assign(model, context.method, batch_size=4), toy(6), {})
     assert one.metrics["flops"] == 2 * 30
     assert six.metrics["flops"] == 2 * 30 * 6
 
@@ -625,10 +625,10 @@ def test_flops_of_hooks_count_too():
 def test_counting_changes_no_bit():
     """The first visit is counted by torch's FlopCounterMode, the second is not."""
     model, data = normed(), toy(8)
-    shop = workshop(model)
-    sent = assign(model, shop.method, batch_size=4, optimizer="adam")
-    counted, _ = train_client(shop, sent, data, {})
-    plain, _ = train_client(shop, sent, data, {})
+    context = workshop(model)
+    sent = assign(model, context.method, batch_size=4, optimizer="adam")
+    counted, _ = train_client(context, sent, data, {})
+    plain, _ = train_client(context, sent, data, {})
     assert equal(counted.delta, plain.delta)
     assert equal(counted.buffers, plain.buffers)
     assert counted.metrics == plain.metrics
@@ -796,8 +796,8 @@ def test_uploads_of_what_does_not_travel_are_passed_over():
     """As with corrections and scales: a technique may speak of every parameter."""
     model, data = mlp(5, 7, 3), toy(6)
     everything = hooks(upload=lambda delta: {n: torch.ones_like(p) for n, p in model.named_parameters()})
-    update, _ = visit(model, data, everything, trains=["0.bias", "2.bias"], travels=("2.bias",))
-    plain, _ = visit(model, data, trains=["0.bias", "2.bias"], travels=("2.bias",))
+    update, _ = visit(model, data, everything, trains=["0.bias", "2.bias"], uploads=("2.bias",))
+    plain, _ = visit(model, data, trains=["0.bias", "2.bias"], uploads=("2.bias",))
     assert list(update.delta) == ["2.bias"]
     torch.testing.assert_close(update.delta["2.bias"], plain.delta["2.bias"] + 1)
 
@@ -905,13 +905,13 @@ def test_features_of_a_module_that_is_not_there():
 
 def test_feature_hooks_are_gone_after_the_visit():
     model = two_stages()
-    shop = workshop(model, hooks(features={"low": lambda b, h: 2 * h}))
-    train_client(shop, assign(model, shop.method), point(), {})
-    assert not any(m._forward_hooks for m in shop.bench("").model.modules())
+    context = workshop(model, hooks(features={"low": lambda b, h: 2 * h}))
+    train_client(context, assign(model, context.method), point(), {})
+    assert not any(m._forward_hooks for m in context.replica("").model.modules())
     failing = workshop(model, hooks(features={"low": lambda b, h: h[:, :1]}))
     with pytest.raises(RuntimeError):
         train_client(failing, assign(model, failing.method), point(), {})
-    assert not any(m._forward_hooks for m in failing.bench("").model.modules())
+    assert not any(m._forward_hooks for m in failing.replica("").model.modules())
 
 
 def test_a_batch_shows_the_step():
@@ -992,14 +992,14 @@ def test_features_at_other_parameters_by_hand():
         heard.append(features)
         return features
 
-    shop = workshop(model, hooks("tap", features={"0": join}, loss=loss))
+    context = workshop(model, hooks("tap", features={"0": join}, loss=loss))
 
     def model_buffers() -> Tensors:
-        return shop.bench("").buffers
+        return context.replica("").buffers
 
     x = toy(6).x
     first = nn.functional.linear(x, model[0].weight, model[0].bias).detach()
-    train_client(shop, assign(model, shop.method, batch_size=6), toy(6), {})
+    train_client(context, assign(model, context.method, batch_size=6), toy(6), {})
     assert len(heard) == 1
     (double, same, logits) = seen[0]
     torch.testing.assert_close(double.sort(0).values, (2 * first).sort(0).values)
@@ -1154,10 +1154,10 @@ def test_where_running_statistics_come_from_and_go_to():
 def test_the_next_visit_does_not_change_what_the_last_one_returned():
     """Scratch tensors are copied out."""
     model = normed()
-    shop = workshop(model, buffers="local")
-    update, kept = train_client(shop, assign(model, shop.method), toy(8), {})
+    context = workshop(model, buffers="local")
+    update, kept = train_client(context, assign(model, context.method), toy(8), {})
     delta, buffers = clone(update.delta), clone(kept[BUFFERS])
-    train_client(shop, assign(model, shop.method, lr=9.0), toy(8, seed=9), {})
+    train_client(context, assign(model, context.method, lr=9.0), toy(8, seed=9), {})
     assert equal(update.delta, delta)
     assert equal(kept[BUFFERS], buffers)
     assert equal(update.buffers, buffers)
@@ -1168,8 +1168,8 @@ def test_kernels_of_one_channel_have_the_strides_of_their_layout():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.LazyLinear(2))
     model(torch.zeros(1, 1, 5, 5))
     for last, strides in ((True, (9, 1, 3, 1)), (False, (9, 9, 3, 1))):
-        shop = Workshop(build=lambda arch: copy.deepcopy(model), method=chain(), channels_last=last)
-        kernel = shop.bench("").params["0.weight"]
+        context = ClientContext(build=lambda arch: copy.deepcopy(model), method=chain(), channels_last=last)
+        kernel = context.replica("").params["0.weight"]
         assert kernel.stride() == strides
         assert torch.equal(kernel, model[0].weight)
 

@@ -322,7 +322,7 @@ class Tallies(Technique):
 
         return Hooks(tally=tally, finish=lambda delta, tally: (dict(tally), None))
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {"steps": torch.cat([total.get("steps", torch.zeros(0)), slot["steps"][None]])}
 
     def apply(self, state: Tensors, delta: Tensors, round: Any) -> tuple[Tensors, Tensors]:
@@ -343,7 +343,7 @@ class Rest(fs.Technique):
     name: ClassVar[str] = "rest"
 
     def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...]) -> fs.Assignment:
-        return assignment if assignment.round else replace(assignment, trains=(), travels=())
+        return assignment if assignment.round else replace(assignment, trains=(), uploads=())
 
 
 def test_a_round_in_which_nothing_trains() -> None:

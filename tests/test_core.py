@@ -179,7 +179,7 @@ def test_a_silent_technique_lets_everything_pass():
     updates = [Update(0, 0, "m", 1, 1, {})]
     assert silent.plan(assignment, ()) is assignment
     assert silent.send({}, assignment) == {}
-    assert silent.gather(updates, [1.0], []) is updates
+    assert silent.rescale(updates, [1.0], []) is updates
     delta, state = {}, {}
     given: Any = None
     assert silent.init({}, given) == {}

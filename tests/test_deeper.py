@@ -20,7 +20,7 @@ from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
 from fedstrata.reproduce.accumulation import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
 from fedstrata.reproduce.deeper import SCALES, _sheets
-from fedstrata.reproduce.parts import Bench, Findings, Grid, Work
+from fedstrata.reproduce.parts import Findings, Grid, ModelReplica, Work
 from fedstrata.run import deal, models_of, open_run
 from fedstrata.runs.records import Record
 
@@ -127,7 +127,7 @@ def test_divergence_is_that_of_the_finished_run(made: Made) -> None:
 
 def test_watching_the_rounds_changes_nothing() -> None:
     run = {**SCALES["smoke"].run, "dataset": "digits", "partition": "iid", "model": "logreg", "augment": "none"}
-    found = follow({"run": run}, 3, Bench(None, 1))
+    found = follow({"run": run}, 3, ModelReplica(None, 1))
     assert len(found["rounds"]) == run["rounds"]
     config = checked(RunConfig, {**run, "seed": 3})
     history = open_run(config, None).fit()
@@ -253,16 +253,16 @@ def test_a_table_is_judged(name: str, record: Record) -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    sheets = _sheets(SCALES["paper"])
-    assert sheets["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
-    assert sheets["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
+    eval_batches = _sheets(SCALES["paper"])
+    assert eval_batches["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
+    assert eval_batches["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
         "Tiny-ImageNet: 46 against 11; CIFAR-100: 52 against 14"
     )
-    assert sheets["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
-    assert sheets["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
-    assert sheets["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
-    assert sheets["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
-    for sheet in sheets.values():
+    assert eval_batches["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
+    assert eval_batches["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
+    assert eval_batches["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
+    assert eval_batches["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
+    for sheet in eval_batches.values():
         assert {len(rows) for rows in sheet.told.values()} <= {len(sheet.rows)}
 
 

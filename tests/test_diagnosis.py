@@ -22,7 +22,7 @@ from fedstrata.diagnosis.causes import CAUSES, chance_skew
 from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
 from fedstrata.diagnosis.rules import RULES, ranked
 from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 from fedstrata.techniques import method
 
@@ -40,11 +40,11 @@ def run(
     accuracies: Sequence[float | None] = (),
     summary: dict[str, Any] | None = None,
     **config: Any,
-) -> Saved:
+) -> SavedRun:
     """A run as its files would tell it; one line of probes a round."""
     rows = [{"round": number, **row} for number, row in enumerate(probes, start=1)]
     records = [record(number, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
-    return Saved("run", {"method": "fedavg", **config}, records, rows, facts or {}, summary or {})
+    return SavedRun("run", {"method": "fedavg", **config}, records, rows, facts or {}, summary or {})
 
 
 def facts(**more: Any) -> dict[str, Any]:
@@ -57,31 +57,31 @@ def facts(**more: Any) -> dict[str, Any]:
 # One run for each rule, with the figure that its severity comes from ------------------------------------------
 
 
-def skewed(value: float) -> Saved:
+def skewed(value: float) -> SavedRun:
     chance = chance_skew(EVEN)
     return run(facts=facts(skew=value * (1 - chance) + chance))
 
 
-def poisoned(value: float) -> Saved:
+def poisoned(value: float) -> SavedRun:
     return run([{"statistics": {"running": 0.5, "batch": 0.5 + value, "spread": {"stem.conv": 0.4}}}], facts())
 
 
-def deep(value: float) -> Saved:
+def deep(value: float) -> SavedRun:
     seen = [
         {"layer": name, "field": [n, n], "input": [100, 100]} for name, n in zip("ab", (3, 100 * value), strict=True)
     ]
     return run(facts=facts(fields=seen))
 
 
-def stuck(value: float) -> Saved:
+def stuck(value: float) -> SavedRun:
     return run(facts=facts(), accuracies=[0.1, 0.1, 0.1 + 0.9 * value])
 
 
-def broken(value: float) -> Saved:
+def broken(value: float) -> SavedRun:
     return run(summary={"diverged": "training diverged in round 3: the test loss is not finite" if value else None})
 
 
-def exploded(value: float) -> Saved:
+def exploded(value: float) -> SavedRun:
     return replace(run(facts=facts()), records=losing([2.0, value * math.log(10)]))
 
 
@@ -91,29 +91,29 @@ def losing(test: Sequence[Any], train: Sequence[Any] | None = None) -> list[Reco
     return [record(number, None, *pair) for number, pair in enumerate(pairs, start=1)]
 
 
-def opposed(value: float) -> Saved:
+def opposed(value: float) -> SavedRun:
     return run([{"cosine": dict.fromkeys(STRATA, value)}])
 
 
-def mismatched(value: float) -> Saved:
+def mismatched(value: float) -> SavedRun:
     return run(
         [{"gradnorm": {"alone": {n: [1.0, 9.0] for n in STRATA}, "averaged": {n: [value, 9.0] for n in STRATA}}}]
     )
 
 
-def unlike(value: float) -> Saved:
+def unlike(value: float) -> SavedRun:
     return run([{"cka": {"mean": {"stem": 0.99, "layer4": 1 - value}}}])
 
 
-def forgetful(value: float) -> Saved:
+def forgetful(value: float) -> SavedRun:
     return run([{"calibration": {"before": [], "after": [], "held": 0.9, "missing": 0.2, "forgetting": value}}])
 
 
-def drifting(value: float) -> Saved:
+def drifting(value: float) -> SavedRun:
     return run([{"drift": {"held": {"layer1": 0.1}, "missing": {"stem": 0.0, "layer1": -value}}}])
 
 
-def accumulated(value: float) -> Saved:
+def accumulated(value: float) -> SavedRun:
     """Of many orders of the strata, the one whose rank correlation is nearest."""
     rng, falling = random.Random(0), [float(2**n) for n in range(10, 0, -1)]
     orders = [falling, falling[::-1]]
@@ -125,11 +125,11 @@ def accumulated(value: float) -> Saved:
     return run([{"divergence": dict(zip(STRATA, best, strict=True))}], facts())
 
 
-def parted(value: float) -> Saved:
+def parted(value: float) -> SavedRun:
     return run([{"divergence": {**dict.fromkeys(STRATA, 0.1), "stem.conv": 0.1 * value}}], facts())
 
 
-PLANTED: dict[str, Callable[[float], Saved]] = {
+PLANTED: dict[str, Callable[[float], SavedRun]] = {
     "label-skew": skewed,
     "running-statistics": poisoned,
     "receptive-field": deep,
@@ -146,7 +146,7 @@ PLANTED: dict[str, Callable[[float], Saved]] = {
 }
 
 
-def found(saved: Saved) -> dict[str, Finding]:
+def found(saved: SavedRun) -> dict[str, Finding]:
     return {finding.name: finding for finding in diagnose(saved).findings}
 
 
@@ -528,7 +528,7 @@ MODELS: tuple[dict[str, Any], ...] = (
 )
 
 
-def remedies(saved: Saved) -> dict[str, tuple[Remedy, ...]]:
+def remedies(saved: SavedRun) -> dict[str, tuple[Remedy, ...]]:
     return {one.name: one.remedies for one in diagnose(saved).findings}
 
 
@@ -714,7 +714,7 @@ def federated(
     clients: int = 5,
     seed: int = 0,
     **settings: Any,
-) -> Saved:
+) -> SavedRun:
     """A short run on small digits with all probes; `change` is done to the images of a client, not to the test's."""
     data = fs.load_dataset("digits(examples=600)")
     split = data.train.split(fs.partition(data.train.labels(), partition, clients=clients, seed=seed))
@@ -804,4 +804,4 @@ def test_a_run_is_diagnosed_from_its_files(tmp_path: Path) -> None:
     """The same from a directory as from the federation itself."""
     out = tmp_path / "run"
     told = diagnose(federated("mlp", "shards(classes=2)", rounds=2, probe_every=1, out=out))
-    assert diagnose(Saved.read(out)).findings == told.findings
+    assert diagnose(SavedRun.read(out)).findings == told.findings

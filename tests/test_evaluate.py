@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.context import Bench, Workshop
+from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.core.technique import Buffers
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.data.examples import TensorExamples
@@ -19,8 +19,8 @@ from fedstrata.models.norms import running
 from fedstrata.techniques.fedavg import chain
 
 
-def bench_of(model: nn.Module) -> Bench:
-    return Workshop(build=lambda arch: copy.deepcopy(model), method=chain()).bench("")
+def bench_of(model: nn.Module) -> ModelReplica:
+    return ClientContext(build=lambda arch: copy.deepcopy(model), method=chain()).replica("")
 
 
 def examples(count: int = 11, seed: int = 0) -> TensorExamples:
@@ -76,11 +76,11 @@ def test_accuracy_and_loss(batch_size: int):
 
 def test_the_given_parameters_count_not_the_benchs():
     model, other, data = linear(1), linear(2), examples()
-    bench = bench_of(model)
-    assert evaluate(bench, *tensors(other), data, "average") == evaluate(
+    replica = bench_of(model)
+    assert evaluate(replica, *tensors(other), data, "average") == evaluate(
         bench_of(other), *tensors(other), data, "average"
     )
-    assert evaluate(bench, *tensors(other), data, "average") != evaluate(bench, *tensors(model), data, "average")
+    assert evaluate(replica, *tensors(other), data, "average") != evaluate(replica, *tensors(model), data, "average")
 
 
 @pytest.mark.parametrize("policy", ["average", "local"])
@@ -88,16 +88,16 @@ def test_the_given_parameters_count_not_the_benchs():
 def test_running_statistics_are_used_and_dropout_is_off(policy: Buffers, batch_size: int):
     """Against numpy with the given running mean and variance; the bench is in training mode before."""
     model, data = normed(), examples()
-    bench = bench_of(normed(seed=2))
-    bench.model.train()
+    replica = bench_of(normed(seed=2))
+    replica.model.train()
     params, buffers = tensors(model)
     given = clone(buffers)
-    found = evaluate(bench, params, buffers, data, policy, batch_size)
+    found = evaluate(replica, params, buffers, data, policy, batch_size)
     mean, var = (buffers[f"1.running_{kind}"].double().numpy() for kind in ("mean", "var"))
     expected = by_hand(normed_by_hand(model, data.x.double().numpy(), mean, var), data.y.numpy())
     assert found == pytest.approx(expected, rel=1e-5)
     assert all(torch.equal(given[n], buffers[n]) for n in given)
-    assert all(torch.equal(given[n], bench.buffers[n]) for n in given)
+    assert all(torch.equal(given[n], replica.buffers[n]) for n in given)
 
 
 def shuffled(count: int) -> Tensor:
@@ -131,10 +131,10 @@ def test_drop_uses_the_statistics_of_each_batch(momentum: float | None):
     The running statistics that are handed over play no part and stay, as do the bench's and its momentum.
     """
     model, data = normed(momentum=momentum), examples()
-    bench = bench_of(model)
+    replica = bench_of(model)
     params, buffers = tensors(model)
     junk = {n: torch.full_like(b, 7) for n, b in buffers.items()}
-    found = evaluate(bench, params, junk, data, "drop", batch_size=4)
+    found = evaluate(replica, params, junk, data, "drop", batch_size=4)
     order = shuffled(len(data))
     x, w, b = (t.detach().double().numpy() for t in (data.x[order], model[0].weight, model[0].bias))
     logits = []
@@ -143,19 +143,19 @@ def test_drop_uses_the_statistics_of_each_batch(momentum: float | None):
         logits.append(normed_by_hand(model, part, h.mean(0), h.var(0)))
     assert found == pytest.approx(by_hand(np.concatenate(logits), data.y[order].numpy()), rel=1e-5)
     assert all(junk[n].eq(7).all() for n in junk)
-    assert torch.equal(bench.buffers["1.running_mean"], buffers["1.running_mean"])
-    assert torch.equal(bench.buffers["1.running_var"], buffers["1.running_var"])
-    assert bench.model[1].momentum == momentum
+    assert torch.equal(replica.buffers["1.running_mean"], buffers["1.running_mean"])
+    assert torch.equal(replica.buffers["1.running_var"], buffers["1.running_var"])
+    assert replica.model[1].momentum == momentum
 
 
 def test_an_evaluation_under_drop_leaves_the_next_one_alone():
     model, data = normed(), examples()
-    bench = bench_of(model)
-    before = evaluate(bench, *tensors(model), data, "average")
-    dropped = evaluate(bench, *tensors(model), data, "drop")
+    replica = bench_of(model)
+    before = evaluate(replica, *tensors(model), data, "average")
+    dropped = evaluate(replica, *tensors(model), data, "drop")
     assert dropped != before
-    assert evaluate(bench, *tensors(model), data, "average") == before
-    assert evaluate(bench, *tensors(model), data, "drop") == dropped
+    assert evaluate(replica, *tensors(model), data, "average") == before
+    assert evaluate(replica, *tensors(model), data, "drop") == dropped
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
@@ -182,9 +182,9 @@ def test_a_last_single_example_joins_the_batch_before_it_under_drop():
 
 def test_nothing_requires_grad_and_no_random_number_is_drawn():
     model, data = normed(), examples()
-    bench = bench_of(model)
+    replica = bench_of(model)
     before = torch.get_rng_state()
-    evaluate(bench, *tensors(model), data, "drop", batch_size=4)
+    evaluate(replica, *tensors(model), data, "drop", batch_size=4)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(p.grad is None for p in bench.params.values())
-    assert not any(b.is_inference() for b in bench.buffers.values())
+    assert all(p.grad is None for p in replica.params.values())
+    assert not any(b.is_inference() for b in replica.buffers.values())

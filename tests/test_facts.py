@@ -286,7 +286,7 @@ def test_odd_models(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
 
 
 def test_groups_of_architectures(tmp_path: Path) -> None:
-    """Branches side by side: all of them count, and the model answers with one."""
+    """IsolatedArchitectures side by side: all of them count, and the model answers with one."""
     settings = {"archs": {"small": nn.Linear(6, 4)}, "arch_of": lambda client: "small" if client % 2 else ""}
 
     class Whole(nn.Linear):

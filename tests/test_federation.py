@@ -90,8 +90,8 @@ class Spy:
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     watched, train = Spy(), grouping.train_client
 
-    def train_client(shop: Any, assignment: Assignment, data: Any, memory: Slots) -> tuple[Update, Slots]:
-        update, kept = train(shop, assignment, data, memory)
+    def train_client(context: Any, assignment: Assignment, data: Any, memory: Slots) -> tuple[Update, Slots]:
+        update, kept = train(context, assignment, data, memory)
         update = watched.spoil(update)
         watched.sent.append(assignment)
         watched.updates.append(update)
@@ -99,7 +99,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         return update, kept
 
     monkeypatch.setattr(grouping, "train_client", train_client)
-    monkeypatch.setattr("fedstrata.engines.registry._vectorised_is_faster", lambda shop: False)
+    monkeypatch.setattr("fedstrata.engines.registry._vectorised_is_faster", lambda context: False)
     return watched
 
 
@@ -113,7 +113,7 @@ class Turns(Technique):
         if assignment.round == 0:
             return assignment
         active = strata[(assignment.round - 1) % len(strata)].params
-        return replace(assignment, trains=active, travels=active)
+        return replace(assignment, trains=active, uploads=active)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +420,7 @@ def test_eval_clients_uses_their_own_statistics_under_local():
     expected = []
     for client, (inputs, labels) in enumerate(data):
         model = history.model
-        own = federation._journal.recall(federation.state, client)[BUFFERS]
+        own = federation._recorder.recall(federation.state, client)[BUFFERS]
         model.load_state_dict({**model.state_dict(), **own})
         with torch.no_grad():
             expected.append((model(inputs).argmax(1) == labels).double().mean().item())
@@ -724,7 +724,7 @@ def test_bytes_are_the_lengths_of_the_encoded_messages(spy: Spy, policy: str):
     for number, record in enumerate(history.records):
         assert record.bytes_up == sum(len(encode(u)) for u in spy.of(number))
         assert record.bytes_down == sum(len(encode(a)) for a in spy.sent if a.round == number)
-    assert any(a.fresh is not None for a in spy.sent)
+    assert any(a.to_send is not None for a in spy.sent)
 
 
 def test_partial_rounds_cost_less():
@@ -1113,18 +1113,18 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     )
     used: list[Tensors] = []
 
-    def judge(bench: Any, *args: Any) -> tuple[float, float]:
-        answer = plain(bench, *args)
-        used.append({n: b.clone() for n, b in bench.buffers.items() if n.endswith("mean")})
+    def judge(replica: Any, *args: Any) -> tuple[float, float]:
+        answer = plain(replica, *args)
+        used.append({n: b.clone() for n, b in replica.buffers.items() if n.endswith("mean")})
         return answer
 
     monkeypatch.setattr("fedstrata.evaluation.evaluator.judge", judge)
     monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
     federation.fit()
     everywhere, _, _, one, two = used  # the whole model, the part, then each client's
-    own = federation._journal.recall(federation.state, 2)[BUFFERS]
+    own = federation._recorder.recall(federation.state, 2)[BUFFERS]
     assert torch.equal(
-        one["b_norm.running_mean"], federation._journal.recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
+        one["b_norm.running_mean"], federation._recorder.recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
     )
     assert torch.equal(two["a_norm.running_mean"], own["a_norm.running_mean"])
     assert not torch.equal(one["b_norm.running_mean"], everywhere["b_norm.running_mean"])

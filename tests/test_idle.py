@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.diagnosis.reading import classifier as last_stratum
 from fedstrata.diagnosis.reading import depths
-from fedstrata.diagnosis.remedies import Bench
+from fedstrata.diagnosis.remedies import ModelReplica
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import classifier, strata
 from fedstrata.models.summary import describe_model
 from fedstrata.probes.measures import neuron_drift
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from tests.runs import fedstrata
 
 INPUTS, HIDDEN, CLASSES = 4, 6, 3
@@ -529,9 +529,9 @@ def test_the_last_call_of_the_classifier_gives_all_outputs() -> None:
     assert [s.name for s in strata(seeded(Unrolled), SAMPLE) if s.classifies] == ["head"]
 
 
-def told(*rows: dict[str, Any]) -> Saved:
+def told(*rows: dict[str, Any]) -> SavedRun:
     facts = {"model": {"strata": [{"stage": row["name"], **row} for row in rows], "fields": []}}
-    return Saved("run", {"rounds": 5}, (), (), facts)
+    return SavedRun("run", {"rounds": 5}, (), (), facts)
 
 
 def test_a_diagnosis_knows_the_classifier() -> None:
@@ -543,7 +543,7 @@ def test_a_diagnosis_knows_the_classifier() -> None:
     saved = told(first | marks[0], head | marks[1], aux | {"idle": True, "classifies": False})
     assert last_stratum(saved) == "head"
     assert depths(saved) == {"first": 0, "head": 1}
-    remedy = Bench(saved).fedpart("why")
+    remedy = ModelReplica(saved).fedpart("why")
     assert remedy is not None
     assert remedy.settings["rounds"] == 5 + 2 * 2  # the idle layer has no turn
     assert last_stratum(told(first | marks[0], aux | marks[0])) is None  # several layers give the outputs

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedstrata as fs
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.models.layouts import allows_channels_last, contiguous, guarded, lay_out
 from tests.fenced import fenced, needs_fence
 
@@ -181,14 +181,14 @@ class Raising(Functional):
 @pytest.mark.parametrize("error", [ValueError("its own"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_the_guard_goes_down_with_the_model(error: BaseException) -> None:
     """However a pass ends, torch's functions are nobody's business afterwards."""
-    shop = Workshop(build=lambda arch: Raising(F.conv2d, (4, 4, 1, 1), True), method=fs.method("fedavg"))
+    context = ClientContext(build=lambda arch: Raising(F.conv2d, (4, 4, 1, 1), True), method=fs.method("fedavg"))
     before = torch.overrides._get_current_function_mode_stack()
-    model = shop.bench("").model
+    model = context.replica("").model
     assert isinstance(model, Raising)
     model(torch.randn(2, 3, 8, 8))
     assert torch.overrides._get_current_function_mode_stack() == before
     model.error = error
-    with pytest.raises(type(error)), shop.computing(1):
+    with pytest.raises(type(error)), context.computing(1):
         model(torch.randn(2, 3, 8, 8))
     assert torch.overrides._get_current_function_mode_stack() == before
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.client.visit_hooks import class_counts
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
@@ -102,8 +102,8 @@ def test_class_counts_are_of_the_models_precision(dtype: torch.dtype, exact: tor
     """But of single precision at least: bfloat16 does not know 257."""
     model = nn.Linear(2, 3).to(dtype)
     data = TensorExamples(torch.zeros(300, 2, dtype=dtype), torch.tensor([0] * 257 + [2] * 43))
-    bench = Workshop(build=lambda arch: model, method=chain(), sample=torch.zeros(2, 2, dtype=dtype)).bench("")
-    counts = class_counts(data, bench)
+    replica = ClientContext(build=lambda arch: model, method=chain(), sample=torch.zeros(2, 2, dtype=dtype)).replica("")
+    counts = class_counts(data, replica)
     assert counts.dtype == exact
     assert counts.tolist() == [257, 0, 43]
 

@@ -677,7 +677,7 @@ def test_killed_after_the_probes_and_before_the_record(tmp_path: Path) -> None:
         rounds = (fed := open_run(settings, out)).rounds()
         next(rounds)
         rounds.close()
-        fed._journal._directory = None  # this process is no more
+        fed._recorder._directory = None  # this process is no more
         with (out / "probes.jsonl").open("a") as file:
             file.write(more)
         resumed = resume_run(out)

@@ -9,7 +9,7 @@ from torch import Tensor
 import fedstrata as fs
 from fedstrata.core.types import Work
 from fedstrata.data.examples import Joined, joined
-from fedstrata.server.sampling import Roster
+from fedstrata.server.sampling import ClientSampler
 
 SIZES = (9, 0, 14, 1, 30)
 
@@ -21,12 +21,12 @@ def parties() -> list[fs.TensorExamples]:
     ]
 
 
-def roster(participation: int | float = 2, pools: bool = False, drop_single: bool = False) -> Roster:
-    return Roster(parties(), lambda c: "deep" if c else "", participation, 7, 3, pools, drop_single)
+def sampler(participation: int | float = 2, centralised: bool = False, drop_single: bool = False) -> ClientSampler:
+    return ClientSampler(parties(), lambda c: "deep" if c else "", participation, 7, 3, centralised, drop_single)
 
 
 def test_only_clients_with_examples_are_asked_and_all_of_them_after_the_last_round() -> None:
-    made = roster()
+    made = sampler()
     drawn = [list(made.sample(number)) for number in range(3)]
     assert all(len(set(clients)) == 2 and 1 not in clients for clients in drawn)
     assert len({tuple(clients) for clients in drawn}) > 1
@@ -35,17 +35,17 @@ def test_only_clients_with_examples_are_asked_and_all_of_them_after_the_last_rou
 
 
 def test_a_fraction_is_of_those_that_have_examples() -> None:
-    assert roster(0.5).sampled == 2
-    assert roster(0.01).sampled == 1
+    assert sampler(0.5).sampled == 2
+    assert sampler(0.01).sampled == 1
     with pytest.raises(fs.UsageError, match="participation = 5, but only 4 clients have examples"):
-        roster(5)
+        sampler(5)
 
 
 @pytest.mark.parametrize("drop_single", [False, True])
 def test_one_party_takes_the_steps_of_those_that_would_have_been_asked(drop_single: bool) -> None:
     """Batches of 4: 9 examples take 3 steps (2 without the last, single one), 14 take 4, 1 takes 1 (0), 30 take 8."""
     steps = {0: 2 if drop_single else 3, 2: 4, 3: 0 if drop_single else 1, 4: 8}
-    apart, together = roster(), roster(pools=True, drop_single=drop_single)
+    apart, together = sampler(), sampler(centralised=True, drop_single=drop_single)
     for number in range(3):
         work = together.work(number, Work(epochs=2, batch_size=4))
         assert work.steps == 2 * sum(steps[client] for client in apart.sample(number))

@@ -12,7 +12,7 @@ import pytest
 
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run, resume_run
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.system.machine import computing
 from tests.engines.worlds import federation
 from tests.runs import config
@@ -43,7 +43,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_all_of_it(finished: Path) -> None:
-    saved = Saved.read(finished)
+    saved = SavedRun.read(finished)
     assert saved.name == "my run"
     assert saved.path == finished
     assert saved.method == saved.config["method"] == "fedavg"
@@ -61,7 +61,7 @@ def test_all_of_it(finished: Path) -> None:
 
 def test_reading_changes_nothing(finished: Path) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    Saved.read(finished)
+    SavedRun.read(finished)
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
@@ -69,7 +69,7 @@ def test_what_a_federation_tells_of_itself(tmp_path: Path) -> None:
     """The same as its files do; without a directory it tells it too."""
     fed = federation(probe="proxy", out=tmp_path / "run")
     fed.fit()
-    told, read = fed.saved(), Saved.read(tmp_path / "run")
+    told, read = fed.saved(), SavedRun.read(tmp_path / "run")
     assert list(told.records) == list(read.records)
     assert list(told.probes) == list(read.probes)
     assert json.loads(json.dumps([told.facts, told.summary, told.versions])) == [
@@ -94,29 +94,29 @@ def test_half_a_line_at_the_end(copied: Path, name: str) -> None:
     lines = whole.splitlines(keepends=True)
     for end in (lines[2][:-1], lines[2][:25], lines[2][:1], b"\xe2"):
         (copied / name).write_bytes(b"".join(lines[:2]) + end)
-        saved = Saved.read(copied)
+        saved = SavedRun.read(copied)
         assert [row["round"] for row in saved.probes] == [1, 2]
         assert len(saved.records) == (2 if name == "metrics.jsonl" else 3)
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     fed = open_run(config(**SMALL, probe="proxy"), tmp_path / "run")
-    assert Saved.read(tmp_path / "run").records == ()
-    assert Saved.read(tmp_path / "run").facts["clients"] == 5
+    assert SavedRun.read(tmp_path / "run").records == ()
+    assert SavedRun.read(tmp_path / "run").facts["clients"] == 5
     for done, _ in enumerate(fed.rounds(), 1):
-        saved = Saved.read(tmp_path / "run")
+        saved = SavedRun.read(tmp_path / "run")
         assert len(saved.records) == len(saved.probes) == done
         assert saved.summary == {}
-    assert Saved.read(tmp_path / "run").summary["rounds"] == 3
+    assert SavedRun.read(tmp_path / "run").summary["rounds"] == 3
 
 
 def test_probes_beyond_the_records_are_left_out(copied: Path) -> None:
     """They are of a round that is not complete, and may be done again."""
     metrics = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_text("".join(metrics[:1]))
-    assert [row["round"] for row in Saved.read(copied).probes] == [1]
+    assert [row["round"] for row in SavedRun.read(copied).probes] == [1]
     (copied / "metrics.jsonl").write_text("")
-    assert Saved.read(copied).probes == ()
+    assert SavedRun.read(copied).probes == ()
 
 
 @pytest.mark.parametrize("name", ["facts.json", "summary.json", "versions.json", "probes.jsonl", "metrics.jsonl"])
@@ -129,9 +129,9 @@ def test_files_that_are_missing_or_were_edited(copied: Path, name: str, damage: 
         (copied / name).write_text(damage)
     if name.endswith(".jsonl") and damage:  # the run has ended, so half a line is a bad one, too
         with pytest.raises(UsageError, match=rf"line \d of .*{name} (is not a JSON object|lacks)"):
-            Saved.read(copied)
+            SavedRun.read(copied)
         return
-    saved = Saved.read(copied)
+    saved = SavedRun.read(copied)
     assert all(isinstance(part, dict) for part in (saved.facts, saved.summary, saved.versions))
     assert all(isinstance(row, dict) and isinstance(row["round"], int) for row in saved.probes)
     assert [record.round for record in saved.records] == ([] if name == "metrics.jsonl" else [1, 2, 3])
@@ -140,12 +140,12 @@ def test_files_that_are_missing_or_were_edited(copied: Path, name: str, damage: 
 def test_bytes_that_are_no_text(copied: Path) -> None:
     for name in ("facts.json", "summary.json", "versions.json"):
         (copied / name).write_bytes(b"\xff\xfe{}\n")
-    saved = Saved.read(copied)
+    saved = SavedRun.read(copied)
     assert (saved.facts, saved.summary, saved.versions) == ({}, {}, {})
     for name in ("probes.jsonl", "metrics.jsonl"):
         (copied / name).write_bytes(b"\xff\xfe{}\n")
         with pytest.raises(UsageError, match=rf"line 1 of .*{name} is not a JSON object"):
-            Saved.read(copied)
+            SavedRun.read(copied)
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -158,7 +158,7 @@ def test_a_line_in_the_middle_that_is_none(copied: Path, bad: str, name: str, en
     rows = (copied / name).read_text().splitlines()
     (copied / name).write_text("\n".join([rows[0], bad, rows[2], ""]))
     with pytest.raises(UsageError, match=rf"line 2 of .*{name} is not a JSON object"):
-        Saved.read(copied)
+        SavedRun.read(copied)
 
 
 @pytest.mark.parametrize(("order", "line"), [((2, 2, 1), 1), ((1, 3), 2), ((1, 1, 2), 2), ((1, 2, 3, 1), 4)])
@@ -166,14 +166,14 @@ def test_rounds_are_in_order(copied: Path, order: tuple[int, ...], line: int) ->
     rows = (copied / "metrics.jsonl").read_text().splitlines()
     (copied / "metrics.jsonl").write_text("".join(rows[number - 1] + "\n" for number in order))
     with pytest.raises(UsageError, match=rf"line {line} of .*metrics\.jsonl says round = {order[line - 1]}: "):
-        Saved.read(copied)
+        SavedRun.read(copied)
 
 
 def test_a_last_line_without_its_end(copied: Path) -> None:
     """Of a run that has ended it is whole if it can be read."""
     for name in ("metrics.jsonl", "probes.jsonl"):
         (copied / name).write_bytes((copied / name).read_bytes().removesuffix(b"\n"))
-    saved = Saved.read(copied)
+    saved = SavedRun.read(copied)
     assert (len(saved.records), len(saved.probes)) == (3, 3)
 
 
@@ -182,7 +182,7 @@ def test_odd_lines_of_probes(copied: Path) -> None:
     first = (copied / "probes.jsonl").read_text().splitlines(keepends=True)[0]
     odd = ['{"round": "2"}\n', '{"round": null}\n', '{"round": 2.5}\n', "{}\n", '{"round": 99}\n', '{"round": [1]}\n']
     (copied / "probes.jsonl").write_text(first + "".join(odd))
-    assert [row["round"] for row in Saved.read(copied).probes] == [1]
+    assert [row["round"] for row in SavedRun.read(copied).probes] == [1]
 
 
 @pytest.mark.parametrize("line", ['{"round": "2"}\n', '{"round": [1]}\n', '{"round": null}\n', "[]\n", "{}\n"])
@@ -195,33 +195,33 @@ def test_a_run_with_an_odd_line_of_probes_can_be_resumed(copied: Path, line: str
 def test_a_record_that_lacks_fields(copied: Path) -> None:
     (copied / "metrics.jsonl").write_text('{"round": 1}\n')
     with pytest.raises(UsageError, match=r"metrics\.jsonl"):
-        Saved.read(copied)
+        SavedRun.read(copied)
 
 
 def test_a_record_of_a_later_version(copied: Path) -> None:
     rows = [json.loads(line) | {"colour": "blue"} for line in (copied / "metrics.jsonl").read_text().splitlines()]
     (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(Saved.read(copied).records) == 3
+    assert len(SavedRun.read(copied).records) == 3
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run"):
-        Saved.read(tmp_path)
+        SavedRun.read(tmp_path)
     with pytest.raises(UsageError, match="nowhere"):
-        Saved.read(tmp_path / "nowhere")
+        SavedRun.read(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file"):
-        Saved.read(tmp_path / "file")
+        SavedRun.read(tmp_path / "file")
     (tmp_path / "run.toml").mkdir()
     with pytest.raises(UsageError, match="no run"):
-        Saved.read(tmp_path)
+        SavedRun.read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["rounds = ", "\x00", "a = 1\na = 2\n"])
 def test_a_run_toml_that_is_none(copied: Path, text: str) -> None:
     (copied / "run.toml").write_text(text)
     with pytest.raises(UsageError, match=r"run\.toml"):
-        Saved.read(copied)
+        SavedRun.read(copied)
 
 
 def test_a_run_of_an_older_version(copied: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_run_of_an_older_version(copied: Path) -> None:
     for name in ("facts.json", "probes.jsonl"):
         (copied / name).unlink()
     (copied / "run.toml").write_text("rounds = 3\n")
-    saved = Saved.read(copied)
+    saved = SavedRun.read(copied)
     assert (saved.facts, saved.probes) == ({}, ())
     assert saved.method == "fedavg"
     assert len(saved.records) == 3

@@ -51,8 +51,8 @@ def answer(a: Assignment, value: float = 1.0, examples: int = 1, **changes: Any)
         method=a.method,
         examples=examples,
         steps=1,
-        delta={n: torch.full_like(a.params[n], value) for n in a.travels},
-        buffers=buffers if a.reports is None else {n: buffers[n] for n in a.reports},
+        delta={n: torch.full_like(a.params[n], value) for n in a.uploads},
+        buffers=buffers if a.upload_buffers is None else {n: buffers[n] for n in a.upload_buffers},
         metrics=dict(METRICS),
     )
     return replace(update, **changes)
@@ -79,7 +79,7 @@ def test_a_sound_update_has_no_fault():
     """Else the refusals below would prove nothing."""
     made, state = server()
     (asked,) = made.open(state, [2], Work())
-    assert made.fault(asked, answer(asked), state.buffers) is None
+    assert made.validate(asked, answer(asked), state.buffers) is None
 
 
 # The mean ---------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Gathers(Technique):
     noted: list[list[float]] = field(default_factory=list, compare=False)
     name: ClassVar[str] = "gathers"
 
-    def gather(
+    def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         self.noted.append(list(weights))
@@ -242,7 +242,7 @@ class Shifts(Gathers):
 
     name: ClassVar[str] = "shifts"
 
-    def gather(
+    def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         return [replace(u, delta={n: d + 10 for n, d in u.delta.items()}) for u in updates]
@@ -307,7 +307,7 @@ def test_each_technique_has_its_own_state():
 
 def test_what_apply_adds_to_the_change_counts_as_changed():
     """Only a.b travels, but the technique also moves c.w by 2: both are fresh for the client next time, a.w is not."""
-    narrow = planning("narrow", lambda a: replace(a, trains=("a.b",), travels=("a.b",)))
+    narrow = planning("narrow", lambda a: replace(a, trains=("a.b",), uploads=("a.b",)))
     moves = applying("moves", lambda s, d, r: ({**d, "c.w": torch.tensor(2.0)}, s))
     made, state = server(moves)
     state, _ = play(made, state, [0])
@@ -315,14 +315,14 @@ def test_what_apply_adds_to_the_change_counts_as_changed():
     state, _ = play(made, state, [0])
     assert state.params["c.w"].item() == 4.0 + 2.0 + 2.0
     (again,) = made.open(state, [0], Work())
-    assert again.fresh == ("a.b", "c.w", "a.mean", "a.count")
+    assert again.to_send == ("a.b", "c.w", "a.mean", "a.count")
 
 
 @pytest.mark.parametrize("needs", [True, False])
 def test_what_apply_may_see(needs: bool):
     views: list[RoundView] = []
     look = applying("look", lambda s, d, r: (views.append(r) or d, s), needs=needs)
-    narrow = planning("narrow", lambda a: replace(a, trains=("a.w", "a.b"), travels=("a.b",)))
+    narrow = planning("narrow", lambda a: replace(a, trains=("a.w", "a.b"), uploads=("a.b",)))
     made, state = server(look, narrow, population=7, seed=3)
     assignments = made.open(state, [5, 2], Work())
     updates = [answer(a, value=float(a.client), examples=a.client) for a in assignments]
@@ -372,21 +372,21 @@ def planning(name: str, function: Callable[[Assignment], Assignment]) -> Techniq
 
 def test_plans_intersect_whatever_their_order():
     """{a.w, a.b} ∩ {a.b, c.w} = {a.b}; a plan that asks for more than it was given gets no more."""
-    left = planning("left", lambda a: replace(a, trains=("a.w", "a.b"), travels=("a.w", "a.b")))
-    right = planning("right", lambda a: replace(a, trains=("c.w", "a.b"), travels=("c.w", "a.b")))
-    all_ = planning("all", lambda a: replace(a, trains=WHOLE.params, travels=WHOLE.params))
+    left = planning("left", lambda a: replace(a, trains=("a.w", "a.b"), uploads=("a.w", "a.b")))
+    right = planning("right", lambda a: replace(a, trains=("c.w", "a.b"), uploads=("c.w", "a.b")))
+    all_ = planning("all", lambda a: replace(a, trains=WHOLE.params, uploads=WHOLE.params))
     for techniques in ((left, right), (right, left), (left, right, all_), (all_, right, left)):
         made, state = server(*techniques)
         (asked,) = made.open(state, [0], Work())
         assert asked.trains == ("a.b",)
-        assert asked.travels == ("a.b",)
+        assert asked.uploads == ("a.b",)
 
 
 def test_plans_keep_the_models_order_and_only_what_trains_travels():
-    made, state = server(planning("p", lambda a: replace(a, trains=("c.w", "a.w"), travels=("c.w", "a.b"))))
+    made, state = server(planning("p", lambda a: replace(a, trains=("c.w", "a.w"), uploads=("c.w", "a.b"))))
     (asked,) = made.open(state, [0], Work())
     assert asked.trains == ("a.w", "c.w")
-    assert asked.travels == ("c.w",)
+    assert asked.uploads == ("c.w",)
     assert list(asked.params) == list(WHOLE.params)
 
 
@@ -397,7 +397,7 @@ def test_a_plan_may_change_the_work():
 
 
 def test_only_the_active_strata_are_named_and_change():
-    made, state = server(planning("p", lambda a: replace(a, trains=("c.w",), travels=("c.w",))))
+    made, state = server(planning("p", lambda a: replace(a, trains=("c.w",), uploads=("c.w",))))
     after, outcome = play(made, state, [0, 1])
     assert outcome.active == ("c",)
     assert after.params["a.w"] is state.params["a.w"]
@@ -471,12 +471,12 @@ def test_fresh_is_what_changed_since_the_clients_last_accepted_round():
 
     def plan(a: Assignment) -> Assignment:
         names = turns.get(a.round, a.trains)
-        return replace(a, trains=names, travels=names, reports=statistics.get(a.round))
+        return replace(a, trains=names, uploads=names, upload_buffers=statistics.get(a.round))
 
     made, state = server(planning("turns", plan))
 
     def fresh(now: ServerState, client: int) -> tuple[str, ...] | None:
-        return made.open(now, [client], Work())[0].fresh
+        return made.open(now, [client], Work())[0].to_send
 
     assert fresh(state, 0) is None
     state, _ = play(made, state, [0, 1])
@@ -495,7 +495,7 @@ def test_fresh_is_what_changed_since_the_clients_last_accepted_round():
 
 def test_fewer_fresh_parameters_are_fewer_bytes():
     """A second partial round: 12 bytes of a.w and a.b stay at home, and so do their names."""
-    made, state = server(planning("c", lambda a: replace(a, trains=("c.w",), travels=("c.w",))))
+    made, state = server(planning("c", lambda a: replace(a, trains=("c.w",), uploads=("c.w",))))
     state, first = play(made, state, [0, 1])
     _, second = play(made, state, [0, 1])
     assert second.bytes_down < first.bytes_down - 2 * 12
@@ -508,7 +508,7 @@ def test_a_refused_client_is_sent_everything_again():
     bad = {"a.w": torch.full((1, 2), math.nan), "a.b": torch.ones(1), "c.w": torch.ones(())}
     state, _ = play(made, state, [0, 1], lambda a: answer(a, delta=bad) if a.client else answer(a))
     assert state.held.tolist() == [0, -1, -1, -1]
-    assert made.open(state, [1], Work())[0].fresh is None
+    assert made.open(state, [1], Work())[0].to_send is None
 
 
 def test_a_round_in_which_nothing_arrived_changes_nothing():
@@ -654,7 +654,7 @@ def test_a_long_name_is_cut():
         answer(asked, method="x" * 10**6),
         answer(asked, slots={"x" * 10**6: {}}),
     ):
-        why = made.fault(asked, bad, state.buffers)
+        why = made.validate(asked, bad, state.buffers)
         assert why is not None
         assert len(why) < 300
 
@@ -667,7 +667,7 @@ def test_under_drop_no_running_statistics_may_arrive():
 
 
 def test_a_partial_update_must_hold_what_travels_and_no_more():
-    made, state = server(planning("p", lambda a: replace(a, trains=("a.b",), travels=("a.b",))))
+    made, state = server(planning("p", lambda a: replace(a, trains=("a.b",), uploads=("a.b",))))
     more = {n: torch.zeros_like(p) for n, p in state.params.items()}
     after, outcome = play(made, state, [0, 1], lambda a: answer(a, delta=more) if a.client else answer(a))
     assert [c for c, _ in outcome.refused] == [1]

@@ -115,7 +115,7 @@ def assignments(draw: st.DrawFn) -> Assignment:
         params=params,
         buffers=buffers,
         trains=ordered,
-        travels=ordered if draw(st.booleans()) else tuple(n for n in ordered if draw(st.booleans())),
+        uploads=ordered if draw(st.booleans()) else tuple(n for n in ordered if draw(st.booleans())),
         work=Work(
             epochs=draw(st.integers(1, 9)),
             steps=draw(st.none() | st.integers(1, 9)),
@@ -126,10 +126,10 @@ def assignments(draw: st.DrawFn) -> Assignment:
         seed=draw(st.integers(0, 2**63 - 1)),
         method=draw(NAMES),
         slots=draw(SLOTS),
-        fresh=None if fresh is None or len(fresh) == len(known) else fresh,
-        reports=draw(st.none() | st.just(tuple(buffers)[1:])),
-        moves=tuple(buffers)[:1] if draw(st.booleans()) else None,
-        reuse=draw(st.booleans()),
+        to_send=None if fresh is None or len(fresh) == len(known) else fresh,
+        upload_buffers=draw(st.none() | st.just(tuple(buffers)[1:])),
+        update_buffers=tuple(buffers)[:1] if draw(st.booleans()) else None,
+        cache_prefix=draw(st.booleans()),
     )
 
 
@@ -177,7 +177,7 @@ def test_an_update_survives_its_bytes(update: Update):
 @settings(max_examples=150, deadline=None)
 def test_an_assignment_survives_its_bytes(assignment: Assignment):
     """What the client holds already comes from it, all else from the message."""
-    fresh = assignment.fresh
+    fresh = assignment.to_send
 
     def stale(tensors: Tensors) -> Tensors:
         return {n: torch.zeros(1) if n in (fresh or ()) else t for n, t in tensors.items()}
@@ -270,9 +270,9 @@ def test_a_diverged_client_can_say_so():
 
 def test_an_assignment_that_trains_nothing():
     """Two plans may have nothing in common; the client must then not train everything."""
-    back = decode_assignment(encode(an_assignment(trains=(), travels=())))
+    back = decode_assignment(encode(an_assignment(trains=(), uploads=())))
     assert back.trains == ()
-    assert back.travels == ()
+    assert back.uploads == ()
 
 
 # What travels down ------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_an_assignment_that_trains_nothing():
 
 def test_only_fresh_parameters_travel():
     """b.weight is two float32, 8 bytes; the message loses the others' 6·4 + 2·4 bytes and their index entries."""
-    whole, part = an_assignment(), an_assignment(fresh=("b.weight",))
+    whole, part = an_assignment(), an_assignment(to_send=("b.weight",))
     _, packed = unpack(encode(part))
     assert [n for n in packed if n.startswith("param/")] == ["param/b.weight"]
     assert "param/a.weight" in unpack(encode(whole))[1]
@@ -289,24 +289,24 @@ def test_only_fresh_parameters_travel():
 
 
 def test_nothing_fresh_sends_no_parameter():
-    part = an_assignment(fresh=())
+    part = an_assignment(to_send=())
     assert not any(n.startswith(("param/", "buffer/")) for n in unpack(encode(part))[1])
     back = decode_assignment(encode(part), part)
     assert same(back.params, part.params)
     assert same(back.buffers, part.buffers)
-    assert back.fresh == ()
+    assert back.to_send == ()
 
 
 def test_running_statistics_that_are_not_fresh_stay_at_home():
-    whole, part = an_assignment(), an_assignment(fresh=("a.weight", "a.bias", "b.weight"))
+    whole, part = an_assignment(), an_assignment(to_send=("a.weight", "a.bias", "b.weight"))
     assert size(part) < size(whole)
     held = replace(whole, buffers={"a.count": torch.tensor(4)})
     assert decode_assignment(encode(part), held).buffers["a.count"].item() == 4
-    assert decode_assignment(encode(replace(part, fresh=("a.count",))), held).buffers["a.count"].item() == 5
+    assert decode_assignment(encode(replace(part, to_send=("a.count",))), held).buffers["a.count"].item() == 5
 
 
 def test_held_parameters_fill_the_gaps_and_fresh_ones_win():
-    part = an_assignment(fresh=("b.weight",))
+    part = an_assignment(to_send=("b.weight",))
     held = {"a.weight": torch.zeros(2, 3), "a.bias": torch.ones(2), "b.weight": torch.full((1, 2), -1.0)}
     back = decode_assignment(encode(part), replace(part, params=held))
     assert list(back.params) == ["a.weight", "a.bias", "b.weight"]
@@ -317,10 +317,10 @@ def test_held_parameters_fill_the_gaps_and_fresh_ones_win():
 
 def test_a_client_that_holds_nothing_cannot_read_a_part():
     with pytest.raises(WireError, match="does not hold"):
-        decode_assignment(encode(an_assignment(fresh=("b.weight",))))
+        decode_assignment(encode(an_assignment(to_send=("b.weight",))))
     empty = an_assignment(params={}, buffers={})
     with pytest.raises(WireError, match="does not bring"):
-        decode_assignment(encode(an_assignment(fresh=("b.weight",), trains=("a.bias",), travels=("a.bias",))), empty)
+        decode_assignment(encode(an_assignment(to_send=("b.weight",), trains=("a.bias",), uploads=("a.bias",))), empty)
 
 
 # The form ---------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Column:
         return [statistics.mean(burst) for burst in self.bursts]
 
 
-class Bench:
+class ModelReplica:
     """All systems on one workload."""
 
     def __init__(self, workload: str, systems: list[str], burst: float, quiet: float, folder: Path) -> None:
@@ -373,23 +373,23 @@ def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # an exit ends the children, too
     systems = [s for s in SYSTEMS if s == FLOOR or s in options.systems]
-    benches = []
+    replicas = []
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         for workload in options.workloads:
-            bench = Bench(workload, systems, options.burst, options.quiet, Path(folder))
-            bench.run(options.repeats)
-            if bench.columns[FLOOR].failed:
-                sys.exit(f"{workload}: the floor failed: {bench.columns[FLOOR].failed}")
-            print(bench.table(), flush=True)
-            benches.append(bench)
+            replica = ModelReplica(workload, systems, options.burst, options.quiet, Path(folder))
+            replica.run(options.repeats)
+            if replica.columns[FLOOR].failed:
+                sys.exit(f"{workload}: the floor failed: {replica.columns[FLOOR].failed}")
+            print(replica.table(), flush=True)
+            replicas.append(replica)
     found: dict[str, str] = {}
-    for column in (column for bench in benches for column in bench.columns.values()):
+    for column in (column for replica in replicas for column in replica.columns.values()):
         found |= column.versions
     print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {v}" for name, v in found.items()))
     if options.json:
-        rows = [bench.as_json() for bench in benches]
+        rows = [replica.as_json() for replica in replicas]
         options.json.write_text(json.dumps({"versions": found, "workloads": rows}, indent=1) + "\n")
-    if any("not the same work" in column.failed for bench in benches for column in bench.columns.values()):
+    if any("not the same work" in column.failed for replica in replicas for column in replica.columns.values()):
         sys.exit("a system did not do the same work")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.config.schema import Settings, checked
 from fedstrata.core.method import Method
 from fedstrata.core.optim import build_schedule
@@ -31,24 +31,24 @@ from fedstrata.engines.cluster import Cluster
 from fedstrata.engines.registry import build_engine
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluation.evaluator import Examiner, Quality
-from fedstrata.models.isolated_architectures import branched, copy_of
+from fedstrata.evaluation.evaluator import EvalResult, Evaluator
+from fedstrata.models.isolated_architectures import copy_of, isolate_architectures
 from fedstrata.models.norms import normalises_batches, running
 from fedstrata.models.strata import idle_note, used_by_any
 from fedstrata.probes.registry import PROBES
 from fedstrata.probes.registry import chosen as named
-from fedstrata.probes.runner import Prober, Watch
+from fedstrata.probes.runner import Prober, UpdateRecorder
 from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
-from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.closed_round import ClosedRound
 from fedstrata.runs.directory import versions
-from fedstrata.runs.dry_run import Trial, tried
-from fedstrata.runs.reader import Saved
-from fedstrata.runs.recorder import Journal, remembered
+from fedstrata.runs.dry_run import DryRun, tried
+from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.recorder import RunRecorder, remembered
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import facts
 from fedstrata.server.compatibility import check_fit, check_module, fingerprint, memory_misfit, misfit
-from fedstrata.server.sampling import Roster
+from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.state import Architecture, ServerState
 from fedstrata.system.machine import device_of, keep_memory, peak_memory
@@ -174,7 +174,7 @@ class Federation:
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         if self.method.branches:
-            models, arch_of = branched(models, arch_of, len(parties))
+            models, arch_of = isolate_architectures(models, arch_of, len(parties))
         with own_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
@@ -183,7 +183,7 @@ class Federation:
         )
         architectures[""] = replace(architectures[""], strata=self.strata)
         self.notes += idle_note(self.strata)
-        shop = Workshop(
+        context = ClientContext(
             build=partial(copy_of, models),
             method=self.method,
             augment=build_augment(augment, tuple(sample.shape[1:])),
@@ -194,19 +194,19 @@ class Federation:
             archs=tuple(models),
             strata={name: held.strata for name, held in architectures.items()},
         )
-        self._shop = shop
+        self._context = context
         self._schedule = build_schedule(schedule)
-        self.roster = Roster(
+        self.sampler = ClientSampler(
             parties,
             arch_of,
             self.settings.participation,
             self.settings.seed,
             self.settings.rounds,
-            self.method.pools,
+            self.method.centralised,
             drop_single=normalises_batches(models[""]),
         )
-        self.clients = self.roster.clients
-        work, augments, policy = self._work(0), shop.augment is not None, self.method.buffers
+        self.clients = self.sampler.clients
+        work, augments, policy = self._work(0), context.augment is not None, self.method.buffers
         settings = {
             name: Setting(module, architectures[name].strata, work, sample, inputs, augments, name, policy)
             for name, module in models.items()
@@ -219,22 +219,22 @@ class Federation:
             architectures,
             len(self.clients),
             self.settings.seed,
-            self.roster.arch_of,
+            self.sampler.arch_of,
             rounds=self.settings.rounds,
-            model=partial(shop.model, turn=True),
+            model=partial(context.model, turn=True),
             like=sample[:0].clone(),
-            members=self.roster.everybody,
+            members=self.sampler.everybody,
             public=inputs,
         )
         s = self.settings
-        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.roster.sampled
+        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.sampled
         self.engine, self._engine = build_engine(
-            s.engine, s.workers, s.threads, shop, self.clients, self.test, visits, cluster
+            s.engine, s.workers, s.threads, context, self.clients, self.test, visits, cluster
         )
-        about = self.method, s.seed, shop, self._engine.evaluate, self.roster, architectures, self.clients
-        self._journal = Journal(out, s.checkpoint_seconds, self._misfit)
-        self._examiner = Examiner(*about, self._journal.recall, s.eval_clients)
-        self._prober = Prober(named(probe), self.settings, shop, architectures, self.clients, self.test)
+        about = self.method, s.seed, context, self._engine.evaluate, self.sampler, architectures, self.clients
+        self._recorder = RunRecorder(out, s.checkpoint_seconds, self._misfit)
+        self._examiner = Evaluator(*about, self._recorder.recall, s.eval_clients)
+        self._prober = Prober(named(probe), self.settings, context, architectures, self.clients, self.test)
         self.probes: list[dict[str, Any]] = []
         self._facts = cache(partial(facts, models[""], self.strata, self.clients, sample, class_names))
         self.state = self._server.start(
@@ -249,7 +249,7 @@ class Federation:
             self._resume()
         else:
             header = [f"buffers: {self.method.buffers}", *self.notes]
-            self._journal.begin(self._config, header, self._about, self._facts)
+            self._recorder.begin(self._config, header, self._about, self._facts)
 
     @property
     def workers(self) -> int:
@@ -264,16 +264,16 @@ class Federation:
     @property
     def out(self) -> Path | None:
         """The run's directory."""
-        return self._journal.path
+        return self._recorder.path
 
     def _resume(self) -> None:
         """Go on where the run in the directory was left."""
-        begun = self._journal.resume(self._config, self._about(), self.state)
+        begun = self._recorder.resume(self._config, self._about(), self.state)
         self.notes += begun.notes
         self.records, self.probes = list(begun.records), list(begun.probes)
         self.state = begun.state or self.state
         if begun.state is None:  # it begins anew, by what run.toml says now
-            self._journal.describe(self._facts())
+            self._recorder.describe(self._facts())
 
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
@@ -296,7 +296,7 @@ class Federation:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         self.probes = [row for row in self.probes if row["round"] <= self.state.round]
-        self._journal.trim(self.state.round)
+        self._recorder.trim(self.state.round)
         keep_memory()
         self._since = time.perf_counter()
         is_finalizing = sys.is_finalizing  # modules lose their names when the interpreter ends
@@ -311,13 +311,13 @@ class Federation:
                 self._engine.close()
             if isinstance(error, Diverged) and self.out is not None:
                 told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
-                self._journal.finish(self.model, {**self.summary(), "diverged": told})
+                self._recorder.finish(self.model, {**self.summary(), "diverged": told})
             raise
         self._finish()
 
     def _rounds(self) -> Iterator[Record]:
         """Train and settle in turns; where the engine can, the next round trains while one is being evaluated."""
-        trained: Trained | Exception | None = None
+        trained: ClosedRound | Exception | None = None
         while trained is not None or not self.done:
             if isinstance(trained, Exception):
                 raise trained
@@ -326,9 +326,9 @@ class Federation:
             yield self._settle(now)
             self._since = time.perf_counter()  # what the caller does between two rounds is not theirs
 
-    def _train_ahead(self, now: Trained) -> Trained | Exception | None:
+    def _train_ahead(self, now: ClosedRound) -> ClosedRound | Exception | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
-        if now.exam is None or self.settings.stop_at_target or now.after.round >= self.total:
+        if now.request is None or self.settings.stop_at_target or now.after.round >= self.total:
             return None
         try:
             return self._train(now.after)
@@ -350,23 +350,23 @@ class Federation:
     def _reached(self) -> int | None:
         return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
 
-    def _train(self, state: ServerState) -> Trained:
+    def _train(self, state: ServerState) -> ClosedRound:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
-        memories = partial(self._journal.recall, state), partial(self._journal.keep, state)
+        memories = partial(self._recorder.recall, state), partial(self._recorder.keep, state)
         trained = self._close(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
-        exam = self._examiner.begin(trained.after) if self.test is not None and due else None
-        return replace(trained, exam=exam, seconds=self._lap())
+        request = self._examiner.begin(trained.after) if self.test is not None and due else None
+        return replace(trained, request=request, seconds=self._lap())
 
     def _close(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
-    ) -> Trained:
+    ) -> ClosedRound:
         """Open a round on a state, train its clients, and close it."""
         number = state.round
-        with own_rng(), self._shop.computing(self.settings.threads), using(self.clock):
+        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
             work = self._work(number)
             with timed("open the round"):
-                assignments = self._server.open(state, self.roster.sample(number), work)
+                assignments = self._server.open(state, self.sampler.sample(number), work)
             watch = None if prober is None else prober.watch(assignments)
             visits = self._engine.run(assignments, recall)
             counted = self._counted(visits, len(assignments), watch)
@@ -374,32 +374,32 @@ class Federation:
                 after, outcome = self._server.close(state, assignments, counted, keep)
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
-        return Trained(state, after, outcome, assignments, work, watch)
+        return ClosedRound(state, after, outcome, assignments, work, watch)
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
         before, self._since = self._since, time.perf_counter()
         return self._since - before
 
-    def _settle(self, trained: Trained) -> Record:
+    def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
-        after, quality = trained.after, Quality()
-        with own_rng(), self._shop.computing(self.settings.threads), using(self.clock):
-            if trained.exam is not None:
+        after, result = trained.after, EvalResult()
+        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
+            if trained.request is not None:
                 with timed("evaluate"):
-                    quality = trained.exam()
+                    result = trained.request()
         self.notes += self._engine.told()
-        if quality.loss is not None and not math.isfinite(quality.loss):
-            raise self._diverged(after.round - 1, f"the test loss is {quality.loss}")
-        record = trained.record(quality, trained.seconds + self._lap(), peak_memory())
+        if result.loss is not None and not math.isfinite(result.loss):
+            raise self._diverged(after.round - 1, f"the test loss is {result.loss}")
+        record = trained.record(result, trained.seconds + self._lap(), peak_memory())
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
-            self._journal.measured(self.probes[-1])
+            self._recorder.measured(self.probes[-1])
         with using(self.clock), timed("write to disk"):
-            self._journal.add(record)
+            self._recorder.add(record)
             self.records.append(record)
             self.state = after
-            self._journal.advance(after)
+            self._recorder.advance(after)
         return record
 
     def diagnose(self, rounds: int = 3) -> Diagnosis:
@@ -411,9 +411,9 @@ class Federation:
         saved = self.saved()
         return diagnose(saved if saved.probes else self.tried(rounds).put_into(saved))
 
-    def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> Trial:
+    def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
-        start, memories = state or self.state, store or self._journal.store
+        start, memories = state or self.state, store or self._recorder.store
         why = misfit(self.state, start)
         if why is not None:
             raise UsageError(f"the state was made with {why}")
@@ -423,7 +423,7 @@ class Federation:
         self._engine.close()
         return found
 
-    def _counted(self, visits: Iterator[Visit], total: int, watch: Watch | None) -> Iterator[Visit]:
+    def _counted(self, visits: Iterator[Visit], total: int, watch: UpdateRecorder | None) -> Iterator[Visit]:
         for done, visit in enumerate(visits, 1):
             if watch is not None and isinstance(visit[0], Update):
                 watch.see(visit[0])
@@ -434,15 +434,15 @@ class Federation:
     def _work(self, number: int) -> Work:
         s = self.settings
         lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
-        return self.roster.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
+        return self.sampler.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
-        return self._journal.recall(self.state, client)
+        return self._recorder.recall(self.state, client)
 
     def _misfit(self, state: ServerState, client: int, memory: Slots) -> str | None:
         """Why a memory cannot be what a client remembers at a state, or None."""
-        held = self._server.architectures[self.roster.arch_of(client)]
+        held = self._server.architectures[self.sampler.arch_of(client)]
         params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
         return memory_misfit(self.method, memory, params, buffers)
 
@@ -453,9 +453,9 @@ class Federation:
     def save(self) -> None:
         """Write a checkpoint of the last complete round, if the run has a directory and it is not saved yet."""
         try:
-            self._journal.save(self.state)
+            self._recorder.save(self.state)
         except KeyboardInterrupt:  # while it is being written, which an interrupt is about to ask for anyway
-            self._journal.save(self.state)
+            self._recorder.save(self.state)
             raise
 
     def close(self) -> None:
@@ -465,23 +465,23 @@ class Federation:
     def _finish(self) -> None:
         self.save()
         if self.out is not None:
-            self._journal.finish(self.model, self.summary())
+            self._recorder.finish(self.model, self.summary())
         self._engine.close()
 
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        return self._shop.model(self.state.params, self.state.buffers, "")
+        return self._context.model(self.state.params, self.state.buffers, "")
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""
         return summarise(self.records, self.method, self.settings.target, self.notes, self.probes)
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedRun:
         """The run so far, as its files would tell it."""
         name = "this run" if self.out is None else self.out.name
         seen = tuple(self.records), tuple(self.probes)
-        return Saved(
+        return SavedRun(
             name, self._config, *seen, self._facts(), self.summary(), {**versions(), **self._about()}, self.out
         )
 

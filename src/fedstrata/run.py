@@ -25,7 +25,7 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.runs.checkpoint import load_all
 from fedstrata.runs.directory import RunDirectory
-from fedstrata.runs.dry_run import Trial
+from fedstrata.runs.dry_run import DryRun
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
 """Fields that say where model and data come from."""
@@ -152,7 +152,7 @@ def _recipe(directory: Path) -> dict[str, Any]:
     return values
 
 
-def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> Trial:
+def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> DryRun:
     """What the probes find in a few rounds more of a run, which start from the state that it has now."""
     values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
     RunDirectory(directory).check_unedited()

@@ -35,7 +35,7 @@ class Pull(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(Technique):
-    """Door `plan` without `reports`: one stratum at a time, while all running statistics travel (unlike FedPart)."""
+    """Door `plan` without `upload_buffers`: one stratum at a time; all running statistics travel."""
 
     name: ClassVar[str] = "turn"
     full: int = 1
@@ -44,7 +44,7 @@ class Turn(Technique):
         if assignment.round < self.full:
             return assignment
         active = strata[(assignment.round - self.full) % len(strata)].params
-        return replace(assignment, trains=active, travels=active)
+        return replace(assignment, trains=active, uploads=active)
 
 
 @dataclass(frozen=True, kw_only=True)

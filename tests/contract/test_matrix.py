@@ -115,7 +115,7 @@ def test_neutral_setting_is_fedavg_bit_for_bit(row: Row) -> None:
 def test_string_round_trip(row: Row) -> None:
     for technique in (row.technique, row.neutral):
         if technique is not None:
-            method = chain(technique, buffers="local", server_lr=None if technique.alone else 0.5)
+            method = chain(technique, buffers="local", server_lr=None if technique.exclusive else 0.5)
             assert parse(str(method), TABLE) == method
             assert parse(str(chain(technique)), TABLE) == chain(technique)
 
@@ -285,7 +285,7 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
 @EACH
 def test_a_bad_update_leaves_no_trace(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose updates are NaN is refused each time: no memory of it, and the others' round goes on."""
-    if row.technique.pools:
+    if row.technique.centralised:
         pytest.skip("there are no clients, but one party alone")
     fed = federation(row.technique, participation=5)
     engine = fed._engine
@@ -316,7 +316,7 @@ def test_under_adam_and_momentum(row: Row) -> None:
 @EACH
 @pytest.mark.parametrize("buffers", ["average", "local", "drop"])
 def test_under_every_buffer_policy(row: Row, buffers: str) -> None:
-    if row.technique.personal and buffers == "average":
+    if row.technique.personalised and buffers == "average":
         with pytest.raises(fs.UsageError, match=f"'{row.technique.name}' and fedavg"):
             federation(row.technique, buffers=buffers)
         return
@@ -369,7 +369,7 @@ def test_clients_of_different_depth(row: Row) -> None:
     settings: dict[str, Any] = {"archs": {"shallow": shallow}, "arch_of": lambda c: "shallow" if c in (1, 3) else ""}
     serial = run(row.technique, participation=5, **settings)
     assert same_bits(weights(serial), weights(run(row.technique, participation=5, engine="wire", **settings)))
-    if not row.technique.pools:
+    if not row.technique.centralised:
         holders = [
             serial._server.owners(n) for n in serial.state.params if n.endswith(("second.0.weight", "first.weight"))
         ]

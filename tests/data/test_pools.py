@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.data.readers.archives import Pool, find_pools, has_file, nearest_name
+from fedstrata.data.readers.archives import Archive, find_archives, has_file, nearest_name
 from fedstrata.errors import UsageError
 
 FILES = {"set/b.txt": b"second", "set/a.txt": b"first", "set/deep/c.txt": b"third", "set/d.bin": b"no"}
@@ -53,15 +53,15 @@ def make(form: str, where: Path, files: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar", "tar.gz", "tgz", "tar.xz"])
 def test_every_form_gives_the_same_files(form: str, tmp_path: Path) -> None:
-    pool = Pool(make(form, tmp_path / "x", FILES), deep=True)
+    archive = Archive(make(form, tmp_path / "x", FILES), deep=True)
     wanted = {name: data for name, data in FILES.items() if name.endswith(".txt")}
-    assert dict(pool.walk(TEXT)) == wanted
-    assert pool.gather(TEXT) == {name.rpartition("/")[2]: data for name, data in wanted.items()}
+    assert dict(archive.walk(TEXT)) == wanted
+    assert archive.gather(TEXT) == {name.rpartition("/")[2]: data for name, data in wanted.items()}
 
 
 def test_a_shallow_folder_gives_only_its_own_files(tmp_path: Path) -> None:
     write_folder(tmp_path, FILES)
-    assert Pool(tmp_path / "set").gather(TEXT) == {"a.txt": b"first", "b.txt": b"second"}
+    assert Archive(tmp_path / "set").gather(TEXT) == {"a.txt": b"first", "b.txt": b"second"}
 
 
 def test_links_and_hidden_leaders_in_archives(tmp_path: Path) -> None:
@@ -73,15 +73,15 @@ def test_links_and_hidden_leaders_in_archives(tmp_path: Path) -> None:
         info = tarfile.TarInfo("./set/b.txt")
         info.size = 2
         archive.addfile(info, io.BytesIO(b"ok"))
-    assert dict(Pool(path).walk(TEXT)) == {"set/b.txt": b"ok"}
+    assert dict(Archive(path).walk(TEXT)) == {"set/b.txt": b"ok"}
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
 def test_a_file_above_the_limit_is_refused(form: str, tmp_path: Path) -> None:
-    pool = Pool(make(form, tmp_path / "x", {"a.txt": bytes(1001)}))
-    assert len(pool.gather(TEXT, limit=1001)) == 1
+    archive = Archive(make(form, tmp_path / "x", {"a.txt": bytes(1001)}))
+    assert len(archive.gather(TEXT, limit=1001)) == 1
     with pytest.raises(UsageError, match="1,001 bytes where at most 1,000"):
-        pool.gather(TEXT, limit=1000)
+        archive.gather(TEXT, limit=1000)
 
 
 @pytest.mark.parametrize("form", ["zip", "tar", "tar.gz", "tar.xz"])
@@ -91,7 +91,7 @@ def test_truncated_archives_are_named(form: str, kept: float, tmp_path: Path) ->
     path = make(form, tmp_path / "x", {"a.txt": noise, "b.txt": noise[::-1]})
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
     with pytest.raises(UsageError, match=rf"set\.{form} is truncated or corrupt"):
-        Pool(path).gather(TEXT)
+        Archive(path).gather(TEXT)
 
 
 def test_a_zip_with_a_bad_checksum_is_named(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_zip_with_a_bad_checksum_is_named(tmp_path: Path) -> None:
         archive.writestr("a.txt", b"plain text, stored")
     path.write_bytes(path.read_bytes().replace(b"plain", b"plait"))
     with pytest.raises(UsageError, match=r"set\.zip is truncated or corrupt"):
-        Pool(path).gather(TEXT)
+        Archive(path).gather(TEXT)
 
 
 def test_places_are_found_near_before_far_and_not_too_far(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_places_are_found_near_before_far_and_not_too_far(tmp_path: Path) -> Non
     write_zip(tmp_path / "SET-2.ZIP", {})
     write_zip(tmp_path / "other.zip", {})
     (tmp_path / "set.txt").write_text("no archive")
-    found = find_pools(tmp_path, has_file("mark"), re.compile("^set"))
-    paths = [pool.path.relative_to(tmp_path).as_posix() for pool in found]
+    found = find_archives(tmp_path, has_file("mark"), re.compile("^set"))
+    paths = [archive.path.relative_to(tmp_path).as_posix() for archive in found]
     assert paths == ["SET-2.ZIP", "one", "one/two", "one/two/three"]
 
 
 def test_the_name_of_a_folder_decides_between_equals(tmp_path: Path) -> None:
     for folder in ("a", "b/Fashion-MNIST/raw", "c/mnist"):
         write_folder(tmp_path / folder, {"mark": b""})
-    found = find_pools(tmp_path, has_file("mark"), re.compile("^$"))
+    found = find_archives(tmp_path, has_file("mark"), re.compile("^$"))
     assert nearest_name(tmp_path, found, "mnist")[0].path == tmp_path / "c/mnist"
     assert nearest_name(tmp_path, found, "fashionmnist")[0].path == tmp_path / "b/Fashion-MNIST/raw"
     assert nearest_name(tmp_path, found, "other")[0].path == tmp_path / "a"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.core.tensors import Tensors
-from fedstrata.engines.tensor_store import SharedMemory, Shelf
+from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from tests.engines.worlds import SIZES, check_close, check_same, convnet, federation, flat, mlp, pictures, run, seeded
 
 
@@ -38,7 +38,7 @@ def test_every_tensor_in_shared_memory_is_aligned() -> None:
 
 def test_the_shelf_knows_tensors_by_name_too() -> None:
     memory = SharedMemory()
-    shelf = Shelf(memory, 0)
+    shelf = TensorStore(memory, 0)
     one, two = torch.ones(2), torch.zeros(3)
     first, second = shelf.put({"a": one, "b": two}), shelf.put({"c": one, "d": two})
     assert list(memory.read(*first)) == ["a", "b"]

@@ -41,7 +41,7 @@ class Folded(Kept):
 
     name: ClassVar[str] = "folded"
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         row = torch.cat([slot["counts"], torch.tensor([weight])])[None]
         return {"rows": torch.cat([total["rows"], row]) if total else row}
 
@@ -92,7 +92,7 @@ class First(Kept):
     name: ClassVar[str] = "first"
     view: bool = False
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return total or {n: t[None] if self.view else t for n, t in slot.items()}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:

@@ -241,7 +241,7 @@ def test_few_updates_wait_for_a_slow_client(tmp_path: Path, monkeypatch: pytest.
     check_same(fed, reference)
     before_the_first = int((marks / "0").read_text())
     assert before_the_first == window - 2  # one has to stay behind the first, in the same worker
-    sections = fed._engine._next_section - processes.SHELF - 1  # type: ignore[attr-defined]
+    sections = fed._engine._next_section - processes.STORE - 1  # type: ignore[attr-defined]
     assert 0 < sections <= window + pool.QUEUE * 2
 
 
@@ -277,7 +277,7 @@ def test_many_clients_of_unequal_size_in_a_narrow_window(workers: int, monkeypat
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     found = run(**settings, engine="processes", workers=workers)
     check_same(found, reference)
-    sections = found._engine._next_section - processes.SHELF - 1  # type: ignore[attr-defined]
+    sections = found._engine._next_section - processes.STORE - 1  # type: ignore[attr-defined]
     assert 0 < sections <= (pool.AHEAD + pool.QUEUE) * workers
 
 

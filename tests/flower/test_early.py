@@ -10,14 +10,14 @@ import torch
 import fedstrata as fs
 from fedstrata import wire
 from fedstrata.core.types import Absence, Update
-from fedstrata.flower.reorder_buffer import Early
+from fedstrata.flower.reorder_buffer import ReorderBuffer
 from tests.runs import full_disk
 
 
 @pytest.mark.parametrize("few", [0, 1, 2])
 def test_an_early_update_comes_back_as_it_was(few: int) -> None:
     updates = [Update(0, n, "0", 5, 1, {"w": torch.randn(n + 2)}, {}, {"t": {"s": torch.ones(1)}}) for n in range(3)]
-    with Early(few, None) as early:
+    with ReorderBuffer(few, None) as early:
         for update in updates:
             early.put(update.client, (update, {"m": {"v": torch.ones(2)}}))
         early.put(3, (Absence(3, "gone"), {}))
@@ -32,7 +32,7 @@ def test_an_early_update_comes_back_as_it_was(few: int) -> None:
 
 def test_no_room_for_updates_that_come_before_their_turn(tmp_path: Path) -> None:
     update = Update(0, 3, "0", 5, 1, {"w": torch.ones(1000)})
-    with Early(0, tmp_path) as early:
+    with ReorderBuffer(0, tmp_path) as early:
         with full_disk(1000), pytest.raises(fs.UsageError, match=f"cannot write {tmp_path}: file too large"):
             early.put(3, (update, {}))
         assert 3 not in early

@@ -23,11 +23,11 @@ import fedstrata as fs
 from fedstrata import wire
 from fedstrata.flower import client_app, server, server_app, transport
 from fedstrata.flower.client import Site
-from fedstrata.flower.messages import Answer, Party, opened, sealed
-from fedstrata.flower.reorder_buffer import Early
-from fedstrata.flower.server import Silos
-from fedstrata.flower.site_directory import Directory
-from fedstrata.flower.transport import Post
+from fedstrata.flower.messages import ClientInfo, TrainReply, opened, sealed
+from fedstrata.flower.reorder_buffer import ReorderBuffer
+from fedstrata.flower.server import FlowerFederation
+from fedstrata.flower.site_directory import SiteDirectory
+from fedstrata.flower.transport import Transport
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, points, staged
@@ -91,12 +91,12 @@ def test_only_what_changed_is_sent_and_what_is_accounted_for() -> None:
     """FedPart after its full round: the messages are those whose bytes are counted, and much shorter."""
     box = grid(3)
     found = silos(box, method="fedpart(full_rounds=1)", participation=3, rounds=6)
-    letters: dict[str, list[int]] = {}
+    message_ids: dict[str, list[int]] = {}
     for sent in box.sent:
         if sent.metadata.message_type == "train":
             size = len(sent.content.array_records["fedstrata.message"][""].data)
-            letters.setdefault(sent.metadata.group_id, []).append(size)
-    assert [sum(sizes) for sizes in letters.values()] == [record.bytes_down for record in found.records]
+            message_ids.setdefault(sent.metadata.group_id, []).append(size)
+    assert [sum(sizes) for sizes in message_ids.values()] == [record.bytes_down for record in found.records]
     assert found.records[-1].bytes_up < found.records[0].bytes_up / 2
 
 
@@ -243,7 +243,7 @@ def test_a_run_in_which_nothing_can_be_used_stops() -> None:
 
     def other(message: Message, answer: Any) -> Message:
         reply: Message = answer()
-        head, update = opened(reply.content, Answer, 10**9)
+        head, update = opened(reply.content, TrainReply, 10**9)
         reply.content = sealed(head, wire.encode(replace(wire.decode_update(update), method="0" * 16)))
         return reply
 
@@ -259,7 +259,7 @@ def test_one_client_alone_does_not_end_the_run_as_diverged() -> None:
 
     def endless(message: Message, answer: Any) -> Message:
         reply: Message = answer()
-        head, update = opened(reply.content, Answer, 10**9)
+        head, update = opened(reply.content, TrainReply, 10**9)
         sent = wire.decode_update(update)
         reply.content = sealed(
             head, wire.encode(replace(sent, delta={n: d * torch.nan for n, d in sent.delta.items()}))
@@ -293,7 +293,7 @@ def test_a_greeting_counts_as_a_whole() -> None:
     configs = [{"partition-id": "0"}, {"partition-id": "1,0"}, {"partition-id": "1"}]
     world = Loopback(client_app(staged, data), configs)
     notes: list[str] = []
-    directory = Directory(Post(world, 5.0), 5.0, notes.append)  # type: ignore[arg-type]
+    directory = SiteDirectory(Transport(world, 5.0), 5.0, notes.append)  # type: ignore[arg-type]
     directory.gather(2)
     assert [directory.node(client) for client in (0, 1)] == [100, 102]
     assert len(notes) == 1
@@ -305,9 +305,9 @@ def test_a_greeting_counts_as_a_whole() -> None:
 )
 def test_greetings_that_ask_for_too_much(party: dict[str, Any]) -> None:
     sound = {"client": 0, "examples": 3, "shape": [2], "dtype": "float32"}
-    assert Party.model_validate(sound)
+    assert ClientInfo.model_validate(sound)
     with pytest.raises(ValidationError):
-        Party.model_validate({**sound, **party})
+        ClientInfo.model_validate({**sound, **party})
 
 
 def test_a_run_in_which_nobody_answers_stops() -> None:
@@ -326,7 +326,7 @@ def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tm
     world.faults[101] = lambda message, answer: None
     pulls: list[tuple[float, int, int]] = []
     filed: list[int] = []
-    pull, write = world.pull_messages, Early._write
+    pull, write = world.pull_messages, ReorderBuffer._write
 
     def noted(numbers: Any) -> Any:
         found = list(pull(numbers))
@@ -334,12 +334,12 @@ def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tm
         pulls.append((time.monotonic(), len(numbers), trained))
         return found
 
-    def counted(early: Early, data: bytes) -> tuple[int, int]:
+    def counted(early: ReorderBuffer, data: bytes) -> tuple[int, int]:
         filed.append(len(data))
         return write(early, data)
 
     monkeypatch.setattr(world, "pull_messages", noted)
-    monkeypatch.setattr(Early, "_write", counted)
+    monkeypatch.setattr(ReorderBuffer, "_write", counted)
     fed = silos(world, participation=12, rounds=1, timeout=5.0, out=tmp_path / "run")
     assert fed.records[0].refused == [{"client": 1, "why": "it did not answer in time"}]
     trained = [row for row in pulls if row[2]]
@@ -394,9 +394,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     keep = tmp_path / "site"
     box = grid(keep=keep)
     first = plan(**settings).with_config({})
-    post = Post(box, 5.0)  # type: ignore[arg-type]
-    directory = Directory(post, 5.0, print)
-    stopped = Silos(first, post, directory, directory.gather(None))
+    transport = Transport(box, 5.0)  # type: ignore[arg-type]
+    directory = SiteDirectory(transport, 5.0, print)
+    stopped = FlowerFederation(first, transport, directory, directory.gather(None))
     rounds = stopped.rounds()
     for _ in range(3):
         next(rounds)

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedstrata as fs
 from fedstrata.flower.client import client_app
-from fedstrata.flower.server import Plan, server_app
+from fedstrata.flower.server import ServerSpec, server_app
 from tests.engines.worlds import Pair, points, staged
 from tests.flower import task
 
@@ -94,7 +94,7 @@ def data(partition: int) -> Pair:
     return points(10 + 3 * partition, partition)
 
 
-def plan(model: Any = staged, **given: Any) -> Plan:
+def plan(model: Any = staged, **given: Any) -> ServerSpec:
     """A server's plan, small and quick, through the public door."""
     test = given.pop("test", points(40, 99))
     settings = {"rounds": 4, "participation": 3, "batch_size": 5, "lr": 0.05, "checkpoint_seconds": 0.0, **given}
@@ -104,7 +104,7 @@ def plan(model: Any = staged, **given: Any) -> Plan:
     own |= {name: settings.pop(name) for name in list(settings) if name in own}
     rest = {name: settings.pop(name, None) for name in ("arch_of", "public")}
     archs = settings.pop("archs", None) or {}
-    return Plan(model, test, archs, rest["arch_of"], rest["public"], own, {"method": "fedavg", **settings})
+    return ServerSpec(model, test, archs, rest["arch_of"], rest["public"], own, {"method": "fedavg", **settings})
 
 
 def silos(grid: Loopback, **given: Any) -> Any:

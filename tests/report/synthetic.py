@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.config.toml import to_toml
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 CLASSES = ["aeroplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "lorry"]
 STAGES = ["stem", "stage1", "stage2", "stage3", "stage4", "head"]
@@ -62,14 +62,14 @@ def record(at: int, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def saved(accuracies: Sequence[float | None], probes: Sequence[Mapping[str, Any]] = (), **changes: Any) -> Saved:
+def saved(accuracies: Sequence[float | None], probes: Sequence[Mapping[str, Any]] = (), **changes: Any) -> SavedRun:
     """A run in memory with these accuracies, its settings changed so."""
     from fedstrata.runs.records import Record
 
     facts = changes.pop("facts", {})
     summary = changes.pop("summary", {})
     rows = [Record.read(record(at, accuracy=a, loss=a)) for at, a in enumerate(accuracies, 1)]
-    return Saved("run", config(**changes), rows, tuple(probes), facts, summary)
+    return SavedRun("run", config(**changes), rows, tuple(probes), facts, summary)
 
 
 def write_run(

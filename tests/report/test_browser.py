@@ -13,7 +13,7 @@ import pytest
 
 from fedstrata import report
 from fedstrata.report.watch import Server
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 from .synthetic import record, write_comparison, write_run
 
@@ -41,7 +41,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = write_comparison(tmp_path_factory.mktemp("compared") / "runs", rounds=ROUNDS)
-    return report.write([Saved.read(path) for path in sorted(home.iterdir())], home / "report.html")
+    return report.write([SavedRun.read(path) for path in sorted(home.iterdir())], home / "report.html")
 
 
 class Visit:
@@ -245,7 +245,7 @@ def test_it_prints(visit: Visit) -> None:
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     bad = "</script><img src=x onerror=alert(1)><a href='javascript:alert(2)'>%{x}</a>"
     run = write_run(tmp_path / "r", rounds=3, method=bad, class_names=[bad] * 10, notes=[bad], dataset=bad)
-    path = report.write([Saved.read(run)], tmp_path / "report.html")
+    path = report.write([SavedRun.read(run)], tmp_path / "report.html")
     found = Visit(browser, path.as_uri())
     assert found.ask("document.querySelectorAll('main img, main a, header img').length") == 0
     assert bad in found.page.locator("h1").inner_text()

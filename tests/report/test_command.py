@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedstrata.cli import report
 from fedstrata.errors import UsageError
 from fedstrata.report.plots import plot
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 from .synthetic import saved, write_comparison, write_run
 
@@ -90,7 +90,7 @@ def test_figures_for_papers(tmp_path: Path, form: str) -> None:
 
 def test_every_figure_of_a_probed_run_is_drawn(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    found = plot([Saved.read(run)], tmp_path / "plots", "png")
+    found = plot([SavedRun.read(run)], tmp_path / "plots", "png")
     names = {path.stem for path in found}
     assert {"accuracy", "divergence-gradient-divergence", "gradnorm", "cka", "embedding-by-class", "partition"} <= names
 

@@ -11,7 +11,7 @@ from fedstrata.report import features, figures, layers
 from fedstrata.report.figures import Figure, places
 from fedstrata.report.lines import Line, lines_of, merged
 from fedstrata.report.sections import drawn_sections
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 from .synthetic import THREE, config, saved, write_comparison
 
@@ -119,7 +119,7 @@ def test_lines_of_one_method_are_told_apart_by_what_differs() -> None:
 
 
 def test_the_same_run_twice_is_two_lines() -> None:
-    first, second = saved([0.1]), Saved("again", config(), saved([0.2]).records)
+    first, second = saved([0.1]), SavedRun("again", config(), saved([0.2]).records)
     assert [line.name for line in lines_of([first, second])] == ["fedavg [run]", "fedavg [again]"]
 
 
@@ -241,7 +241,7 @@ def test_runs_without_rounds_and_without_probes_have_no_figures() -> None:
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
     directory: Path = write_comparison(tmp_path_factory.mktemp("runs") / "three", rounds=4)
-    return lines_of([Saved.read(path) for path in sorted(directory.iterdir())])
+    return lines_of([SavedRun.read(path) for path in sorted(directory.iterdir())])
 
 
 def test_every_section_is_there_once_everything_is_probed(lines: list[Line]) -> None:

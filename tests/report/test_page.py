@@ -18,7 +18,7 @@ from fedstrata.errors import UsageError
 from fedstrata.report import sections, tables
 from fedstrata.report.lines import lines_of
 from fedstrata.report.page import embedded, news, plotly
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 from .synthetic import saved, write_comparison, write_run
 
@@ -32,7 +32,7 @@ def data_of(html: str) -> dict[str, Any]:
 
 
 def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
-    html = report.page([Saved.read(write_run(tmp_path / "r", rounds=0, probes=False, ended=False))])
+    html = report.page([SavedRun.read(write_run(tmp_path / "r", rounds=0, probes=False, ended=False))])
     assert "none yet" in html
     assert "not begun" in html
 
@@ -67,7 +67,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "r", rounds=3, method=HOSTILE, class_names=[HOSTILE] * 10, notes=[HOSTILE], dataset=HOSTILE
     )
-    html = report.page([Saved.read(run), saved([0.1], method=HOSTILE + "2")], title=HOSTILE)
+    html = report.page([SavedRun.read(run), saved([0.1], method=HOSTILE + "2")], title=HOSTILE)
     assert html.count("<script") == 3
     assert html.count("</script") == 3
     assert "<img" not in html
@@ -92,7 +92,7 @@ def test_numbers_that_are_none_do_not_break_the_page() -> None:
 def test_three_methods_of_a_hundred_rounds_are_small(tmp_path: Path) -> None:
     """3 methods × 100 rounds × 21 strata with all probes in at most 8 MB."""
     write_comparison(tmp_path / "runs", rounds=100, strata=21, seeds=1, sampled=20)
-    runs = [Saved.read(path) for path in sorted((tmp_path / "runs").iterdir())]
+    runs = [SavedRun.read(path) for path in sorted((tmp_path / "runs").iterdir())]
     path = report.write(runs, tmp_path / "report.html")
     assert path.stat().st_size <= 8e6
 
@@ -154,7 +154,7 @@ def test_a_run_without_a_recipe_has_clients_and_a_model() -> None:
 
 @pytest.mark.parametrize("methods", [["fedavg"], ["fedavg", "fedprox"]])
 def test_a_diagnosis_that_fails_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch, methods: list[str]) -> None:
-    def failing(run: Saved) -> None:
+    def failing(run: SavedRun) -> None:
         raise ZeroDivisionError("<by zero>")
 
     monkeypatch.setattr(sections, "diagnose", failing)
@@ -188,7 +188,7 @@ def test_a_real_run_has_a_report(tmp_path: Path) -> None:
     model = fs.build_model("cnn2(width=4)", data.input_shape, data.classes, seed=0)
     clients = [data.train.select(part) for part in parts]
     fs.Federation(model, clients, data.test, rounds=2, steps=2, out=tmp_path / "run").fit()
-    html = report.write([Saved.read(tmp_path / "run")], tmp_path / "run" / "report.html").read_text()
+    html = report.write([SavedRun.read(tmp_path / "run")], tmp_path / "run" / "report.html").read_text()
     (curve,) = data_of(html)["figures"]["accuracy"]["data"]
     assert curve["x"] == [1, 2]
     assert "finished" in html

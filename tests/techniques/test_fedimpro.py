@@ -32,7 +32,18 @@ from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fedpart import FedPart
 from fedstrata.techniques.fedrs import FedRS
-from tests.techniques.worlds import CLASSES, HIDDEN, INPUTS, Party, Vector, federation, flat, linear, party, tensors
+from tests.techniques.worlds import (
+    CLASSES,
+    HIDDEN,
+    INPUTS,
+    ClientInfo,
+    Vector,
+    federation,
+    flat,
+    linear,
+    party,
+    tensors,
+)
 
 both_forms = pytest.mark.parametrize("form", ["paper", "released"])
 Stats = dict[int, tuple[Vector, Vector]]
@@ -94,7 +105,7 @@ class Reference:
     t: FedImpro
     model: nn.Sequential
     cut: int
-    clients: Sequence[Party]
+    clients: Sequence[ClientInfo]
     output: Output = lambda logits, counts: logits
 
     def __post_init__(self) -> None:
@@ -188,7 +199,7 @@ def listening(fed: Any, alter: Callable[[Update], Update] = lambda update: updat
 
 
 def play(
-    method: str | FedImpro, clients: Sequence[Party], model: nn.Module, *others: fs.Technique, **settings: Any
+    method: str | FedImpro, clients: Sequence[ClientInfo], model: nn.Module, *others: fs.Technique, **settings: Any
 ) -> Heard:
     """All rounds, by default of one pass in batches of six."""
     settings = {"epochs": 1, "batch_size": 6, **settings}
@@ -219,13 +230,13 @@ def conv(*above: nn.Module) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), *above, nn.Flatten(), nn.Linear(18, CLASSES)).double()
 
 
-def people() -> list[Party]:
+def people() -> list[ClientInfo]:
     """Three clients; class 0 is unknown to the last, class 2 to the others."""
     labels = ([0] * 7 + [1] * 11, [0] * 8 + [1] * 4, [1] * 3 + [2] * 9)
     return [party(some, seed) for seed, some in enumerate(labels)]
 
 
-def images() -> list[Party]:
+def images() -> list[ClientInfo]:
     """The same labels."""
     rng = np.random.default_rng(2)
     return [(rng.normal(size=(len(y), 1, 4, 4)), y) for _, y in people()]
@@ -394,7 +405,7 @@ def seen(fed: Any) -> Iterator[Tensor]:
         Spy.seen.clear()
 
 
-def clouds(rows: int, spread: float = 1.0) -> Party:
+def clouds(rows: int, spread: float = 1.0) -> ClientInfo:
     """Classes 0 and 2, far apart; with a split after a child that changes nothing these are the features."""
     y = np.arange(rows) % 2 * 2
     x = np.random.default_rng(8).normal(size=(rows, 5)) * spread * np.arange(1, 6) + 1000.0 * y[:, None]
@@ -408,7 +419,7 @@ def bare(width: int = 5) -> nn.Sequential:
     return nn.Sequential(OrderedDict(inputs=nn.Identity(), spy=Spy(), flat=nn.Flatten(), head=head)).double()
 
 
-def spied(clients: Sequence[Party], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
+def spied(clients: Sequence[ClientInfo], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
     """(what the spy sees in the first round, and in the second, what travels)."""
     method = fs.chain(FedImpro(split="inputs", **fields))
     fed = federation(method, clients, model or bare(), steps=steps, batch_size=1000, rounds=2, lr=1e-9)
@@ -775,13 +786,13 @@ def test_what_nobody_asked_for() -> None:
     t = FedImpro(split="1")
     heard = play(t, people(), net(), rounds=1)
     slot, asked = heard.slots[0][0], heard.asked[0][0]
-    still = replace(asked, trains=(), travels=(), slots={})
-    assert t.fault(slot, asked) is None
-    assert t.fault({**slot, "variance": -slot["variance"]}, asked) is None
-    assert t.fault({}, still) is None
-    assert t.fault({**slot, "count": torch.tensor([7, 11])}, asked)
-    assert t.fault(slot, still)
-    assert FedImpro(split="1", weight=0.0).fault(slot, replace(asked, slots={}))
+    still = replace(asked, trains=(), uploads=(), slots={})
+    assert t.validate(slot, asked) is None
+    assert t.validate({**slot, "variance": -slot["variance"]}, asked) is None
+    assert t.validate({}, still) is None
+    assert t.validate({**slot, "count": torch.tensor([7, 11])}, asked)
+    assert t.validate(slot, still)
+    assert FedImpro(split="1", weight=0.0).validate(slot, replace(asked, slots={}))
 
 
 # What is above the split ------------------------------------------------------------------------------------
@@ -812,8 +823,8 @@ def test_a_norm_layer_with_a_forward_of_its_own_is_asked_itself() -> None:
     model = net(norm)
     at = next(name for name, module in model.named_modules() if module is norm)
     fed = federation("fedimpro(split='0')", people(), model, rounds=2, steps=1)
-    bench = fed._shop.bench("")
-    following = bench.model[list(bench.model._modules).index(at) + 1]
+    replica = fed._context.replica("")
+    following = replica.model[list(replica.model._modules).index(at) + 1]
     following.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
     fed.fit()
     both = [rows for rows in seen if len(rows) % 2 == 0][-1]

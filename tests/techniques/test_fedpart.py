@@ -128,10 +128,10 @@ def test_a_plan_narrows_what_trains_travels_and_reports() -> None:
     base = Assignment(1, 0, "", {}, {}, ("x",), ("x",), fs.Work(), 0, "")
     part = {"full_rounds": 1, "rounds_per_stratum": 1}
     planned = FedPart(**part, freeze_norm=True, cache_prefix=True).plan(base, LETTERS)
-    assert (planned.trains, planned.travels, planned.reports) == (("a.weight",), ("a.weight",), ("a.mean",))
-    assert (planned.moves, planned.reuse) == (("a.mean",), True)
+    assert (planned.trains, planned.uploads, planned.upload_buffers) == (("a.weight",), ("a.weight",), ("a.mean",))
+    assert (planned.update_buffers, planned.cache_prefix) == (("a.mean",), True)
     planned = FedPart(**part).plan(base, LETTERS)
-    assert (planned.moves, planned.reuse) == (None, False)
+    assert (planned.update_buffers, planned.cache_prefix) == (None, False)
     assert FedPart(**part).plan(replace(base, round=0), LETTERS).trains == ("x",)
 
 
@@ -183,15 +183,15 @@ def test_a_cycle_sends_what_seven_full_rounds_would(name: str, rounds: int) -> N
     """
     cycle = planned(name, rounds)
     size = {n: p.numel() for n, p in cycle[0][1].params.items()}
-    sent = [sum(size[n] for n in a.travels) for _, a in cycle]
+    sent = [sum(size[n] for n in a.uploads) for _, a in cycle]
     assert sum(sent) == 7 * sum(size.values())
     assert [count == sum(size.values()) for count in sent] == [True] * 5 + [False] * (rounds - 5)
-    assert all(a.trains == a.travels for _, a in cycle)
+    assert all(a.trains == a.uploads for _, a in cycle)
 
     def message(fed: fs.Federation, a: Assignment) -> int:
-        names = fed.state.buffers if a.reports is None else a.reports
+        names = fed.state.buffers if a.upload_buffers is None else a.upload_buffers
         values = {n: fed.state.buffers[n] for n in names}
-        delta = {n: a.params[n] for n in a.travels}
+        delta = {n: a.params[n] for n in a.uploads}
         return len(encode(Update(a.round, 0, a.method, 2, 1, delta, values, metrics={"train_loss": 1.0, "flops": 1.0})))
 
     lengths = [message(*one) for one in cycle]
@@ -201,7 +201,7 @@ def test_a_cycle_sends_what_seven_full_rounds_would(name: str, rounds: int) -> N
 
 def test_resnet8_by_name() -> None:
     """Ten strata, shallow to deep, each for two rounds."""
-    order = [a.travels[0].removesuffix(".weight") for _, a in planned("resnet8(width=4)", 25)[5:]]
+    order = [a.uploads[0].removesuffix(".weight") for _, a in planned("resnet8(width=4)", 25)[5:]]
     names = ["stem.conv", "layer1.0.conv1", "layer1.0.conv2"]
     for block in ("layer2.0", "layer3.0"):
         names += [f"{block}.conv1", f"{block}.conv2", f"{block}.shortcut.conv"]
@@ -710,4 +710,4 @@ def test_statistics_that_are_never_kept_are_sent_again() -> None:
     fed.fit()
     (last,) = fed._server.open(fed.state, [0], fs.Work())
     assert set(last.buffers) == set(fed.state.buffers)
-    assert last.fresh is None or set(last.buffers) <= set(last.fresh)
+    assert last.to_send is None or set(last.buffers) <= set(last.to_send)

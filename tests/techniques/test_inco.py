@@ -22,7 +22,7 @@ from fedstrata.models.registry import build_model
 from fedstrata.system.machine import computing
 from fedstrata.techniques.inco import cross, references
 from tests.runs import fedstrata, one_sentence, options
-from tests.techniques.worlds import LR, STEPS, Party, Vector, alike, differ, parties, present, run, tensors
+from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, alike, differ, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared
 
 Arrays = dict[str, Vector]
@@ -277,7 +277,7 @@ def test_the_theorem_gives_the_nearest_point(shape: tuple[int, ...]) -> None:
 DEPTH = 3
 FIRST = {"body.2.weight": "body.0.weight", "body.4.weight": "body.0.weight"}
 SECOND = {"body.4.weight": "body.2.weight"}
-Weighs = Callable[[Party], float]
+Weighs = Callable[[ClientInfo], float]
 WEIGHTS: dict[str, Weighs] = {"examples": lambda party: len(party[1]), "uniform": lambda party: 1.0}
 
 
@@ -295,7 +295,7 @@ def arrays(params: Mapping[str, Tensor]) -> Arrays:
     return {n: p.detach().double().numpy().copy() for n, p in params.items()}
 
 
-def trained(model: nn.Module, params: Arrays, party: Party, only: Sequence[str] | None = None) -> Arrays:
+def trained(model: nn.Module, params: Arrays, party: ClientInfo, only: Sequence[str] | None = None) -> Arrays:
     """w_k − w after gradient descent on a whole client, of all the model's names or only some."""
     model = copy.deepcopy(model)
     mine = dict(model.named_parameters())
@@ -332,7 +332,7 @@ def inco(delta: Arrays, partners: Mapping[str, str], *switch: Any) -> tuple[Arra
 
 
 def reference(
-    clients: Sequence[Party],
+    clients: Sequence[ClientInfo],
     rounds: Sequence[Sequence[int]],
     weigh: Weighs,
     change: Callable[[Arrays], Arrays] = lambda delta: delta,
@@ -595,7 +595,7 @@ def arch_of(client: int) -> str:
     return ("one", "two", "")[client % 3]
 
 
-def mixed(method: str, clients: Sequence[Party] = SIX, **settings: Any) -> Any:
+def mixed(method: str, clients: Sequence[ClientInfo] = SIX, **settings: Any) -> Any:
     """A federation of three depths."""
     archs = {name: deep(depth) for name, depth in ARCHS.items()}
     return prepared(method, clients, deep(), **{"archs": archs, "arch_of": arch_of, **settings})
@@ -669,7 +669,7 @@ def test_equal_architectures_are_fedavg(one: str, other: str, arch: str, monkeyp
 # Groups apart ---------------------------------------------------------------------------------------------
 
 
-def alikes() -> list[Party]:
+def alikes() -> list[ClientInfo]:
     """Rows that are all the same in each of six clients: batches in any order give the same result."""
     return [alike(count, seed % 3, seed) for seed, count in enumerate((2, 4, 6, 3, 5, 1))]
 

@@ -13,7 +13,7 @@ from fedstrata.techniques.moon import Moon
 from tests.techniques.worlds import (
     HIDDEN,
     INPUTS,
-    Party,
+    ClientInfo,
     Vector,
     agree,
     descend,
@@ -43,7 +43,7 @@ def cosine(a: Vector, b: Vector) -> Vector:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-def loss(w: Vector, client: Party, glob: Vector, prev: Vector | None, mu: float, tau: float) -> float:
+def loss(w: Vector, client: ClientInfo, glob: Vector, prev: Vector | None, mu: float, tau: float) -> float:
     x, y = client
     z = features(w, x)
     task = -np.log(softmax(layer(w[FIRST:], z))[np.arange(len(y)), y]).mean()
@@ -53,7 +53,7 @@ def loss(w: Vector, client: Party, glob: Vector, prev: Vector | None, mu: float,
     return float(task - mu * np.log(near / (near + far)).mean())
 
 
-def moon(clients: list[Party], rounds: list[list[int]], mu: float, tau: float) -> Vector:
+def moon(clients: list[ClientInfo], rounds: list[list[int]], mu: float, tau: float) -> Vector:
     w = flat(two_layers())
     last: dict[int, Vector] = {}
     for took_part in rounds:
@@ -126,7 +126,7 @@ def moved(w: Vector, x: Vector, state: State) -> State:
     return tuple((1 - MOMENTUM) * old + MOMENTUM * new for old, new in zip(state, now, strict=True))
 
 
-def trained(w: Vector, client: Party, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
+def trained(w: Vector, client: ClientInfo, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
     """A visit with μ = 2, τ = 0.3 whose contrast is against the features z_glob and z_prev: (w_k, its statistics)."""
     x, y = client
 
@@ -145,7 +145,7 @@ def trained(w: Vector, client: Party, start: State, glob: Vector, prev: Vector |
     return w, state
 
 
-def in_modes(clients: list[Party], rounds: list[list[int]], policy: str, training: bool = False) -> Vector:
+def in_modes(clients: list[ClientInfo], rounds: list[list[int]], policy: str, training: bool = False) -> Vector:
     """MOON with z_glob and z_prev in evaluation mode or, if `training`, with the batch's statistics and the mask."""
     w, fresh = flat(normalising()), (np.zeros(HIDDEN), np.ones(HIDDEN))
     server: State = fresh
@@ -187,14 +187,14 @@ def test_the_other_models_are_in_evaluation_mode(policy: str) -> None:
 
 def test_a_memory_without_statistics_is_read_with_the_received_ones() -> None:
     """As runs from before they were kept have it: the same as if they had been equal to the received ones."""
-    shop, data = workshop(normed(), Moon(mu=2.0)), toy()
-    asked = assign(normed(), shop.method, lr=0.5)
-    update, kept = train_client(shop, asked, data, {})
+    context, data = workshop(normed(), Moon(mu=2.0)), toy()
+    asked = assign(normed(), context.method, lr=0.5)
+    update, kept = train_client(context, asked, data, {})
     assert {n: t for n, t in kept["moon"].items() if n in update.buffers}.keys() == update.buffers.keys()
     assert equal({n: kept["moon"][n] for n in update.buffers}, update.buffers)
     bare = {n: t for n, t in kept["moon"].items() if n not in update.buffers}
     visits = [
-        train_client(shop, asked, data, {"moon": memory})[0]
+        train_client(context, asked, data, {"moon": memory})[0]
         for memory in (bare, {**bare, **running(normed())}, kept["moon"])
     ]
     assert equal(visits[0].delta, visits[1].delta)

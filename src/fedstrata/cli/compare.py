@@ -76,9 +76,9 @@ def compare(
     runs = sorted({result.directory for row in found.rows for result in row.results})
     if report and runs:
         from fedstrata.report import write
-        from fedstrata.runs.reader import Saved
+        from fedstrata.runs.reader import SavedRun
 
-        page = write([Saved.read(Path(run)) for run in runs], out / "report.html")
+        page = write([SavedRun.read(Path(run)) for run in runs], out / "report.html")
         if open_:
             browse(page.resolve().as_uri())
     if failures:

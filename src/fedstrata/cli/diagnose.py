@@ -49,9 +49,9 @@ def diagnose(
 def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
     """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
     from fedstrata.diagnosis import diagnose as diagnosed
-    from fedstrata.runs.reader import Saved
+    from fedstrata.runs.reader import SavedRun
 
-    saved = Saved.read(run)
+    saved = SavedRun.read(run)
     others = [name.replace("_", "-") for name in given if name != "data_dir"]
     if others or sets:
         raise UsageError(f"{run} is a run, whose settings are its own: leave --{(others or ['set'])[0]} out")

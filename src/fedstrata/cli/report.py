@@ -27,12 +27,12 @@ def report(
 ) -> None:
     """Write one HTML file with everything about a run, or about several side by side."""
     from fedstrata.report import write
-    from fedstrata.runs.reader import Saved
+    from fedstrata.runs.reader import SavedRun
 
     directories = gathered(runs)
     path = out or _home(runs, directories) / "report.html"
     _check_file(path)
-    write([Saved.read(directory) for directory in directories], path, title)
+    write([SavedRun.read(directory) for directory in directories], path, title)
     print(path)
     if open_:
         browse(path.resolve().as_uri())
@@ -48,7 +48,7 @@ def plot(
     """Write a report's figures as files for papers."""
     from fedstrata.report.plots import FORMATS, check_plots
     from fedstrata.report.plots import plot as plotted
-    from fedstrata.runs.reader import Saved
+    from fedstrata.runs.reader import SavedRun
 
     one_of("plot", FORMATS, format=format_)
     check_plots()
@@ -56,7 +56,7 @@ def plot(
     out = out or _home(runs, directories) / "plots"
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} already exists and is not a directory")
-    for path in plotted([Saved.read(directory) for directory in directories], out, format_):
+    for path in plotted([SavedRun.read(directory) for directory in directories], out, format_):
         print(path)
 
 

@@ -187,10 +187,10 @@ def _report(federation: Federation, wish: _Wish) -> None:
     if not wish.report or federation.out is None:
         return
     from fedstrata.report import write
-    from fedstrata.runs.reader import Saved
+    from fedstrata.runs.reader import SavedRun
 
     try:
-        page = write([Saved.read(federation.out)], federation.out / "report.html")
+        page = write([SavedRun.read(federation.out)], federation.out / "report.html")
         if wish.open:
             browse(page.resolve().as_uri())
     except Exception as error:

@@ -35,7 +35,7 @@ Build = Callable[[str], nn.Module]
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class ModelReplica:
     """A scratch model with its tensors by name.
 
     Args:
@@ -83,14 +83,14 @@ class Bench:
     def classes(self) -> int:
         """How many classes the model tells apart."""
         if self.sample is None:
-            raise FedstrataError("a workshop without a sample of inputs cannot tell the number of classes")
+            raise FedstrataError("a context without a sample of inputs cannot tell the number of classes")
         with untouched(self.model):  # a copy may be impossible: a model may keep something of its last step
             outputs: Tensor = self.model(self.inputs(self.sample))
         return outputs.shape[1]
 
 
 @dataclass(eq=False)
-class Workshop:
+class ClientContext:
     """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
 
     Args:
@@ -103,7 +103,7 @@ class Workshop:
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
         strata: of architectures whose strata are known; those of others are found when they are needed.
-        benches: the scratch models, by architecture.
+        replicas: the scratch models, by architecture.
         flops: what was counted, by what was computed.
         kept: whatever else a way of training keeps between visits.
         room: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of its own.
@@ -118,7 +118,7 @@ class Workshop:
     compile: bool = False
     archs: tuple[str, ...] = ("",)
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
-    benches: dict[str, Bench] = field(default_factory=dict)
+    replicas: dict[str, ModelReplica] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
     room: Callable[[Tensors], Tensors] | None = None
@@ -132,14 +132,14 @@ class Workshop:
             finally:
                 release()
 
-    def bench(self, arch: str) -> Bench:
+    def replica(self, arch: str) -> ModelReplica:
         """The scratch model of an architecture, made at its first use."""
-        if arch not in self.benches:
+        if arch not in self.replicas:
             model = self.build(arch).to(self.device).train()
             turned = lay_out(model, self.channels_last)
             _flatten(dict(model.named_parameters()), turned)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
-            self.benches[arch] = Bench(
+            self.replicas[arch] = ModelReplica(
                 model=model,
                 forward=CompiledForward(model) if self.compile else model,
                 params=dict(model.named_parameters()),
@@ -153,8 +153,8 @@ class Workshop:
                 sample=sample,
             )
             if sample is not None and any(self.method.at("local")):
-                _ = self.benches[arch].classes  # now: a technique may ask for it while FLOPs are counted
-        return self.benches[arch]
+                _ = self.replicas[arch].classes  # now: a technique may ask for it while FLOPs are counted
+        return self.replicas[arch]
 
     def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:
         """A new model with these parameters and running statistics, as it would be evaluated.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.client.prepare import prepare
 from fedstrata.client.step import LocalSteps
 from fedstrata.client.visit_hooks import build_own_hooks
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Rehearsal:
+class FlopEstimate:
     """What visits of one kind cost, and the parameters that they leave without a gradient.
 
     Args:
@@ -34,51 +34,51 @@ class Rehearsal:
     idle: frozenset[str] = frozenset()
 
 
-def rehearsed(
-    shop: Workshop, a: Assignment, data: Examples, memory: Slots, sizes: Iterable[int], kind: Hashable
-) -> Rehearsal:
+def estimate_flops(
+    context: ClientContext, a: Assignment, data: Examples, memory: Slots, sizes: Iterable[int], kind: Hashable
+) -> FlopEstimate:
     """What a visit of this kind costs, counted on the side: for ways of training that cannot be counted themselves.
 
     Nothing changes but the scratch model, which the caller prepares again.
     """
-    known: Rehearsal | None = shop.kept.get(kind)
-    done = shop.kept[kind] = known or Rehearsal()
+    known: FlopEstimate | None = context.kept.get(kind)
+    done = context.kept[kind] = known or FlopEstimate()
     missing = sorted(set(sizes) - done.steps.keys())
     if known is not None and not missing:
         return done
-    bench = shop.bench(a.arch)
+    replica = context.replica(a.arch)
     with own_rng():
-        prepare(bench, shop.method, a, memory)
+        prepare(replica, context.method, a, memory)
         with FlopCount() as before:
-            crew = build_own_hooks(shop.method, bench, data, a, memory)
-        prepare(bench, shop.method, a, memory)
-        steps = LocalSteps(shop, bench, a, crew, bench.model)
-        with crew.tapped(steps.objective):
+            hooks = build_own_hooks(context.method, replica, data, a, memory)
+        prepare(replica, context.method, a, memory)
+        steps = LocalSteps(context, replica, a, hooks, replica.model)
+        with hooks.tapped(steps.objective):
             for size in missing if steps.names else ():
-                x, y = data.batch(torch.arange(size), shop.augment)
+                x, y = data.batch(torch.arange(size), context.augment)
                 with FlopCount() as counter:
-                    steps.step(bench.inputs(x.to(shop.device)), y.to(shop.device))
+                    steps.step(replica.inputs(x.to(context.device)), y.to(context.device))
                 done.steps[size] = counter.total
         if known is None:
-            delta = {n: torch.zeros_like(bench.params[n], memory_format=torch.contiguous_format) for n in a.travels}
+            delta = {n: torch.zeros_like(replica.params[n], memory_format=torch.contiguous_format) for n in a.uploads}
             with FlopCount() as after:
-                crew.finished(delta, steps.tallies, memory)
-                crew.uploaded(delta)
+                hooks.finished(delta, steps.tallies, memory)
+                hooks.uploaded(delta)
             done.around = before.total + after.total
             done.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)
     return done
 
 
-def counted_flops(shop: Workshop, key: Any, compute: Callable[[], T]) -> tuple[T, int]:
+def counted_flops(context: ClientContext, key: Any, compute: Callable[[], T]) -> tuple[T, int]:
     """(result, FLOPs): counted at the first, real execution with this key, and known from then on.
 
     Counting every step would cost more than training; what the key names (sub-model, plan, hooks, inputs) settles the
     number of matrix products and convolutions.
     """
-    known = shop.flops.get(key)
+    known = context.flops.get(key)
     if known is not None:
         return compute(), known
     with FlopCount() as counter:
         result = compute()
-    shop.flops[key] = counter.total
+    context.flops[key] = counter.total
     return result, counter.total

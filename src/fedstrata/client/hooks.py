@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import Bench
+from fedstrata.client.context import ModelReplica
 from fedstrata.client.objective import Objective
 from fedstrata.core.method import Method
 from fedstrata.core.technique import Batch, ClientView, Hooks, Times
@@ -21,7 +21,7 @@ from fedstrata.models.taps import at_place
 
 
 @dataclass(frozen=True, eq=False)
-class Crew:
+class HookSet:
     """The hooks of a visit, sorted by what they do."""
 
     hooks: Mapping[str, Hooks]
@@ -124,9 +124,9 @@ def _replaced(function: Callable[[Batch, Tensor], Tensor], objective: Objective,
     return there if objective.silent else function(objective.current[-1], there)
 
 
-def open_crew(
+def build_hooks(
     method: Method,
-    bench: Bench,
+    replica: ModelReplica,
     data: Examples,
     a: Assignment,
     memory: Slots,
@@ -134,17 +134,17 @@ def open_crew(
     counts: Callable[[], Tensor],
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]],
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None],
-) -> Crew:
+) -> HookSet:
     """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
-    statistics = partial(clone, {} if method.buffers == "drop" else bench.buffers)
-    return Crew(
+    statistics = partial(clone, {} if method.buffers == "drop" else replica.buffers)
+    return HookSet(
         {
             t.name: t.local(
                 ClientView(
-                    model=bench.model,
+                    model=replica.model,
                     data=data,
                     assignment=a,
-                    strata=bench.strata,
+                    strata=replica.strata,
                     slot=a.slots.get(t.name, {}),
                     memory=memory.get(t.name, {}),
                     rng=rng(t.name),

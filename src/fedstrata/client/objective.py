@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors, clone, lent
 from fedstrata.errors import FedstrataError
-from fedstrata.models.norms import judging
+from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import seen_at, stages_to
 from fedstrata.tasks.classification import task_loss
 
@@ -109,7 +109,7 @@ class Objective:
         """Inside, the model is in the modes of an evaluation; afterwards in those that it trains in."""
         modes = [module.training for module in self._modules]
         try:
-            with judging(self.model, self.policy, rows):
+            with evaluation_mode(self.model, self.policy, rows):
                 yield
         finally:
             for module, mode in zip(self._modules, modes, strict=True):

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedstrata.client.context import BUFFERS, PERSONAL, Bench
+from fedstrata.client.context import BUFFERS, PERSONAL, ModelReplica
 from fedstrata.core.method import Method
 from fedstrata.core.tensors import Tensors, load
 from fedstrata.core.types import Assignment, Slots
 
 
-def _starting_buffers(method: Method, bench: Bench, assignment: Assignment, memory: Slots) -> Tensors:
+def _starting_buffers(method: Method, replica: ModelReplica, assignment: Assignment, memory: Slots) -> Tensors:
     """The client's own running statistics, the server's, or, where there are none yet, the model's initial ones."""
     own = memory.get(BUFFERS) if method.buffers == "local" else None
-    return own or assignment.buffers or bench.initial
+    return own or assignment.buffers or replica.initial
 
 
-def prepare(bench: Bench, method: Method, assignment: Assignment, memory: Slots) -> None:
+def prepare(replica: ModelReplica, method: Method, assignment: Assignment, memory: Slots) -> None:
     """Load the scratch model, and freeze what does not train: autograd then skips the frozen prefix by itself."""
-    load(bench.params, assignment.params)
-    load(bench.params, own_params(assignment, memory))
-    load(bench.buffers, _starting_buffers(method, bench, assignment, memory))
-    load(*bench.constants)
+    load(replica.params, assignment.params)
+    load(replica.params, own_params(assignment, memory))
+    load(replica.buffers, _starting_buffers(method, replica, assignment, memory))
+    load(*replica.constants)
     trains = set(assignment.trains)
-    for name, p in bench.params.items():
+    for name, p in replica.params.items():
         p.grad = None  # of a step that was interrupted
         if p.requires_grad is not (name in trains):
             p.requires_grad_(name in trains)
-    if not all(module.training for module in bench.modules):
-        bench.model.train()
-    for owner in {name.rpartition(".")[0] for name in still(bench, assignment)}:
-        norm = bench.model.get_submodule(owner)
+    if not all(module.training for module in replica.modules):
+        replica.model.train()
+    for owner in {name.rpartition(".")[0] for name in still(replica, assignment)}:
+        norm = replica.model.get_submodule(owner)
         if isinstance(norm, _NormBase):
             norm.eval()
 
 
-def still(bench: Bench, assignment: Assignment) -> tuple[str, ...]:
+def still(replica: ModelReplica, assignment: Assignment) -> tuple[str, ...]:
     """The running statistics that stay as they are."""
-    if assignment.moves is None:
+    if assignment.update_buffers is None:
         return ()
-    moves = set(assignment.moves)
-    return tuple(n for n in bench.buffers if n not in moves)
+    moves = set(assignment.update_buffers)
+    return tuple(n for n in replica.buffers if n not in moves)
 
 
 def own_names(assignment: Assignment) -> tuple[str, ...]:
     """What trains and does not travel: the client keeps it."""
-    if len(assignment.trains) == len(assignment.travels):
+    if len(assignment.trains) == len(assignment.uploads):
         return ()
-    sent = set(assignment.travels)
+    sent = set(assignment.uploads)
     return tuple(n for n in assignment.trains if n not in sent)
 
 

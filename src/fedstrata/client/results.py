@@ -12,7 +12,7 @@ from fedstrata.core.types import Slots, Update, altered
 
 
 @dataclass(frozen=True, eq=False)
-class Harvest:
+class TrainResult:
     """What came of visits: updates without their tensors, and the tensors, of all clients stacked or of the only one.
 
     Args:
@@ -31,12 +31,12 @@ class Harvest:
     stacked: bool
 
     @staticmethod
-    def of(place: int, update: Update, memory: Slots) -> Harvest:
+    def of(place: int, update: Update, memory: Slots) -> TrainResult:
         """What came of one visit."""
         bare = altered(update, delta={}, buffers={}, slots={})
-        return Harvest((place,), (bare,), update.delta, update.buffers, update.slots, memory, False)
+        return TrainResult((place,), (bare,), update.delta, update.buffers, update.slots, memory, False)
 
-    def copy(self) -> Harvest:
+    def copy(self) -> TrainResult:
         """The same in memory of its own."""
         slots = {name: clone(slot) for name, slot in self.slots.items()}
         memory = {name: clone(slot) for name, slot in self.memory.items()}

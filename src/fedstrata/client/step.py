@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import Bench, Workshop
-from fedstrata.client.hooks import Crew
+from fedstrata.client.context import ClientContext, ModelReplica
+from fedstrata.client.hooks import HookSet
 from fedstrata.client.objective import Objective
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.tensors import Tensors, apart, scale, whole_norm
@@ -21,19 +21,26 @@ Forward = Callable[[Tensor], Tensor]
 class LocalSteps:
     """The local steps of a visit; they train the scratch model in place."""
 
-    def __init__(self, shop: Workshop, bench: Bench, a: Assignment, crew: Crew, forward: Forward) -> None:
-        self.crew, self.forward, self.clip = crew, forward, a.work.clip
-        self.names = [n for n, p in bench.params.items() if p.requires_grad]
-        self.leaves = [bench.params[n] for n in self.names]
+    def __init__(
+        self, context: ClientContext, replica: ModelReplica, a: Assignment, hooks: HookSet, forward: Forward
+    ) -> None:
+        self.hooks, self.forward, self.clip = hooks, forward, a.work.clip
+        self.names = [n for n, p in replica.params.items() if p.requires_grad]
+        self.leaves = [replica.params[n] for n in self.names]
         self.objective = Objective(
-            bench.model, bench.params, bench.buffers, crew.outputs, crew.all("loss"), policy=shop.method.buffers
+            replica.model,
+            replica.params,
+            replica.buffers,
+            hooks.outputs,
+            hooks.all("loss"),
+            policy=context.method.buffers,
         )
         self.move = build_optimizer(a.work.optimizer).start(
-            [p.detach() for p in self.leaves], a.work.lr, crew.scale(self.names, shop.device)
+            [p.detach() for p in self.leaves], a.work.lr, hooks.scale(self.names, context.device)
         )
-        self.changes = bool(crew.all("tally") or crew.all("correct") or a.work.clip is not None)
+        self.changes = bool(hooks.all("tally") or hooks.all("correct") or a.work.clip is not None)
         self.no_grad = torch.no_grad()
-        self.total = torch.zeros((), dtype=bench.exact, device=shop.device)
+        self.total = torch.zeros((), dtype=replica.exact, device=context.device)
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
@@ -53,8 +60,8 @@ class LocalSteps:
             with timed("techniques"), self.no_grad:
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
-                self.tallies = self.crew.tallied(self.tallies, used, batch)
-                used = clipped(self.crew.corrected(used, batch, apart(used, self.tallies)), self.clip)
+                self.tallies = self.hooks.tallied(self.tallies, used, batch)
+                used = clipped(self.hooks.corrected(used, batch, apart(used, self.tallies)), self.clip)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import BUFFERS, PERSONAL, Bench, Workshop
-from fedstrata.client.cost import counted_flops, rehearsed
-from fedstrata.client.hooks import Crew
+from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext, ModelReplica
+from fedstrata.client.cost import counted_flops, estimate_flops
+from fedstrata.client.hooks import HookSet
 from fedstrata.client.prepare import own_names, prepare, still
 from fedstrata.client.step import LocalSteps
 from fedstrata.client.visit_hooks import build_own_hooks, whose
@@ -31,49 +31,49 @@ from fedstrata.models.frozen_prefix import Cut, cut_at
 from fedstrata.system.timing import timed
 
 
-def train_client(shop: Workshop, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
+def train_client(context: ClientContext, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
     """Train one client for one round: (update, what the client will remember if the server accepts it).
 
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller gives them back (`own_rng`).
     """
-    a, method = _assignment_on(shop.device, assignment), shop.method
-    memory = _slots_on(shop.device, memory)
+    a, method = _assignment_on(context.device, assignment), context.method
+    memory = _slots_on(context.device, memory)
     with timed("load the model"):
-        bench = shop.bench(a.arch)
-        prepare(bench, method, a, memory)
-    crew = Crew({})
+        replica = context.replica(a.arch)
+        prepare(replica, method, a, memory)
+    hooks = HookSet({})
     before = after = 0
     if any(method.at("local")):
-        seed_global(derive(a.seed, "local"), shop.device)
+        seed_global(derive(a.seed, "local"), context.device)
         key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
         with timed("techniques"):
-            crew, before = counted_flops(shop, key, lambda: build_own_hooks(method, bench, data, a, memory))
-            prepare(bench, method, a, memory)  # a technique's own passes may have moved statistics or modes
-    foreign = bench.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
-    seed_global(derive(a.seed, "train"), shop.device, everything=foreign)
-    trained, flops = _train(shop, bench, a, data, memory, crew)
+            hooks, before = counted_flops(context, key, lambda: build_own_hooks(method, replica, data, a, memory))
+            prepare(replica, method, a, memory)  # a technique's own passes may have moved statistics or modes
+    foreign = replica.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
+    seed_global(derive(a.seed, "train"), context.device, everything=foreign)
+    trained, flops = _train(context, replica, a, data, memory, hooks)
 
     with timed("difference"):
         mine = own_names(a)
-        room = None if shop.room is None else shop.room({n: a.params[n] for n in a.travels})
-        delta = subtract({n: bench.params[n].detach().contiguous() for n in a.travels}, a.params, a.travels, room)
+        room = None if context.room is None else context.room({n: a.params[n] for n in a.uploads})
+        delta = subtract({n: replica.params[n].detach().contiguous() for n in a.uploads}, a.params, a.uploads, room)
     slots: Slots = {}
     kept, sent = dict(memory), delta
-    if crew.all("finish") or crew.all("upload"):
-        key = ("finish", a.arch, a.trains, *crew.present, len(data))
+    if hooks.all("finish") or hooks.all("upload"):
+        key = ("finish", a.arch, a.trains, *hooks.present, len(data))
         with timed("techniques"):
             (slots, kept, sent), after = counted_flops(
-                shop, key, lambda: (*crew.finished(delta, trained.tallies, memory), crew.uploaded(delta))
+                context, key, lambda: (*hooks.finished(delta, trained.tallies, memory), hooks.uploaded(delta))
             )
     if mine:
-        kept[PERSONAL] = {**memory.get(PERSONAL, {}), **{n: bench.params[n].detach().clone() for n in mine}}
+        kept[PERSONAL] = {**memory.get(PERSONAL, {}), **{n: replica.params[n].detach().clone() for n in mine}}
     buffers: Tensors = {}
-    if method.buffers != "drop" and bench.buffers and a.trains:
-        buffers = {n: b.detach().to("cpu", copy=True) for n, b in bench.buffers.items()}
+    if method.buffers != "drop" and replica.buffers and a.trains:
+        buffers = {n: b.detach().to("cpu", copy=True) for n, b in replica.buffers.items()}
         if method.buffers == "local":
             kept[BUFFERS] = buffers
-        if a.reports is not None:
-            buffers = {n: buffers[n] for n in a.reports}
+        if a.upload_buffers is not None:
+            buffers = {n: buffers[n] for n in a.upload_buffers}
     metrics = {"train_loss": trained.loss, "flops": float(before + flops + after)}
     home = torch.device("cpu")
     sent = _plain(_slots_on(home, {"": sent}))[""]
@@ -101,37 +101,37 @@ def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
 
 
 def _train(
-    shop: Workshop, bench: Bench, a: Assignment, data: Examples, memory: Slots, crew: Crew
+    context: ClientContext, replica: ModelReplica, a: Assignment, data: Examples, memory: Slots, hooks: HookSet
 ) -> tuple[LocalSteps, int]:
     """Take the steps of a visit: (what they came to, their FLOPs)."""
-    features = crew.all("features")
-    steps = LocalSteps(shop, bench, a, crew, bench.model if features else bench.forward)
+    features = hooks.all("features")
+    steps = LocalSteps(context, replica, a, hooks, replica.model if features else replica.forward)
     flops = 0
     if not steps.names:
         return steps, flops
-    key: tuple[Any, ...] = (a.arch, a.trains, *crew.present)
-    order = list(batches(len(data), a.work, generator(a.seed, "order"), bench.batch_norm))
+    key: tuple[Any, ...] = (a.arch, a.trains, *hooks.present)
+    order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
     kept: _Kept | None = None
-    if a.reuse and steps.forward is bench.model and shop.augment is None:
-        kept, flops = _kept(shop, bench, a, data, crew.places)
+    if a.cache_prefix and steps.forward is replica.model and context.augment is None:
+        kept, flops = _kept(context, replica, a, data, hooks.places)
     if kept is not None:
         steps.forward, key = kept, (*key, "above")
-    elif steps.forward is not bench.model:  # a compiled step cannot be counted while it runs
-        cost = rehearsed(shop, a, data, memory, map(len, order), key)
-        prepare(bench, shop.method, a, memory)
-    with crew.tapped(steps.objective) if features else nullcontext():
+    elif steps.forward is not replica.model:  # a compiled step cannot be counted while it runs
+        cost = estimate_flops(context, a, data, memory, map(len, order), key)
+        prepare(replica, context.method, a, memory)
+    with hooks.tapped(steps.objective) if features else nullcontext():
         for index in order:
             with timed("batches"):
-                x, y = data.batch(index, shop.augment)
-                x, y = bench.inputs(x.to(shop.device)), y.to(shop.device)
+                x, y = data.batch(index, context.augment)
+                x, y = replica.inputs(x.to(context.device)), y.to(context.device)
                 if kept is not None:
                     kept.rows = index
             try:
-                if steps.forward is not bench.model and kept is None:
+                if steps.forward is not replica.model and kept is None:
                     steps.step(x, y)
                     flops += cost.steps[len(index)]
                 else:
-                    flops += counted_flops(shop, (*key, x.shape), partial(steps.step, x, y))[1]
+                    flops += counted_flops(context, (*key, x.shape), partial(steps.step, x, y))[1]
             except UnknownClass as error:
                 raise error.at(whose(data, a.client), y, index) from None
     return steps, flops
@@ -150,23 +150,23 @@ class _Kept:
 
 
 def _kept(
-    shop: Workshop, bench: Bench, a: Assignment, data: Examples, places: Sequence[str]
+    context: ClientContext, replica: ModelReplica, a: Assignment, data: Examples, places: Sequence[str]
 ) -> tuple[_Kept | None, int]:
     """Compute once what lies below everything that trains: (None if nothing does, FLOPs)."""
-    quiet = still(bench, a)
+    quiet = still(replica, a)
     key = ("cut", a.arch, a.trains, quiet, tuple(places))
-    if key not in shop.kept:
-        assert bench.sample is not None
-        shop.kept[key] = cut_at(bench.model, a.trains, quiet, bench.inputs(bench.sample), places)
-    cut: Cut | None = shop.kept[key]
+    if key not in context.kept:
+        assert replica.sample is not None
+        context.kept[key] = cut_at(replica.model, a.trains, quiet, replica.inputs(replica.sample), places)
+    cut: Cut | None = context.kept[key]
     if cut is None:
         return None, 0
 
     def compute() -> list[tuple[Tensor, ...]]:
         with torch.no_grad():
             parts = torch.split(torch.arange(len(data)), 256)
-            return [cut.below(bench.inputs(data.batch(index)[0].to(shop.device))) for index in parts]
+            return [cut.below(replica.inputs(data.batch(index)[0].to(context.device))) for index in parts]
 
     with timed("prefix"):
-        parts, flops = counted_flops(shop, (*key, len(data)), compute)
+        parts, flops = counted_flops(context, (*key, len(data)), compute)
     return _Kept(cut.above, tuple(torch.cat(t) for t in zip(*parts, strict=True)), torch.empty(0)), flops

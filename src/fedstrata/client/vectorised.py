@@ -19,12 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client.compiling import compile_function
-from fedstrata.client.context import PERSONAL, Bench, Workshop
-from fedstrata.client.cost import rehearsed
-from fedstrata.client.hooks import Crew, open_crew
+from fedstrata.client.context import PERSONAL, ClientContext, ModelReplica
+from fedstrata.client.cost import estimate_flops
+from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.objective import Objective
 from fedstrata.client.prepare import own_names, own_params, prepare
-from fedstrata.client.results import Harvest
+from fedstrata.client.results import TrainResult
 from fedstrata.client.step import clipped
 from fedstrata.client.train import train_client
 from fedstrata.client.visit_hooks import class_counts, whose
@@ -130,7 +130,7 @@ _REFUSAL = "a technique that vectorises takes class counts from view.counts(), a
 
 
 @dataclass(eq=False)
-class _Sheaf:
+class PaddedBatches:
     """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps."""
 
     x: Tensor
@@ -140,17 +140,17 @@ class _Sheaf:
 
 
 def _draw(
-    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], sizes: Sequence[Sequence[int]]
-) -> _Sheaf:
+    context: ClientContext, assignments: Sequence[Assignment], data: Sequence[Examples], sizes: Sequence[Sequence[int]]
+) -> PaddedBatches:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape."""
     steps, width = [len(row) for row in sizes], max(max(row) for row in sizes)
     full = all(min(row) == width for row in sizes) and len(set(steps)) == 1
     longest = max(steps)
-    if shop.compile and not full and longest <= COMPILED_STEPS:  # few shapes, for each is compiled on its own
+    if context.compile and not full and longest <= COMPILED_STEPS:  # few shapes, for each is compiled on its own
         longest = 1 << (longest - 1).bit_length()
     shape = (len(sizes), longest, width)
     rows = None if full else torch.zeros(shape)
-    pool = _common(data) if shop.augment is None else None
+    pool = _common(data) if context.augment is None else None
     if pool is not None:  # one tensor holds everybody's examples: gather all batches from it in one go
         index = torch.zeros(shape, dtype=torch.int64)
         rng = torch.Generator()
@@ -165,22 +165,22 @@ def _draw(
             for s, part in enumerate(torch.split(flat, list(sizes[c]))):
                 index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
         x, y = pool.batch(index.view(-1))
-        return _Sheaf(x.view(*shape, *x.shape[1:]), y.view(shape), rows, steps)
+        return PaddedBatches(x.view(*shape, *x.shape[1:]), y.view(shape), rows, steps)
     inputs: Tensor | None = None
     labels = torch.zeros(shape, dtype=torch.int64)
     for c, (a, examples) in enumerate(zip(assignments, data, strict=True)):
         order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
-        seed_global(derive(a.seed, "train"), shop.device, everything=not isinstance(examples, TensorExamples))
+        seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
-            x, y = examples.batch(part, shop.augment)
-            check_range(y, shop.bench(a.arch).classes, whose(examples, a.client), part)
+            x, y = examples.batch(part, context.augment)
+            check_range(y, context.replica(a.arch).classes, whose(examples, a.client), part)
             if inputs is None:
                 inputs = x.new_zeros(*shape, *x.shape[1:])
             inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
             if rows is not None:
                 rows[c, s, : len(y)] = 1.0
     assert inputs is not None
-    return _Sheaf(inputs, labels, rows, steps)
+    return PaddedBatches(inputs, labels, rows, steps)
 
 
 def _common(data: Sequence[Examples]) -> TensorExamples | None:
@@ -215,11 +215,11 @@ class _Watched(Assignment):
 
 
 @dataclass(frozen=True, eq=False)
-class _Lesson:
-    """What all clients of a cohort share: everything but their batches, slots, memories and counts."""
+class VectorisedVisit:
+    """What all clients of a group share: everything but their batches, slots, memories and counts."""
 
     method: Method
-    bench: Bench
+    replica: ModelReplica
     assignment: Assignment
     steps: int
     ends: tuple[int, ...]
@@ -241,12 +241,12 @@ class _Lesson:
 
         A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
         """
-        a, bench = self.assignment, self.bench
+        a, replica = self.assignment, self.replica
         start = {n: params[n] for n in a.trains} | own_params(a, memory)
-        crew = self._crew(params, lr, slots, memory, counts)
+        hooks = self._hooks(params, lr, slots, memory, counts)
         trained = {n: p + _nothing(last) for n, p in start.items()}
         moving = [n for n in a.trains if n not in self.idle]
-        move = build_optimizer(a.work.optimizer).start([trained[n] for n in moving], lr, crew.scale(moving, x.device))
+        move = build_optimizer(a.work.optimizer).start([trained[n] for n in moving], lr, hooks.scale(moving, x.device))
         total = _nothing(last)
         tallies: Slots = {}
         final: tuple[Tensors, Slots, Tensor] | None = None
@@ -254,22 +254,22 @@ class _Lesson:
             here = None if rows is None else rows[step]
             at = trained if step else start  # all begin at the same place: the first pass is one product for all
             objective = Objective(
-                bench.model,
+                replica.model,
                 {**params, **at},
-                bench.buffers,
-                crew.outputs,
-                crew.all("loss"),
+                replica.buffers,
+                hooks.outputs,
+                hooks.all("loss"),
                 partial(_task, here),
                 _by_func,
                 self.method.buffers,
             )
 
-            with crew.tapped(objective):
+            with hooks.tapped(objective):
                 loss = partial(self._loss, objective, x[step], y[step], step)
                 grads, (_, task) = grad_and_value(loss, has_aux=True)({n: at[n] for n in moving})
                 batch = objective.batch(x[step], y[step], step, objective.params)
-                tallies = crew.tallied(tallies, grads, batch)
-                grads = clipped(crew.corrected(grads, batch), a.work.clip)
+                tallies = hooks.tallied(tallies, grads, batch)
+                grads = clipped(hooks.corrected(grads, batch), a.work.clip)
             total = total + task
             move([grads[n] for n in moving])
             if step + 1 in self.ends:
@@ -277,21 +277,21 @@ class _Lesson:
                 final = now if final is None else _where(last == step + 1, now, final)
         assert final is not None
         trained, tallies, mean = final
-        delta = {n: trained[n] - start[n] for n in a.travels}
-        slots, kept = crew.finished(delta, tallies, memory)
+        delta = {n: trained[n] - start[n] for n in a.uploads}
+        slots, kept = hooks.finished(delta, tallies, memory)
         mine = {n: trained[n] for n in own_names(a)}
         if mine:
             kept[PERSONAL] = {**memory.get(PERSONAL, {}), **mine}
-        return crew.uploaded(delta), slots, kept, mean
+        return hooks.uploaded(delta), slots, kept, mean
 
     def _loss(self, objective: Objective, x: Tensor, y: Tensor, step: int, given: Tensors) -> tuple[Tensor, Tensor]:
         """(whole loss, the task's) of a step, as a function of what moves."""
         params = {**objective.params, **given}
         batch = objective.batch(x, y, step, params)
-        task, whole = objective(batch, lambda x: functional_call(self.bench.model, params, (x,)))
+        task, whole = objective(batch, lambda x: functional_call(self.replica.model, params, (x,)))
         return whole, task
 
-    def _crew(self, params: Tensors, lr: Tensor, slots: Slots, memory: Slots, counts: Tensor | None) -> Crew:
+    def _hooks(self, params: Tensors, lr: Tensor, slots: Slots, memory: Slots, counts: Tensor | None) -> HookSet:
         def counted() -> Tensor:
             assert counts is not None
             return counts
@@ -301,7 +301,7 @@ class _Lesson:
         none = torch.Generator()  # vmap refuses whatever is drawn from it
         data = _NoExamples()
         own = (lambda name: none), counted, data.outputs, data.observe
-        return open_crew(self.method, self.bench, data, assignment, memory, *own)
+        return build_hooks(self.method, self.replica, data, assignment, memory, *own)
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -325,15 +325,15 @@ def _structure(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
 def alike(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
     """What two clients must have in common to be trained at once."""
     a = assignment
-    return a.arch, a.trains, a.travels, a.work, _structure(a.slots), _structure(memory)
+    return a.arch, a.trains, a.uploads, a.work, _structure(a.slots), _structure(memory)
 
 
-def train_cohort(
-    shop: Workshop,
+def train_vectorised(
+    context: ClientContext,
     assignments: Sequence[Assignment],
     data: Sequence[Examples],
     memories: Sequence[Slots],
-) -> Iterator[Harvest]:
+) -> Iterator[TrainResult]:
     """Train clients at once, as far as they are alike."""
     together: dict[tuple[Any, ...], list[int]] = {}
     for place, (a, memory) in enumerate(zip(assignments, memories, strict=True)):
@@ -341,68 +341,68 @@ def train_cohort(
     for places in together.values():
         asked, theirs, held = [assignments[i] for i in places], [data[i] for i in places], [memories[i] for i in places]
         if asked[0].trains:
-            yield _train_alike(shop, tuple(places), asked, theirs, held)
+            yield _train_alike(context, tuple(places), asked, theirs, held)
             continue
         for place, visit in zip(places, zip(asked, theirs, held, strict=True), strict=True):
-            yield Harvest.of(place, *train_client(shop, *visit))
+            yield TrainResult.of(place, *train_client(context, *visit))
 
 
 def _train_alike(
-    shop: Workshop,
+    context: ClientContext,
     places: tuple[int, ...],
     assignments: Sequence[Assignment],
     data: Sequence[Examples],
     memories: Sequence[Slots],
-) -> Harvest:
+) -> TrainResult:
     a = assignments[0]
-    bench = shop.bench(a.arch)
+    replica = context.replica(a.arch)
     sizes = [batch_sizes(len(d), a.work, False) for d in data]
-    kind = (a.arch, a.trains, a.travels, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
-    flops, idle = _costs(shop, assignments, data, memories, sizes, kind)
-    prepare(bench, shop.method, a, {})
+    kind = (a.arch, a.trains, a.uploads, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
+    flops, idle = _costs(context, assignments, data, memories, sizes, kind)
+    prepare(replica, context.method, a, {})
     with timed("batches"):
-        sheaf = _draw(shop, assignments, data, sizes)
-    ends = sorted(set(sheaf.steps))
-    if shop.compile and sheaf.rows is not None:  # one graph for all clients of this shape, wherever they end
-        ends = list(range(1, sheaf.x.shape[1] + 1))
-    lesson = _Lesson(
-        shop.method,
-        bench,
+        padded = _draw(context, assignments, data, sizes)
+    ends = sorted(set(padded.steps))
+    if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
+        ends = list(range(1, padded.x.shape[1] + 1))
+    visit = VectorisedVisit(
+        context.method,
+        replica,
         _Watched(**vars(a)),
-        sheaf.x.shape[1],
+        padded.x.shape[1],
         tuple(ends),
         idle,
     )
-    counts = torch.stack([class_counts(d, bench) for d in data]) if any(shop.method.at("local")) else None
+    counts = torch.stack([class_counts(d, replica) for d in data]) if any(context.method.at("local")) else None
     slots, slot_dims = _stacked([a.slots for a in assignments])
     memory, memory_dims = _stacked(memories)
     # Names, tensors, and whether each client has its own.
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr, dtype=bench.exact), None),
-        "x": (sheaf.x, 0),
-        "y": (sheaf.y, 0),
-        "rows": (sheaf.rows, None if sheaf.rows is None else 0),
-        "last": (torch.tensor(sheaf.steps), 0),
+        "lr": (torch.tensor(a.work.lr, dtype=replica.exact), None),
+        "x": (padded.x, 0),
+        "y": (padded.y, 0),
+        "rows": (padded.rows, None if padded.rows is None else 0),
+        "last": (torch.tensor(padded.steps), 0),
         "slots": (slots, slot_dims),
         "memory": (memory, memory_dims),
         "counts": (counts, None if counts is None else 0),
     }
     arguments = tuple(value for value, _ in table.values())
-    run = vmap(lesson.visit, in_dims=tuple(dim for _, dim in table.values()))
+    run = vmap(visit.visit, in_dims=tuple(dim for _, dim in table.values()))
     with one_by_one(), timed("vectorised visits"):
-        if shop.compile and lesson.steps <= COMPILED_STEPS:
-            key = ("compiled", *kind, sheaf.x.shape, sheaf.rows is None, lesson.ends, str(slot_dims))
-            if key not in shop.kept:
-                shop.kept[key] = compile_function(run, arguments)
-            run = shop.kept[key]
+        if context.compile and visit.steps <= COMPILED_STEPS:
+            key = ("compiled", *kind, padded.x.shape, padded.rows is None, visit.ends, str(slot_dims))
+            if key not in context.kept:
+                context.kept[key] = compile_function(run, arguments)
+            run = context.kept[key]
         delta, sent, kept, loss = run(*arguments)
-    rows = zip(assignments, data, sheaf.steps, loss.tolist(), flops, strict=True)
+    rows = zip(assignments, data, padded.steps, loss.tolist(), flops, strict=True)
     updates = [
         Update(
             round=a.round,
             client=a.client,
-            method=shop.method.digest,
+            method=context.method.digest,
             examples=len(examples),
             steps=steps,
             delta={},
@@ -410,7 +410,7 @@ def _train_alike(
         )
         for a, examples, steps, mean, cost in rows
     ]
-    return Harvest(places, tuple(updates), delta, {}, sent, kept, True)
+    return TrainResult(places, tuple(updates), delta, {}, sent, kept, True)
 
 
 def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
@@ -427,18 +427,18 @@ def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
 
 
 def _costs(
-    shop: Workshop,
+    context: ClientContext,
     assignments: Sequence[Assignment],
     data: Sequence[Examples],
     memories: Sequence[Slots],
     sizes: Sequence[Sequence[int]],
     kind: tuple[Any, ...],
 ) -> tuple[list[float], frozenset[str]]:
-    """(each client's FLOPs, the parameters that get no gradient), known from rehearsals of every size of batch."""
+    """(each client's FLOPs, the parameters that get no gradient), known from estimates of every size of batch."""
     flops = []
     idle: frozenset[str] = frozenset()
     for a, examples, memory, row in zip(assignments, data, memories, sizes, strict=True):
-        cost = rehearsed(shop, a, examples, memory, row, ("cohort", *kind))
+        cost = estimate_flops(context, a, examples, memory, row, ("group", *kind))
         flops.append(float(cost.around + sum(cost.steps[size] for size in row)))
         idle = cost.idle
     return flops, idle

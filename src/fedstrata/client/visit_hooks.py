@@ -8,49 +8,49 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import Bench
-from fedstrata.client.hooks import Crew, open_crew
+from fedstrata.client.context import ModelReplica
+from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.core.method import Method
 from fedstrata.core.rng import generator
 from fedstrata.core.tensors import laid_out
 from fedstrata.core.types import Assignment, Examples, Slots, altered
-from fedstrata.data.batching import sheets
+from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
-from fedstrata.models.norms import judging
+from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import seen_at, watched
 
 
-def build_own_hooks(method: Method, bench: Bench, data: Examples, a: Assignment, memory: Slots) -> Crew:
+def build_own_hooks(method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots) -> HookSet:
     """Every technique's hooks for one client's visit; they see the parameters in the scratch model's layout."""
-    a = altered(a, params=laid_out(a.params, bench.params))
+    a = altered(a, params=laid_out(a.params, replica.params))
 
     def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for run, y in _passes(method, bench, data):
-            yield seen_at(bench.model, place, run), y
+        for run, y in _passes(method, replica, data):
+            yield seen_at(replica.model, place, run), y
 
     def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
-        with watched(bench.model, watch):
-            for run, _ in _passes(method, bench, data):
+        with watched(replica.model, watch):
+            for run, _ in _passes(method, replica, data):
                 run()
 
-    counts = partial(class_counts, data, bench)
-    return open_crew(method, bench, data, a, memory, partial(generator, a.seed), counts, outputs, observe)
+    counts = partial(class_counts, data, replica)
+    return build_hooks(method, replica, data, a, memory, partial(generator, a.seed), counts, outputs, observe)
 
 
-def _passes(method: Method, bench: Bench, data: Examples) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+def _passes(method: Method, replica: ModelReplica, data: Examples) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
     """Batch by batch over all of a client's data: (what runs the model on it, as in an evaluation; labels)."""
-    device = next(iter(bench.params.values())).device
-    with torch.no_grad(), judging(bench.model, method.buffers, len(data)):
-        for index in sheets(data, method.buffers, 256):
+    device = next(iter(replica.params.values())).device
+    with torch.no_grad(), evaluation_mode(replica.model, method.buffers, len(data)):
+        for index in eval_batches(data, method.buffers, 256):
             x, y = data.batch(index)
-            yield partial(bench.model, bench.inputs(x.to(device))), y.to(device)
+            yield partial(replica.model, replica.inputs(x.to(device))), y.to(device)
 
 
-def class_counts(data: Examples, bench: Bench) -> Tensor:
+def class_counts(data: Examples, replica: ModelReplica) -> Tensor:
     """How many examples of each class there are."""
     labels = data.labels()
-    check_range(labels, bench.classes, whose(data))
-    return torch.bincount(labels, minlength=bench.classes).to(bench.exact)
+    check_range(labels, replica.classes, whose(data))
+    return torch.bincount(labels, minlength=replica.classes).to(replica.exact)
 
 
 def whose(data: Examples, client: int | None = None) -> str:

@@ -66,7 +66,7 @@ class Run:
     @property
     def is_reference(self) -> bool:
         """True if gaps are measured from this method."""
-        return method(self.config.method).pools
+        return method(self.config.method).centralised
 
 
 @dataclass(frozen=True)

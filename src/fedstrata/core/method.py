@@ -46,22 +46,22 @@ class Method:
             seen[technique.name] = technique
         for one in self.techniques:
             others = [name for name in seen if name != one.name]
-            for other, why in [*one.refuses.items(), *((other, one.alone) for other in others if one.alone)]:
+            for other, why in [*one.refuses.items(), *((other, one.exclusive) for other in others if one.exclusive)]:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
-        for one in (t for t in self.techniques if t.alone):
+        for one in (t for t in self.techniques if t.exclusive):
             for key, value in changed(self.base).items():
-                if key in ("server_lr", "reduce") or (one.personal and value == "average"):
-                    raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.alone}")
+                if key in ("server_lr", "reduce") or (one.personalised and value == "average"):
+                    raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.exclusive}")
         for technique in self.techniques if self.reducer is not None else ():
             if technique.branches and self.reducer is not None and not self.reducer.by_name:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
                     "clients, and groups would no longer be apart"
                 )
-            if overrides(technique, "fold") or overrides(technique, "gather") or technique.needs_deltas:
+            if overrides(technique, "accumulate") or overrides(technique, "rescale") or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "
                     "takes from the clients does not pass through the mean, so nothing guards it"
@@ -107,12 +107,12 @@ class Method:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the results must know."""
-        return tuple(t.note for t in self.techniques if t.note)
+        return tuple(t.caveat for t in self.techniques if t.caveat)
 
     @property
-    def pools(self) -> bool:
+    def centralised(self) -> bool:
         """True if one party holds everybody's examples."""
-        return any(t.pools for t in self.techniques)
+        return any(t.centralised for t in self.techniques)
 
     @property
     def branches(self) -> bool:
@@ -120,9 +120,9 @@ class Method:
         return any(t.branches for t in self.techniques)
 
     @property
-    def personal(self) -> bool:
+    def personalised(self) -> bool:
         """True if every client has a model of its own."""
-        return any(t.personal for t in self.techniques)
+        return any(t.personalised for t in self.techniques)
 
     def at(self, door: str) -> Iterator[Technique]:
         """The techniques that do something at this door, left to right."""

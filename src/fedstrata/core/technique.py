@@ -173,9 +173,9 @@ class RoundView:
         buffers: running statistics after it.
         strata: the server model's strata, in order.
         updates: the accepted updates in client order; their deltas and buffers are kept only where a technique
-            `needs_deltas`, and their slots only where the technique does not `fold` them.
+            `needs_deltas`, and their slots only where the technique does not `accumulate` them.
         asked: what each of these updates answers, in the same order.
-        totals: what each technique's `fold` made of this round's slots.
+        totals: what each technique's `accumulate` made of this round's slots.
         weights: each accepted update's weight, in the same order.
         population: number of clients in the federation.
         owners: parameter name → how many of the population's sub-models hold it.
@@ -213,13 +213,13 @@ class Technique:
         defaults: settings of the mean that the paper assumes, such as `{"weight": "uniform"}`; FedAvg's own arguments
             win over them.
         refuses: technique name → why the two have no meaning together.
-        alone: why it has no meaning together with any other technique; empty if it has.
+        exclusive: why it has no meaning together with any other technique; empty if it has.
         epilogue: rounds after the last one, in which everybody takes part and nobody trains.
-        pools: True if one party holds everybody's examples and takes everybody's steps.
+        centralised: True if one party holds everybody's examples and takes everybody's steps.
         branches: True if clients of one architecture share their parameters with nobody else.
-        personal: True if clients train what they do not send, and keep it: every client then has a model of its own,
-            and the run is judged by their mean.
-        note: what a reader of the results must know.
+        personalised: True if clients train what they do not send, and keep it: every client then has a model of its
+            own, and the run is judged by their mean.
+        caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
@@ -231,12 +231,12 @@ class Technique:
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
     refuses: ClassVar[Mapping[str, str]] = {}
-    alone: ClassVar[str] = ""
+    exclusive: ClassVar[str] = ""
     epilogue: ClassVar[int] = 0
-    pools: ClassVar[bool] = False
+    centralised: ClassVar[bool] = False
     branches: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    note: ClassVar[str] = ""
+    personalised: ClassVar[bool] = False
+    caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
 
@@ -248,8 +248,8 @@ class Technique:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow what `trains`, `travels`, `reports` and `moves`, or change
-        the `work`.
+        """Server, for every assignment: narrow `trains`, `uploads`, `upload_buffers` and `update_buffers`, or the
+        `work`.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
         may lack some, and names that it lacks do no harm.
@@ -268,17 +268,17 @@ class Technique:
         """Client, before training: what to do during the visit."""
         return Hooks()
 
-    def gather(
+    def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
         return updates
 
-    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+    def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         """Server, for every update: why what the client sent in this technique's slot must be refused, or None."""
         return None
 
-    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+    def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         """Before a client's memory is used again: why it cannot be what this technique's `finish` gave, or None.
 
         A file may have been edited. `params` and `buffers` are the tensors of the client's model; what is remembered
@@ -286,7 +286,7 @@ class Technique:
         """
         return None
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         """Server, for every accepted update in client order: add its slot, or its delta, to the total, {} at first.
 
         Both are let go at once, so that a round never holds those of all its clients; `apply` finds the total.

@@ -81,13 +81,13 @@ class Assignment:
         params: the sub-model's parameters, by name.
         buffers: running statistics sent along; empty unless the policy is `average`.
         trains: names of the parameters that train; all others are frozen.
-        travels: names whose change is sent back.
-        fresh: names of the parameters and running statistics that the client does not hold yet: what really travels
+        uploads: names whose change is sent back.
+        to_send: names of the parameters and running statistics that the client does not hold yet: what really travels
             down. None means all.
-        reports: names of the running statistics that travel back; None means all of the sub-model's.
-        moves: names of the running statistics that move; all others stay as they are, and their norm layers run as in
-            evaluation. None means all.
-        reuse: True if what the model computes below everything that trains may be computed once for the whole visit.
+        upload_buffers: names of the running statistics that travel back; None means all of the sub-model's.
+        update_buffers: names of the running statistics that move; all others stay as they are, and their norm layers
+            run as in evaluation. None means all.
+        cache_prefix: True if what the model computes below everything that trains may be computed once per visit.
         slots: what techniques send along.
         work: how to train.
         seed: of this visit's random streams.
@@ -102,15 +102,15 @@ class Assignment:
     params: Tensors
     buffers: Tensors
     trains: tuple[str, ...]
-    travels: tuple[str, ...]
+    uploads: tuple[str, ...]
     work: Work
     seed: int
     method: str
     slots: Slots = field(default_factory=dict)
-    fresh: tuple[str, ...] | None = None
-    reports: tuple[str, ...] | None = None
-    moves: tuple[str, ...] | None = None
-    reuse: bool = False
+    to_send: tuple[str, ...] | None = None
+    upload_buffers: tuple[str, ...] | None = None
+    update_buffers: tuple[str, ...] | None = None
+    cache_prefix: bool = False
     rounds: int = 1
     run_seed: int = 0
 
@@ -125,7 +125,7 @@ class Update:
         method: digest of the method that the client ran.
         examples: number of the client's examples.
         steps: optimiser steps taken.
-        delta: w_k − w for every name in the assignment's `travels`.
+        delta: w_k − w for every name in the assignment's `uploads`.
         buffers: values of running statistics, never differences; empty under the policy `drop`.
         slots: what techniques send up.
         metrics: plain numbers, such as `train_loss` and `flops`.

@@ -12,7 +12,7 @@ from fedstrata.core.technique import Buffers
 from fedstrata.core.types import Examples, Work
 
 
-def sheets(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
+def eval_batches(examples: Examples, policy: Buffers, batch_size: int = 512) -> list[Tensor]:
     """The examples' indices, batch by batch.
 
     Under the policy `drop` norm layers use the statistics of each batch; batches are drawn in a fixed random order

@@ -14,7 +14,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.remedies import Bench, reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 
 def chance_skew(counts: Sequence[Sequence[int]]) -> float:
@@ -30,12 +30,12 @@ def chance_skew(counts: Sequence[Sequence[int]]) -> float:
     return min(fmean(spread / math.sqrt(n) for n in held), 0.9) if held else 0.0
 
 
-def label_skew(saved: Saved) -> Evidence | None:
+def label_skew(saved: SavedRun) -> Evidence | None:
     """Beyond chance: (skew − chance)/(1 − chance)."""
     facts = saved.facts
     skew, counts = facts.get("skew"), facts.get("counts", [])
     own = Bench(saved).own
-    if skew is None or not counts or (own is not None and own.pools):
+    if skew is None or not counts or (own is not None and own.centralised):
         return None
     chance = chance_skew(counts)
     beyond = max((float(skew) - chance) / (1 - chance), 0.0)
@@ -105,7 +105,7 @@ def against_skew(bench: Bench) -> list[Remedy | None]:
     ]
 
 
-def running_statistics(saved: Saved) -> Evidence | None:
+def running_statistics(saved: SavedRun) -> Evidence | None:
     """Accuracy that the averaged model gains by normalising with each batch instead.
 
     In the last rounds together or in the very last, whichever is less: it must not have passed already. Rounds before
@@ -158,7 +158,7 @@ def against_statistics(bench: Bench, batch: float, running: float) -> list[Remed
     ]
 
 
-def receptive_field(saved: Saved) -> Evidence | None:
+def receptive_field(saved: SavedRun) -> Evidence | None:
     """How many times the image's side the largest receptive field is."""
     fields = saved.facts.get("model", {}).get("fields", [])
     if not fields:
@@ -186,7 +186,7 @@ def _size(sides: Sequence[int]) -> str:
     return "×".join(map(str, sides))
 
 
-def _wide(saved: Saved) -> str:
+def _wide(saved: SavedRun) -> str:
     width = Bench(saved).width
     return "" if width is None else f", at width {width}"
 

@@ -11,7 +11,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.remedies import Bench
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 USUAL_RATE = 0.1
 """A tenth of a learning rate that is far too large may still be; nothing above the default is advised."""
@@ -20,7 +20,7 @@ GUESSES = 10
 """How many times the loss of guessing the first round's loss may count: it may have exploded already."""
 
 
-def diverged(saved: Saved) -> Evidence | None:
+def diverged(saved: SavedRun) -> Evidence | None:
     """Whether training left the finite numbers."""
     why = str(saved.summary.get("diverged") or "").rstrip(".")
     if not why:
@@ -28,7 +28,7 @@ def diverged(saved: Saved) -> Evidence | None:
     return Evidence(1.0, f"{why[:1].upper()}{why[1:]}.", {"diverged": 1.0}, lambda: against_explosion(Bench(saved)))
 
 
-def exploded_loss(saved: Saved) -> Evidence | None:
+def exploded_loss(saved: SavedRun) -> Evidence | None:
     """The last loss against the first one, or against that of guessing where that is larger.
 
     Of test and training loss the one that has grown less: running statistics that do not fit, or overconfidence on

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 RECENT = 3
 """Figures are of the last third of the probed rounds, and of this many at least."""
@@ -58,19 +58,19 @@ class Rule:
     """
 
     name: str
-    read: Callable[[Saved], Evidence | None]
+    read: Callable[[SavedRun], Evidence | None]
     probes: tuple[str, ...] = ()
     explains: frozenset[str] = frozenset()
     backed_by: frozenset[str] = frozenset()
 
 
-def recent(saved: Saved, probe: str) -> list[Any]:
+def recent(saved: SavedRun, probe: str) -> list[Any]:
     """What a probe found in the last third of its rounds, in three of them at least."""
     found = list(saved.series(probe).values())
     return found[-max(RECENT, math.ceil(len(found) / 3)) :]
 
 
-def steps_of(saved: Saved) -> float:
+def steps_of(saved: SavedRun) -> float:
     """Local steps of a client in a round, in the mean; infinite where they are not known."""
     config, examples = saved.config, [sum(row) for row in saved.facts.get("counts", []) if sum(row)]
     if config.get("steps") is not None:
@@ -80,7 +80,7 @@ def steps_of(saved: Saved) -> float:
     return float(config.get("epochs", 1)) * fmean(math.ceil(n / config.get("batch_size", 32)) for n in examples)
 
 
-def depths(saved: Saved) -> dict[str, int]:
+def depths(saved: SavedRun) -> dict[str, int]:
     """Stratum → its place from the input on, but for idle ones; empty for runs without facts."""
     return {stratum["name"]: place for place, stratum in enumerate(trained_strata(saved.facts))}
 
@@ -90,7 +90,7 @@ def trained_strata(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [stratum for stratum in facts.get("model", {}).get("strata", []) if not stratum.get("idle")]
 
 
-def classifier(saved: Saved) -> str | None:
+def classifier(saved: SavedRun) -> str | None:
     """The stratum that is the classifier; in a run from before that was told, the last one."""
     strata = trained_strata(saved.facts)
     if any("classifies" in stratum for stratum in strata):

@@ -13,7 +13,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.techniques import method
 
 ACAR = "FedDyn: Acar et al., ICLR 2021"
@@ -39,7 +39,7 @@ SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8"
 class Bench:
     """Makes remedies for one run: each is tried on the run's own method and model, and is None if it does not fit."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: SavedRun) -> None:
         self.config = saved.config
         self.facts = saved.facts
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.diagnosis.reading import number
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 Kind = Callable[[Any], Any]
 """Reads a value; None where it is not of the kind."""
 
 
-def readable(saved: Saved) -> Saved:
+def readable(saved: SavedRun) -> SavedRun:
     """The run without what cannot be read."""
     rows = [_kept(row, ROW) for row in saved.probes if isinstance(row, Mapping)]
     return replace(saved, probes=[row for row in rows if "round" in row], facts=_kept(saved.facts, FACTS))

@@ -11,7 +11,7 @@ from fedstrata.diagnosis.reading import LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.rows import readable
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 
@@ -22,7 +22,7 @@ MISSED = "missed"
 """Where a row has the reasons for what it has not."""
 
 
-def diagnose(saved: Saved) -> Diagnosis:
+def diagnose(saved: SavedRun) -> Diagnosis:
     """Say what is wrong with a run, layer by layer, and what to try.
 
     Explosions come first. Other causes (label skew, running statistics, a network too deep for its input) rank above
@@ -77,7 +77,7 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=place)
 
 
-def _unseen(saved: Saved, seen: Mapping[str, Evidence]) -> list[Rule]:
+def _unseen(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
     """Rules that lack their probes, but for running statistics where there are none; all is told of what diverged."""
     if "diverged" in seen:
         return []
@@ -85,21 +85,21 @@ def _unseen(saved: Saved, seen: Mapping[str, Evidence]) -> list[Rule]:
     return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
 
 
-def _used(rule: Rule, saved: Saved) -> bool:
+def _used(rule: Rule, saved: SavedRun) -> bool:
     """Whether a probe that would tell was used, though it found nothing."""
     return any(
         name in row.get(kind, {}) for name in rule.probes for row in saved.probes for kind in ("seconds", MISSED)
     )
 
 
-def _why(rule: Rule, saved: Saved) -> str:
+def _why(rule: Rule, saved: SavedRun) -> str:
     """Why the probes of a rule, which were used, found nothing: as they said last."""
     said = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
     alone = all(len(row.get("clients", ())) < 2 for row in saved.probes)
     return said[-1] if said else "it takes two clients" if alone else "there was nothing to measure"
 
 
-def _notes(saved: Saved, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
+def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
     """Where clients part most, whether or not it is much; what it is too early to tell, and what cannot be told."""
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence

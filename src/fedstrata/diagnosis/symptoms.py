@@ -28,7 +28,7 @@ from fedstrata.diagnosis.reading import (
 )
 from fedstrata.diagnosis.remedies import Bench
 from fedstrata.diagnosis.thresholds import THRESHOLDS
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 FEWEST = 6
 """Strata that a rank correlation needs: with fewer, chance alone often puts them in order."""
@@ -37,7 +37,7 @@ THIRDS = 1.5
 """How much more the first third of the strata must diverge than the last."""
 
 
-def measure(saved: Saved) -> str:
+def measure(saved: SavedRun) -> str:
     """Exact divergence where it was measured, else its free stand-in."""
     return "divergence" if saved.series("divergence") else "proxy"
 
@@ -50,7 +50,7 @@ def told(probe: str) -> str:
 # Divergence -------------------------------------------------------------------------------------------------
 
 
-def diverging_strata(saved: Saved) -> Evidence | None:
+def diverging_strata(saved: SavedRun) -> Evidence | None:
     """The most divergent stratum against the median one."""
     probe = measure(saved)
     found = by_name(recent(saved, probe))
@@ -69,7 +69,7 @@ def diverging_strata(saved: Saved) -> Evidence | None:
     )
 
 
-def _since(saved: Saved, probe: str, name: str) -> str:
+def _since(saved: SavedRun, probe: str, name: str) -> str:
     """From which probed round on a stratum has been that far above the median."""
     limit = THRESHOLDS["diverging-strata"].none
     first = None
@@ -93,7 +93,7 @@ def against_strata(bench: Bench, last: bool) -> list[Remedy | None]:
     ]
 
 
-def accumulation(saved: Saved) -> Evidence | None:
+def accumulation(saved: SavedRun) -> Evidence | None:
     """Minus the rank correlation of a stratum's depth and its divergence, in the mean over the rounds."""
     order, probe = depths(saved), measure(saved)
     rounds = [_in_order(found, order) for found in recent(saved, probe)]
@@ -141,7 +141,7 @@ def against_chain(bench: Bench) -> list[Remedy | None]:
 # Averaging --------------------------------------------------------------------------------------------------
 
 
-def layer_mismatch(saved: Saved) -> Evidence | None:
+def layer_mismatch(saved: SavedRun) -> Evidence | None:
     """The gradient's norm at the averaged model against that of going on alone.
 
     Against the larger one of two: going on alone now, and in the first probed round. Once everything is learned both
@@ -194,7 +194,7 @@ def _fewer(bench: Bench) -> Remedy | None:
     return bench.set(why, papers.MCMAHAN, epochs=epochs // 2)
 
 
-def opposed_updates(saved: Saved) -> Evidence | None:
+def opposed_updates(saved: SavedRun) -> Evidence | None:
     """The median over the strata of the mean cosine between two clients' updates."""
     found = by_name(recent(saved, "cosine"))
     if not found:
@@ -231,7 +231,7 @@ def against_opposition(bench: Bench) -> list[Remedy | None]:
     ]
 
 
-def unlike_features(saved: Saved) -> Evidence | None:
+def unlike_features(saved: SavedRun) -> Evidence | None:
     """1 − CKA of clients' models at the stage where they are least alike."""
     means = by_name([found.get("mean", {}) for found in recent(saved, "cka")])
     if not means:
@@ -273,7 +273,7 @@ def against_unlikeness(bench: Bench) -> list[Remedy | None]:
 # Forgetting -------------------------------------------------------------------------------------------------
 
 
-def forgetting(saved: Saved) -> Evidence | None:
+def forgetting(saved: SavedRun) -> Evidence | None:
     """Accuracy that local training takes from the classes that a client lacks."""
     rounds = recent(saved, "calibration")
     lost = numbers(found.get("forgetting") for found in rounds)
@@ -311,7 +311,7 @@ def against_forgetting(bench: Bench) -> list[Remedy | None]:
     ]
 
 
-def neuron_drift(saved: Saved) -> Evidence | None:
+def neuron_drift(saved: SavedRun) -> Evidence | None:
     """The share of their activation that neurons lose which are bound to classes that a client lacks."""
     rounds = recent(saved, "drift")
     missing, held = (by_name([found.get(name, {}) for found in rounds]) for name in ("missing", "held"))
@@ -343,7 +343,7 @@ def against_drift(bench: Bench) -> list[Remedy | None]:
 # Learning ---------------------------------------------------------------------------------------------------
 
 
-def no_learning(saved: Saved) -> Evidence | None:
+def no_learning(saved: SavedRun) -> Evidence | None:
     """How far accuracy is above guessing the most frequent class, as a share of the way to 1."""
     rated = [record for record in saved.records if numbers([record.accuracy])]
     classes, counts = saved.facts.get("classes"), saved.facts.get("counts", [])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fedstrata.client.context import Workshop
-from fedstrata.client.results import Harvest
+from fedstrata.client.context import ClientContext
+from fedstrata.client.results import TrainResult
 from fedstrata.client.train import train_client
-from fedstrata.client.vectorised import train_cohort
+from fedstrata.client.vectorised import train_vectorised
 from fedstrata.core.types import Assignment, Examples, Slots
 from fedstrata.data.examples import sizes
 
@@ -23,7 +23,7 @@ class Trainer:
     """
 
     groups: Callable[[Sequence[Assignment], Sequence[Examples]], list[list[int]]]
-    train: Callable[[Workshop, Sequence[Assignment], Sequence[Examples], Sequence[Slots]], Iterator[Harvest]]
+    train: Callable[[ClientContext, Sequence[Assignment], Sequence[Examples], Sequence[Slots]], Iterator[TrainResult]]
 
 
 def _alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
@@ -31,14 +31,14 @@ def _alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> li
 
 
 def _one_by_one(
-    shop: Workshop, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
-) -> Iterator[Harvest]:
+    context: ClientContext, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
+) -> Iterator[TrainResult]:
     for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
-        yield Harvest.of(place, *train_client(shop, *visit))
+        yield TrainResult.of(place, *train_client(context, *visit))
 
 
 LEAST, MOST, PARTS = 8, 16, 4
-"""Clients of the smallest and the largest cohort, and how many cohorts a round should have at least."""
+"""Clients of the smallest and the largest group, and how many groups a round should have at least."""
 
 
 def _cohorts(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
@@ -61,5 +61,5 @@ def _cohorts(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> 
 
 
 ONE_BY_ONE = Trainer(_alone, _one_by_one)
-COHORTS = Trainer(_cohorts, train_cohort)
-"""The cohorts depend on the clients alone, not on the number of workers, and so do the bits."""
+VECTORISED = Trainer(_cohorts, train_vectorised)
+"""The groups depend on the clients alone, not on the number of workers, and so do the bits."""

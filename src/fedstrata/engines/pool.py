@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
-from fedstrata.data.batching import sheets
+from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes
 from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.tensor_store import Shelf
-from fedstrata.engines.worker import Errand, Failure, Judge, Places
+from fedstrata.engines.tensor_store import TensorStore
+from fedstrata.engines.worker import EvaluateTask, Failure, TensorRefs, VisitSpec
 from fedstrata.errors import FedstrataError
-from fedstrata.evaluation.evaluate import Exam, Mark, total
+from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, total
 from fedstrata.system.timing import Clock, timed
 
 QUEUE = 2
@@ -35,7 +35,7 @@ LIVES = 3
 
 
 @dataclass(eq=False)
-class Task:
+class PoolTask:
     """A task, where it stands, and how many workers died of it.
 
     Args:
@@ -45,7 +45,7 @@ class Task:
         clients: whose visits it holds; empty for an evaluation.
         order: the smallest is done first: (minus the amount of work, position).
         failed: told of an exception.
-        section: where its results lie.
+        segment: where its results lie.
         deaths: workers that it has cost.
         stale: nobody waits for it any more.
     """
@@ -57,7 +57,7 @@ class Task:
     order: tuple[int, int] = (0, 0)
     failed: Callable[[BaseException], None] | None = None
     number: int = -1
-    section: int | None = None
+    segment: int | None = None
     deaths: int = 0
     stale: bool = False
 
@@ -66,51 +66,51 @@ class Task:
 class Worker:
     """A worker and its tasks, the running one first."""
 
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[PoolTask] = field(default_factory=list)
 
 
 W = TypeVar("W", bound=Worker)
 
 
-class _Exam:
+class _PoolEvaluation:
     """An evaluation under way; begun anew if the workers are ended in between."""
 
-    def __init__(self, pool: Pool[Any], exam: Exam, examples: int, parts: int) -> None:
-        self._pool, self._exam, self._examples = pool, exam, examples
-        self._marks: list[Mark | None] = [None] * parts
+    def __init__(self, pool: WorkerPool[Any], request: EvalRequest, examples: int, parts: int) -> None:
+        self._pool, self._request, self._examples = pool, request, examples
+        self._scores: list[BatchScore | None] = [None] * parts
         self._error: BaseException | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._era = self._pool.era
-        missing = [part for part, result in enumerate(self._marks) if result is None]
+        missing = [part for part, result in enumerate(self._scores) if result is None]
         pieces = min(len(missing), 2 * self._pool.workers)
         for piece in range(pieces):
-            self._pool.judge(self._exam, missing[piece::pieces], self._take, self._fail)
+            self._pool.judge(self._request, missing[piece::pieces], self._take, self._fail)
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
 
-    def _take(self, parts: Sequence[int], marks: Sequence[Mark]) -> None:
-        for part, result in zip(parts, marks, strict=True):
-            self._marks[part] = result
+    def _take(self, parts: Sequence[int], scores: Sequence[BatchScore]) -> None:
+        for part, result in zip(parts, scores, strict=True):
+            self._scores[part] = result
 
     def __call__(self) -> tuple[float, float]:
         """(accuracy, mean loss), when it is done."""
-        while None in self._marks:
+        while None in self._scores:
             if self._error is not None:
                 raise self._error
             if self._era != self._pool.era:
                 self._begin()
             self._pool.pump()
-        return total([result for result in self._marks if result is not None], self._examples)
+        return total([result for result in self._scores if result is not None], self._examples)
 
 
-class Pool(ABC, Generic[W]):
+class WorkerPool(ABC, Generic[W]):
     """Trains clients in workers of some kind.
 
     Args:
-        shop: what each worker makes its scratch models from.
+        context: what each worker makes its scratch models from.
         clients: everybody's data.
         test: the test set.
         workers: how many.
@@ -124,18 +124,18 @@ class Pool(ABC, Generic[W]):
 
     def __init__(
         self,
-        shop: Workshop,
+        context: ClientContext,
         clients: Sequence[Examples],
         test: Examples | None,
         workers: int,
         threads: int,
         trainer: Trainer,
     ) -> None:
-        self._shop, self._clients, self._test = shop, clients, test
+        self._context, self._clients, self._test = context, clients, test
         self.workers, self._threads, self._trainer = workers, threads, trainer
         self._workers: list[W] = []
-        self._exams: list[Task] = []
-        self._ready: list[tuple[int, int, Task]] = []
+        self._evaluations: list[PoolTask] = []
+        self._ready: list[tuple[int, int, PoolTask]] = []
         self._numbers = iter(range(1 << 62))
         self.spent = Clock()
         self._events: list[str] = []
@@ -175,15 +175,15 @@ class Pool(ABC, Generic[W]):
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> Task:
+    ) -> PoolTask:
         """The visits of a group as a task; what comes of them is put into `arrived`."""
 
-    def _release(self, task: Task) -> None:
+    def _release(self, task: PoolTask) -> None:
         """The results of a task are not needed any more."""
 
     @property
     @abstractmethod
-    def _tensors(self) -> Shelf:
+    def _tensors(self) -> TensorStore:
         """Where the server's tensors are."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Pool(ABC, Generic[W]):
     def _ended(self) -> None:
         """All workers are gone."""
         self._workers.clear()
-        self._exams.clear()
+        self._evaluations.clear()
         self._ready.clear()
         self.era += 1
 
@@ -218,7 +218,7 @@ class Pool(ABC, Generic[W]):
         self._workers[place] = self._hire(place)
         self._hand_back(tasks)
 
-    def _hand_back(self, tasks: Sequence[Task]) -> None:
+    def _hand_back(self, tasks: Sequence[PoolTask]) -> None:
         """Put a dead worker's tasks back into the queue."""
         for task in reversed(tasks):
             if task.stale:
@@ -226,16 +226,16 @@ class Pool(ABC, Generic[W]):
             elif task.clients:
                 self._queue(task)
             else:
-                self._exams.insert(0, task)
+                self._evaluations.insert(0, task)
 
-    def _give(self, worker: W, task: Task) -> None:
+    def _give(self, worker: W, task: PoolTask) -> None:
         with timed("hand out tasks"):
             task.number = next(self._numbers)
             message = task.make(task.number)
             worker.tasks.append(task)
             self._send(worker, message)
 
-    def _queue(self, task: Task) -> None:
+    def _queue(self, task: PoolTask) -> None:
         """Let a task of training wait for a worker."""
         heapq.heappush(self._ready, (*task.order, task))
 
@@ -243,7 +243,7 @@ class Pool(ABC, Generic[W]):
         """True if a worker takes tasks."""
         return True
 
-    def _choose(self, worker: W) -> Task | None:
+    def _choose(self, worker: W) -> PoolTask | None:
         """The task of training that a worker should do next."""
         return heapq.heappop(self._ready)[2] if self._ready else None
 
@@ -255,8 +255,8 @@ class Pool(ABC, Generic[W]):
                     task = self._choose(worker)
                     if task is not None:
                         self._give(worker, task)
-                    elif self._exams:
-                        self._give(worker, self._exams.pop(0))
+                    elif self._evaluations:
+                        self._give(worker, self._evaluations.pop(0))
 
     def pump(self) -> None:
         """Hand out tasks, wait until a worker answers or dies, and take up what came."""
@@ -294,8 +294,8 @@ class Pool(ABC, Generic[W]):
         round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
         ahead = max(AHEAD * self.workers, AHEAD_BYTES // _bytes(assignments))
         arrived: dict[int, tuple[Update, Slots]] = {}
-        tasks: dict[int, Task] = {}  # position → the task that it belongs to
-        left: dict[Task, int] = {}  # how many of its updates were not handed on yet
+        tasks: dict[int, PoolTask] = {}  # position → the task that it belongs to
+        left: dict[PoolTask, int] = {}  # how many of its updates were not handed on yet
         try:
             for position in range(len(assignments)):
                 for group in round_.opened(position + ahead):
@@ -325,42 +325,42 @@ class Pool(ABC, Generic[W]):
         """Drop the tasks of training that no worker has yet."""
         self._ready.clear()
 
-    def _visits(self, assignments: Sequence[Assignment], memories: Sequence[Places]) -> list[Errand]:
-        """Visits as they are sent: without tensors, which go to the shelf."""
-        shelf = self._tensors
+    def _visits(self, assignments: Sequence[Assignment], memories: Sequence[TensorRefs]) -> list[VisitSpec]:
+        """Visits as they are sent: without tensors, which go to the store."""
+        store = self._tensors
         return [
-            Errand(
+            VisitSpec(
                 assignment=altered(a, params={}, buffers={}, slots={}),
-                params=shelf.put(a.params),
-                buffers=shelf.put(a.buffers),
-                slots={name: shelf.put(slot) for name, slot in a.slots.items()},
+                params=store.put(a.params),
+                buffers=store.put(a.buffers),
+                slots={name: store.put(slot) for name, slot in a.slots.items()},
                 memory=memory,
             )
             for a, memory in zip(assignments, memories, strict=True)
         ]
 
-    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
         """Begin to judge on the test set; what is returned waits for the result. Training goes on beside it."""
         assert self._test is not None
-        return _Exam(self, exam, len(self._test), len(sheets(self._test, exam.policy)))
+        return _PoolEvaluation(self, request, len(self._test), len(eval_batches(self._test, request.policy)))
 
     def judge(
         self,
-        exam: Exam,
+        request: EvalRequest,
         which: Sequence[int],
-        done: Callable[[Sequence[int], Sequence[Mark]], None],
+        done: Callable[[Sequence[int], Sequence[BatchScore]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         """Queue some batches of the test set for evaluation."""
         self._open()
-        shelf, bare = self._tensors, replace(exam, params={}, buffers={})
-        task = Task(
-            lambda number: Judge(number, bare, shelf.put(exam.params), shelf.put(exam.buffers), which),
-            lambda marks: done(which, marks),
+        store, bare = self._tensors, replace(request, params={}, buffers={})
+        task = PoolTask(
+            lambda number: EvaluateTask(number, bare, store.put(request.params), store.put(request.buffers), which),
+            lambda scores: done(which, scores),
             "the evaluation",
         )
         task.failed = failed
-        self._exams.append(task)
+        self._evaluations.append(task)
 
 
 class _Round:
@@ -392,4 +392,4 @@ def _named(assignments: Sequence[Assignment]) -> str:
 
 def _bytes(assignments: Sequence[Assignment]) -> int:
     """About the size of the largest update of a round."""
-    return max((sum(a.params[n].nbytes for n in a.travels) for a in assignments), default=0) + 4096
+    return max((sum(a.params[n].nbytes for n in a.uploads) for a in assignments), default=0) + 4096

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 
 import torch.multiprocessing as mp
 
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.pool import Pool, Task, Worker
+from fedstrata.engines.pool import PoolTask, Worker, WorkerPool
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.tensor_store import SharedMemory, Shelf
-from fedstrata.engines.worker import SHELF, Desk, Home, Places, Report, Train, serve, write_slots
+from fedstrata.engines.tensor_store import SharedMemory, TensorStore
+from fedstrata.engines.worker import STORE, Home, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.signals import held
 from fedstrata.system.timing import current
@@ -35,7 +35,7 @@ from fedstrata.system.timing import current
 LONG = 32 << 10
 """Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""
 CROWD = 64
-"""Sections from which on updates that wait are copied out of theirs: each takes a file descriptor."""
+"""Segments from which on updates that wait are copied out of theirs: each takes a file descriptor."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,7 +47,7 @@ class _Worker(Worker):
     unsent: bytes | None = None
 
 
-class Processes(Pool[_Worker]):
+class Processes(WorkerPool[_Worker]):
     """Trains clients in worker processes.
 
     Args:
@@ -58,7 +58,7 @@ class Processes(Pool[_Worker]):
 
     def __init__(
         self,
-        shop: Workshop,
+        context: ClientContext,
         clients: Sequence[Examples],
         test: Examples | None,
         workers: int,
@@ -68,12 +68,13 @@ class Processes(Pool[_Worker]):
     ) -> None:
         if sys.platform == "win32":
             raise UsageError("worker processes need Linux or macOS; on Windows use workers = 1 and another engine")
-        if shop.device.type != "cpu":
-            raise UsageError(f"worker processes train on the CPU; with device = {shop.device} use the engine 'serial'")
-        super().__init__(shop, clients, test, workers, threads, trainer)
+        if context.device.type != "cpu":
+            why = f"worker processes train on the CPU; with device = {context.device} use the engine 'serial'"
+            raise UsageError(why)
+        super().__init__(context, clients, test, workers, threads, trainer)
         # A forked process inherits the main one's OpenMP pool without its threads: with more than one it would hang.
         forks = sys.platform == "linux" and threads == 1
-        self._context: Any = mp.get_context(start or ("fork" if forks else "spawn"))
+        self._processes: Any = mp.get_context(start or ("fork" if forks else "spawn"))
         self._memory: SharedMemory | None = None
         self._closer: Any = None
 
@@ -82,29 +83,29 @@ class Processes(Pool[_Worker]):
     def _open(self) -> None:
         if self._memory is None:
             self._memory = SharedMemory()
-            self._shelf = Shelf(self._memory, SHELF)
-            self._sections: list[int] = []
-            self._next_section = SHELF + 1
+            self._store = TensorStore(self._memory, STORE)
+            self._segments: list[int] = []
+            self._next_segment = STORE + 1
             self._hired: dict[int, tuple[Any, Connection]] = {}  # for the finalizer, which must not hold on to us
             self._closer = weakref.finalize(self, _close, self._hired, self._memory)
             for place in range(self.workers):
                 self._workers.append(self._hire(place))
 
     @property
-    def _tensors(self) -> Shelf:
-        return self._shelf
+    def _tensors(self) -> TensorStore:
+        return self._store
 
     def _hire(self, place: int) -> _Worker:
         assert self._memory is not None
-        ours, theirs = self._context.Pipe()
-        forks = self._context.get_start_method() == "fork"
+        ours, theirs = self._processes.Pipe()
+        forks = self._processes.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
-        shop = replace(self._shop, benches={}, flops=dict(self._shop.flops))
-        desk = Desk(shop, self._clients, self._test, self._memory, self._trainer, current() is not None)
+        context = replace(self._context, replicas={}, flops=dict(self._context.flops))
+        loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current() is not None)
         lasting = threading.current_thread() is threading.main_thread()
         home = Home(theirs, others, os.getpid(), lasting)
-        process = self._context.Process(
-            target=serve, args=(desk, home, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
+        process = self._processes.Process(
+            target=serve, args=(loop, home, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
         with warnings.catch_warnings(), held():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
@@ -167,15 +168,15 @@ class Processes(Pool[_Worker]):
     # Tasks.
 
     def _take_section(self) -> int:
-        if self._sections:
-            return self._sections.pop()
-        self._next_section += 1
-        return self._next_section - 1
+        if self._segments:
+            return self._segments.pop()
+        self._next_segment += 1
+        return self._next_segment - 1
 
-    def _release(self, task: Task) -> None:
-        if task.section is not None:
-            self._sections.append(task.section)
-            task.section = None
+    def _release(self, task: PoolTask) -> None:
+        if task.segment is not None:
+            self._segments.append(task.segment)
+            task.segment = None
 
     def _train_task(
         self,
@@ -183,30 +184,30 @@ class Processes(Pool[_Worker]):
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> Task:
-        def make(number: int) -> Train:
+    ) -> PoolTask:
+        def make(number: int) -> TrainTask:
             """The task as it is sent; its memories are read no earlier than this."""
             assert self._memory is not None
-            if task.section is None:
-                task.section = self._take_section()
+            if task.segment is None:
+                task.segment = self._take_section()
             begin = 0
-            memories: list[Places] = []
+            memories: list[TensorRefs] = []
             for a in assignments:
-                memory, begin = write_slots(self._memory, task.section, recall(a.client), begin)
+                memory, begin = write_slots(self._memory, task.segment, recall(a.client), begin)
                 memories.append(memory)
-            return Train(number, task.section, begin, self._visits(assignments, memories))
+            return TrainTask(number, task.segment, begin, self._visits(assignments, memories))
 
         def done(reports: Sequence[Report]) -> None:
             assert self._memory is not None
-            crowded = self._next_section - len(self._sections) > CROWD
+            crowded = self._next_segment - len(self._segments) > CROWD
             for report in reports:
-                harvest = report.read(self._memory)
-                for place, update, kept in (harvest.copy() if crowded else harvest).visits():
+                result = report.read(self._memory)
+                for place, update, kept in (result.copy() if crowded else result).visits():
                     arrived[group[place]] = (update, kept)
             if crowded:
                 self._release(task)
 
-        task = Task(make, done)
+        task = PoolTask(make, done)
         return task
 
 

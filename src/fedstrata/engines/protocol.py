@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from fedstrata.core.types import Assignment, Visit
     from fedstrata.engines.serial import Recall
-    from fedstrata.evaluation.evaluate import Exam
+    from fedstrata.evaluation.evaluate import EvalRequest
     from fedstrata.system.timing import Clock
 
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
 
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]: ...
 
-    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]: ...
+    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]: ...
 
     def told(self) -> tuple[str, ...]: ...
 

@@ -25,15 +25,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.data.examples import Loaded, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.pool import LIVES, Pool, Task, Worker
+from fedstrata.engines.pool import LIVES, PoolTask, Worker, WorkerPool
 from fedstrata.engines.serial import Recall
-from fedstrata.engines.tensor_store import Bytes, OwnMemory, Place, Shelf
-from fedstrata.engines.worker import Desk, Failure, Judge, Places, Report, Train, write_slots
+from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
+from fedstrata.engines.worker import EvaluateTask, Failure, Report, TensorRefs, TrainTask, WorkerLoop, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.machine import cores, keep_memory
 from fedstrata.system.timing import Clock, current, use
@@ -43,9 +43,9 @@ PATIENCE, BUSY = 60.0, 600.0
 LOOK = 2.0
 """Seconds between two looks at which of them it is: nodes come and go."""
 OUT, STAGE, INBOX = 0, 1, 2
-"""Sections: an actor's results, what the main process is about to put, and what a task's clients remember."""
+"""Segments: an actor's results, what the main process is about to put, and what a task's clients remember."""
 FIRST = 3
-"""The first section of the server's tensors; each put has one of its own."""
+"""The first segment of the server's tensors; each put has one of its own."""
 
 
 # What goes to an actor, and the actor itself ----------------------------------------------------------------------
@@ -81,65 +81,65 @@ def _opened(data: Rows | Examples) -> Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class TaskBundle:
     """A task with all that its actor lacks for it.
 
     Args:
         task: what is to be done.
         inbox: what the task's clients remember, as bytes.
-        sections: which sections the tensors are for that come along.
-        dropped: sections that nobody needs any more.
+        segments: which segments the tensors are for that come along.
+        dropped: segments that nobody needs any more.
         clients: examples of clients that the actor has not seen yet.
         test: the test set, if it has not seen that.
     """
 
-    task: Train | Judge
+    task: TrainTask | EvaluateTask
     inbox: Bytes
-    sections: tuple[int, ...]
+    segments: tuple[int, ...]
     dropped: tuple[int, ...]
     clients: dict[int, Rows | Examples]
     test: Rows | Examples | None
 
 
-class Hand:
+class RayWorker:
     """An actor: keeps scratch models, the server's tensors and clients' examples, and does one task after the other."""
 
-    def __init__(self, shop: Workshop, trainer: Trainer, threads: int, profile: bool) -> None:
+    def __init__(self, context: ClientContext, trainer: Trainer, threads: int, profile: bool) -> None:
         keep_memory()
         self._clock = Clock() if profile else None
         self._threads, self._memory = threads, OwnMemory()
         self._clients: dict[int, Examples] = {}
-        self._desk = Desk(shop, self._clients, None, self._memory, trainer, profile)
+        self._loop = WorkerLoop(context, self._clients, None, self._memory, trainer, profile)
 
     def here(self) -> int:
         """The actor is there: its process."""
         return os.getpid()
 
-    def work(self, parcel: Parcel, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
+    def work(self, bundle: TaskBundle, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
         """Do a task: (its number, what came of it, seconds by phase)."""
-        for section in parcel.dropped:
-            self._memory.drop(section)
-        for section, data in zip(parcel.sections, tensors, strict=True):
-            self._memory.fill(section, data)
-        self._memory.fill(INBOX, parcel.inbox)
+        for segment in bundle.dropped:
+            self._memory.drop(segment)
+        for segment, data in zip(bundle.segments, tensors, strict=True):
+            self._memory.fill(segment, data)
+        self._memory.fill(INBOX, bundle.inbox)
         self._memory.clear(OUT)
-        self._clients.update((client, _opened(data)) for client, data in parcel.clients.items())
-        if parcel.test is not None:
-            self._desk.test = _opened(parcel.test)
+        self._clients.update((client, _opened(data)) for client, data in bundle.clients.items())
+        if bundle.test is not None:
+            self._loop.test = _opened(bundle.test)
         use(self._clock)
         # Every time: threads of a pool may differ in what they do with denormal numbers.
-        with self._desk.shop.computing(self._threads):
-            result: Any = self._desk.answer(parcel.task)
-        if isinstance(parcel.task, Train) and not isinstance(result, Failure):
+        with self._loop.context.computing(self._threads):
+            result: Any = self._loop.answer(bundle.task)
+        if isinstance(bundle.task, TrainTask) and not isinstance(result, Failure):
             result = (result, self._memory.bytes(OUT))
-        return parcel.task.number, result, {} if self._clock is None else self._clock.take()
+        return bundle.task.number, result, {} if self._clock is None else self._clock.take()
 
 
 # The main process -------------------------------------------------------------------------------------------------
 
 
-class _ObjectShelf(Shelf):
-    """The server's tensors in Ray's object store: section → the object."""
+class _ObjectStore(TensorStore):
+    """The server's tensors in Ray's object store: segment → the object."""
 
     def __init__(self, put: Callable[[Bytes], Any]) -> None:
         self._stage = OwnMemory()
@@ -147,20 +147,20 @@ class _ObjectShelf(Shelf):
         self._put, self._next = put, FIRST
         self.objects: dict[int, Any] = {}
 
-    def _lay_down(self, tensors: Mapping[str, Tensor]) -> Place:
+    def _lay_down(self, tensors: Mapping[str, Tensor]) -> TensorRef:
         self._stage.clear(STAGE)
         layout, _ = self._stage.write(STAGE, tensors)
-        section, self._next = self._next, self._next + 1
-        self.objects[section] = self._put(self._stage.bytes(STAGE))
-        return section, layout
+        segment, self._next = self._next, self._next + 1
+        self.objects[segment] = self._put(self._stage.bytes(STAGE))
+        return segment, layout
 
-    def _take_off(self, place: Place) -> None:
+    def _take_off(self, place: TensorRef) -> None:
         del self.objects[place[0]]
 
 
 @dataclass(eq=False, kw_only=True)
 class _Actor(Worker):
-    """An actor, the answers that it owes, and what it has: sections, clients' examples, the test set.
+    """An actor, the answers that it owes, and what it has: segments, clients' examples, the test set.
 
     `start` is there until the actor has started, `cause` once it is dead.
     """
@@ -169,13 +169,13 @@ class _Actor(Worker):
     start: Any
     place: int
     answers: list[Any] = field(default_factory=list)
-    sections: set[int] = field(default_factory=set)
+    segments: set[int] = field(default_factory=set)
     clients: set[int] = field(default_factory=set)
     test: bool = False
     cause: str = ""
 
 
-class RayActors(Pool[_Actor]):
+class RayActors(WorkerPool[_Actor]):
     """Trains clients in actors of a Ray cluster.
 
     Args:
@@ -188,7 +188,7 @@ class RayActors(Pool[_Actor]):
 
     def __init__(
         self,
-        shop: Workshop,
+        context: ClientContext,
         clients: Sequence[Examples],
         test: Examples | None,
         workers: int | None,
@@ -204,14 +204,14 @@ class RayActors(Pool[_Actor]):
         else:
             self._join()
             workers = workers or cluster.room(self._ray.cluster_resources())
-        super().__init__(shop, clients, test, workers, threads, trainer)
+        super().__init__(context, clients, test, workers, threads, trainer)
         for data in () if isinstance(clients, Split) else clients:
             if isinstance(data, Loaded):
                 data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
-        self._queues: list[list[tuple[int, int, Task]]] = [[] for _ in range(workers)]
-        self._shelf = _ObjectShelf(self._ray.put)
-        self._shop_object: Any = None
+        self._queues: list[list[tuple[int, int, PoolTask]]] = [[] for _ in range(workers)]
+        self._store = _ObjectStore(self._ray.put)
+        self._context_object: Any = None
 
     # Actors.
 
@@ -234,22 +234,22 @@ class RayActors(Pool[_Actor]):
         )
         self._failures, self._since = 0, time.monotonic()
         resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
-        self._kind_of_actor = ray.remote(Hand).options(**resources, max_restarts=0, max_task_retries=0)
-        shop = replace(self._shop, benches={}, flops=dict(self._shop.flops), kept={})
+        self._kind_of_actor = ray.remote(RayWorker).options(**resources, max_restarts=0, max_task_retries=0)
+        context = replace(self._context, replicas={}, flops=dict(self._context.flops), kept={})
         try:
-            self._shop_object = ray.put(shop)
+            self._context_object = ray.put(context)
         except Exception as error:
             self.close()
             raise _unsendable(error) from None
         self._workers.extend(self._hire(place) for place in range(self.workers))
 
     @property
-    def _tensors(self) -> Shelf:
-        return self._shelf
+    def _tensors(self) -> TensorStore:
+        return self._store
 
     def _hire(self, place: int) -> _Actor:
         profile = current() is not None
-        handle = self._kind_of_actor.remote(self._shop_object, self._trainer, self._threads, profile)
+        handle = self._kind_of_actor.remote(self._context_object, self._trainer, self._threads, profile)
         return _Actor(handle=handle, start=handle.here.remote(), place=place)
 
     def _bury(self, worker: _Actor) -> str:
@@ -266,8 +266,8 @@ class RayActors(Pool[_Actor]):
         self._forget()
         if self._session is None:
             return
-        self._session = self._shop_object = None
-        self._shelf = _ObjectShelf(self._ray.put)  # lets go of the objects
+        self._session = self._context_object = None
+        self._store = _ObjectStore(self._ray.put)  # lets go of the objects
         self._closer()
 
     # Messages.
@@ -275,23 +275,23 @@ class RayActors(Pool[_Actor]):
     def _send(self, worker: _Actor, message: Any) -> None:
         """Send a task with what its actor lacks; Ray lets it wait for tensors that are still on their way."""
         task, inbox = message if isinstance(message, tuple) else (message, _NOTHING)
-        objects = self._shelf.objects
-        new = sorted(_sections(task) - worker.sections)
-        dropped = tuple(worker.sections - objects.keys())
-        worker.sections -= set(dropped)
-        worker.sections |= set(new)
+        objects = self._store.objects
+        new = sorted(_segments(task) - worker.segments)
+        dropped = tuple(worker.segments - objects.keys())
+        worker.segments -= set(dropped)
+        worker.segments |= set(new)
         clients: dict[int, Rows | Examples] = {}
         test = None
-        if isinstance(task, Train):
+        if isinstance(task, TrainTask):
             asked = {visit.assignment.client for visit in task.visits}
             clients = {client: packed(self._clients[client]) for client in asked - worker.clients}
             worker.clients |= asked
         elif not worker.test:
             assert self._test is not None
             test, worker.test = packed(self._test), True
-        parcel = Parcel(task, inbox, tuple(new), dropped, clients, test)
+        bundle = TaskBundle(task, inbox, tuple(new), dropped, clients, test)
         try:
-            answer = worker.handle.work.remote(parcel, *(objects[section] for section in new))
+            answer = worker.handle.work.remote(bundle, *(objects[segment] for segment in new))
         except Exception as error:
             raise _unsendable(error) from None
         worker.answers.append(answer)
@@ -354,12 +354,12 @@ class RayActors(Pool[_Actor]):
 
     # Tasks.
 
-    def _queue(self, task: Task) -> None:
+    def _queue(self, task: PoolTask) -> None:
         """Let a task wait for the actor that has its client's examples, or for any if none has."""
         home = self._home.get(task.clients[0])
         heapq.heappush(self._ready if home is None else self._queues[home], (*task.order, task))
 
-    def _choose(self, worker: _Actor) -> Task | None:
+    def _choose(self, worker: _Actor) -> PoolTask | None:
         """An actor's own clients first, then those that nobody has; with nothing to do it takes over another's."""
         queue = self._queues[worker.place] or self._ready
         if not queue and not worker.tasks:
@@ -381,15 +381,15 @@ class RayActors(Pool[_Actor]):
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> Task:
-        def make(number: int) -> tuple[Train, Bytes]:
+    ) -> PoolTask:
+        def make(number: int) -> tuple[TrainTask, Bytes]:
             """The task as it is sent, and what its clients remember, which is read no earlier than this."""
             memory, begin = OwnMemory(), 0
-            memories: list[Places] = []
+            memories: list[TensorRefs] = []
             for a in assignments:
                 places, begin = write_slots(memory, INBOX, recall(a.client), begin)
                 memories.append(places)
-            return Train(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
+            return TrainTask(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
 
         def done(result: tuple[Sequence[Report], Bytes]) -> None:
             memory = OwnMemory()
@@ -398,19 +398,19 @@ class RayActors(Pool[_Actor]):
                 for place, update, kept in report.read(memory).visits():
                     arrived[group[place]] = (update, kept)
 
-        return Task(make, done)
+        return PoolTask(make, done)
 
 
 _NOTHING = OwnMemory().bytes(INBOX)
 
 
-def _sections(task: Train | Judge) -> set[int]:
-    """The sections that the server's tensors of a task lie in."""
-    if isinstance(task, Judge):
+def _segments(task: TrainTask | EvaluateTask) -> set[int]:
+    """The segments that the server's tensors of a task lie in."""
+    if isinstance(task, EvaluateTask):
         places = [task.params, task.buffers]
     else:
         places = [place for visit in task.visits for place in (visit.params, visit.buffers, *visit.slots.values())]
-    return {section for section, layout in places if layout}
+    return {segment for segment, layout in places if layout}
 
 
 def _unsendable(error: BaseException) -> UsageError:

@@ -13,7 +13,7 @@ from fedstrata.engines.protocol import Engine
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedstrata.client.context import Workshop
+    from fedstrata.client.context import ClientContext
     from fedstrata.core.types import Examples
 
 
@@ -55,14 +55,14 @@ def build_engine(
     name: str,
     workers: int | str,
     threads: int,
-    shop: Workshop,
+    context: ClientContext,
     clients: Sequence[Examples],
     test: Examples | None,
     visits: int,
     cluster: Cluster | None = None,
 ) -> tuple[str, Engine]:
     """(the name of the engine, the engine); `workers` is how many clients train at once in a run of so many visits."""
-    from fedstrata.engines.grouping import COHORTS, ONE_BY_ONE
+    from fedstrata.engines.grouping import ONE_BY_ONE, VECTORISED
     from fedstrata.engines.processes import Processes
     from fedstrata.engines.ray import RayActors
     from fedstrata.engines.serial import Serial, Wire
@@ -70,29 +70,29 @@ def build_engine(
     lookup("engine", ENGINES, name)
     if name == "ray":
         actors = workers if isinstance(workers, int) else None
-        return name, RayActors(shop, clients, test, actors, threads, ONE_BY_ONE, cluster or Cluster())
-    count = workers if isinstance(workers, int) else _fitting(name, shop)
+        return name, RayActors(context, clients, test, actors, threads, ONE_BY_ONE, cluster or Cluster())
+    count = workers if isinstance(workers, int) else _fitting(name, context)
     if name == "auto":
-        name = "vmap" if visits >= MANY and _vectorised_is_faster(shop) else "serial" if count == 1 else "processes"
+        name = "vmap" if visits >= MANY and _vectorised_is_faster(context) else "serial" if count == 1 else "processes"
     elif name == "vmap":
-        _check_vmap(shop)
+        _check_vmap(context)
     if name in ("serial", "wire"):
         if count != 1:
             raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {count}")
-        return name, (Serial if name == "serial" else Wire)(shop, clients, test)
-    trainer = COHORTS if name == "vmap" else ONE_BY_ONE
+        return name, (Serial if name == "serial" else Wire)(context, clients, test)
+    trainer = VECTORISED if name == "vmap" else ONE_BY_ONE
     if name == "vmap" and count == 1:
-        return name, Serial(shop, clients, test, trainer)
-    return name, Processes(shop, clients, test, count, threads, trainer)
+        return name, Serial(context, clients, test, trainer)
+    return name, Processes(context, clients, test, count, threads, trainer)
 
 
-def _check_vmap(shop: Workshop) -> None:
+def _check_vmap(context: ClientContext) -> None:
     from fedstrata.client.vectorised import check_vectorises
 
-    if shop.device.type != "cpu":
-        raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {shop.device} use 'serial'")
-    for arch in shop.archs:
-        check_vectorises(shop.method, shop.build(arch), shop.sample)
+    if context.device.type != "cpu":
+        raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {context.device} use 'serial'")
+    for arch in context.archs:
+        check_vectorises(context.method, context.build(arch), context.sample)
 
 
 MANY = 1_000
@@ -103,22 +103,22 @@ SMALL = 300_000
 """Parameters of the largest dense model that `auto` vectorises; beyond, copies of it no longer fit the caches."""
 
 
-def _vectorised_is_faster(shop: Workshop) -> bool:
+def _vectorised_is_faster(context: ClientContext) -> bool:
     """True for small dense models, where the costs of a step outweigh its arithmetic; the same for every round."""
-    for model in map(shop.build, shop.archs):
+    for model in map(context.build, context.archs):
         holders = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
         if not all(isinstance(m, nn.Linear) for m in holders) or sum(p.numel() for p in model.parameters()) > SMALL:
             return False
     try:
-        _check_vmap(shop)
+        _check_vmap(context)
     except UsageError:
         return False
     return True
 
 
-def _fitting(name: str, shop: Workshop) -> int:
+def _fitting(name: str, context: ClientContext) -> int:
     """How many workers `auto` means here."""
     from fedstrata.system.machine import cores
 
-    alone = name in ("serial", "wire") or shop.device.type != "cpu" or sys.platform == "win32"
+    alone = name in ("serial", "wire") or context.device.type != "cpu" or sys.platform == "win32"
     return 1 if alone else cores()

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fedstrata import wire
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
-from fedstrata.evaluation.evaluate import Exam, judge
+from fedstrata.evaluation.evaluate import EvalRequest, judge
 from fedstrata.system.timing import Clock
 
 Recall = Callable[[int], Slots]
@@ -22,7 +22,7 @@ Recall = Callable[[int], Slots]
 class Serial:
     """Trains clients in this process, one group after the other."""
 
-    shop: Workshop
+    context: ClientContext
     clients: Sequence[Examples]
     test: Examples | None = None
     trainer: Trainer = ONE_BY_ONE
@@ -38,17 +38,17 @@ class Serial:
             asked = [assignments[i] for i in group]
             memories = [recall(a.client) for a in asked]
             data = [self.clients[a.client] for a in asked]
-            for harvest in self.trainer.train(self.shop, asked, data, memories):
-                arrived.update((group[place], (update, kept)) for place, update, kept in harvest.visits())
+            for result in self.trainer.train(self.context, asked, data, memories):
+                arrived.update((group[place], (update, kept)) for place, update, kept in result.visits())
                 while position in arrived:
                     yield arrived.pop(position)
                     position += 1
 
-    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
         """What judges on the test set when it is called."""
         assert self.test is not None
         test = self.test
-        return lambda: judge(self.shop.bench(exam.arch), exam, test)
+        return lambda: judge(self.context.replica(request.arch), request, test)
 
     def told(self) -> tuple[str, ...]:
         """Nothing happens to workers where there are none."""
@@ -71,8 +71,8 @@ class Wire(Serial):
         """Updates in client order, each with what its client will remember."""
         for sent in assignments:
             if sent.client not in self.held:
-                sent = replace(sent, fresh=None)
+                sent = replace(sent, to_send=None)
             assignment = wire.decode_assignment(wire.encode(sent), self.held.get(sent.client))
             self.held[sent.client] = assignment
-            update, memory = train_client(self.shop, assignment, self.clients[sent.client], recall(sent.client))
+            update, memory = train_client(self.context, assignment, self.clients[sent.client], recall(sent.client))
             yield wire.decode_update(wire.encode(update)), memory

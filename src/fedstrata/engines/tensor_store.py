@@ -1,7 +1,7 @@
-"""Where the tensors of tasks lie: in sections of memory, that of one process or one that processes share.
+"""Where the tensors of tasks lie: in segments of memory, that of one process or one that processes share.
 
 Shared memory has no name, no limit such as that of /dev/shm, and leaves nothing behind when a process dies. It is one
-file in memory, mapped section by section as far as it is needed. Sections lie far apart and are empty until they are
+file in memory, mapped segment by segment as far as it is needed. Segments lie far apart and are empty until they are
 written, so each can grow on its own.
 """
 
@@ -24,15 +24,15 @@ from fedstrata.core.tensors import Tensors, whole_lines
 from fedstrata.errors import UsageError
 
 SPACING = 1 << 36
-"""Room of one section, in bytes; only what is written takes memory."""
+"""Room of one segment, in bytes; only what is written takes memory."""
 
 Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
 """Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
 round differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
 Layout = tuple[Block, ...]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Place = tuple[int, Layout]
-"""(section, where tensors lie in it)."""
+TensorRef = tuple[int, Layout]
+"""(segment, where tensors lie in it)."""
 
 
 def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
@@ -52,18 +52,18 @@ def end_of(layout: Layout) -> int:
     return offset + sum(sizes) * dtype.itemsize
 
 
-class Memory:
-    """Sections of memory that tensors lie in."""
+class SegmentedMemory:
+    """Segments of memory that tensors lie in."""
 
-    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-        """So many numbers of a section, in place."""
+    def _region(self, segment: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        """So many numbers of a segment, in place."""
         raise NotImplementedError
 
-    def read(self, section: int, layout: Layout) -> Tensors:
-        """Tensors that lie in a section, in place."""
+    def read(self, segment: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a segment, in place."""
         tensors: Tensors = {}
         for dtype, offset, names, shapes, sizes in layout:
-            region = self._region(section, dtype, offset, sum(sizes))
+            region = self._region(segment, dtype, offset, sum(sizes))
             parts: Sequence[Tensor] = region.split_with_sizes(sizes)
             for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
                 count = math.prod(shape)
@@ -71,11 +71,11 @@ class Memory:
         return tensors
 
     @torch.no_grad()
-    def write(self, section: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
-        """Copy tensors into a section: (where they lie, where they end)."""
+    def write(self, segment: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
+        """Copy tensors into a segment: (where they lie, where they end)."""
         layout, end = plan(tensors, begin)
         for dtype, offset, names, _, sizes in layout:
-            region = self._region(section, dtype, offset, sum(sizes))
+            region = self._region(segment, dtype, offset, sum(sizes))
             parts = []
             for name, size in zip(names, sizes, strict=True):
                 flat = tensors[name].reshape(-1)
@@ -86,8 +86,8 @@ class Memory:
         return layout, end
 
 
-class SharedMemory(Memory):
-    """Sections of memory that every process with this object sees."""
+class SharedMemory(SegmentedMemory):
+    """Segments of memory that every process with this object sees."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
@@ -104,26 +104,26 @@ class SharedMemory(Memory):
         self._file = handle.detach()
         self._maps = {}
 
-    def _map(self, section: int, size: int) -> mmap.mmap:
-        """A section, mapped at least as far as `size`. Views of a shorter mapping stay good: the memory is the same."""
-        mapped = self._maps.get(section)
+    def _map(self, segment: int, size: int) -> mmap.mmap:
+        """A segment, mapped at least as far as `size`. Views of a shorter mapping stay good: the memory is the same."""
+        mapped = self._maps.get(segment)
         if mapped is None or len(mapped) < size:
             length = max(1 << 20, 1 << (size - 1).bit_length())
-            begin = section * SPACING
+            begin = segment * SPACING
             if os.fstat(self._file).st_size < begin + length:
                 try:
-                    os.pwrite(self._file, b"\0", begin + length - 1)  # setting a length could cut off another's section
+                    os.pwrite(self._file, b"\0", begin + length - 1)  # setting a length could cut off another's segment
                 except OSError as error:
                     raise UsageError(
                         f"worker processes cannot share memory here ({error.strerror}): use workers = 1"
                     ) from None
-            mapped = self._maps[section] = mmap.mmap(self._file, length, offset=begin)
+            mapped = self._maps[segment] = mmap.mmap(self._file, length, offset=begin)
         return mapped
 
-    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+    def _region(self, segment: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
         if not count:
             return torch.empty(0, dtype=dtype)
-        memory = self._map(section, offset + count * dtype.itemsize)
+        memory = self._map(segment, offset + count * dtype.itemsize)
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
     def close(self) -> None:
@@ -132,68 +132,68 @@ class SharedMemory(Memory):
         os.close(self._file)
 
 
-class OwnMemory(Memory):
-    """Sections of memory of this process alone, for bytes that go to another one or come from there."""
+class OwnMemory(SegmentedMemory):
+    """Segments of memory of this process alone, for bytes that go to another one or come from there."""
 
     def __init__(self) -> None:
-        self._sections: dict[int, Tensor] = {}
+        self._segments: dict[int, Tensor] = {}
         self._ends: dict[int, int] = {}
 
-    def read(self, section: int, layout: Layout) -> Tensors:
-        """Tensors that lie in a section, in place; views of one that grows between them would be left behind."""
+    def read(self, segment: int, layout: Layout) -> Tensors:
+        """Tensors that lie in a segment, in place; views of one that grows between them would be left behind."""
         if layout:
-            self._grown(section, end_of(layout))
-        return super().read(section, layout)
+            self._grown(segment, end_of(layout))
+        return super().read(segment, layout)
 
-    def _grown(self, section: int, end: int) -> Tensor:
-        """A section, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""
-        memory = self._sections.get(section)
+    def _grown(self, segment: int, end: int) -> Tensor:
+        """A segment, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""
+        memory = self._segments.get(segment)
         if memory is None or len(memory) < end:
             grown = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
             if memory is not None:
                 grown[: len(memory)] = memory
-            memory = self._sections[section] = grown
-        self._ends[section] = max(end, self._ends.get(section, 0))
+            memory = self._segments[segment] = grown
+        self._ends[segment] = max(end, self._ends.get(segment, 0))
         return memory
 
-    def _region(self, section: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+    def _region(self, segment: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
         end = offset + count * dtype.itemsize
-        return self._grown(section, end)[offset:end].view(dtype)
+        return self._grown(segment, end)[offset:end].view(dtype)
 
-    def fill(self, section: int, data: Bytes) -> None:
-        """Make a section of a copy of these bytes, which may be in memory that must not be written to."""
-        memory = self._sections[section] = torch.empty(len(data), dtype=torch.uint8)
+    def fill(self, segment: int, data: Bytes) -> None:
+        """Make a segment of a copy of these bytes, which may be in memory that must not be written to."""
+        memory = self._segments[segment] = torch.empty(len(data), dtype=torch.uint8)
         memory.numpy()[:] = data
-        self._ends[section] = len(data)
+        self._ends[segment] = len(data)
 
-    def bytes(self, section: int) -> Bytes:
-        """The bytes of a section as far as it was used, in place."""
-        found: Bytes = self._region(section, torch.uint8, 0, self._ends.get(section, 0)).numpy()
+    def bytes(self, segment: int) -> Bytes:
+        """The bytes of a segment as far as it was used, in place."""
+        found: Bytes = self._region(segment, torch.uint8, 0, self._ends.get(segment, 0)).numpy()
         return found
 
-    def clear(self, section: int) -> None:
-        """Use a section from its beginning again."""
-        self._ends.pop(section, None)
+    def clear(self, segment: int) -> None:
+        """Use a segment from its beginning again."""
+        self._ends.pop(segment, None)
 
-    def drop(self, section: int) -> None:
-        """Forget a section; its memory is freed when no view of it is left."""
-        self._sections.pop(section, None)
-        self.clear(section)
+    def drop(self, segment: int) -> None:
+        """Forget a segment; its memory is freed when no view of it is left."""
+        self._segments.pop(segment, None)
+        self.clear(segment)
 
 
 Key = tuple[tuple[str, int], ...]
 
 
-class Shelf:
-    """Tensors of the server, put into a section once, and read there by all workers.
+class TensorStore:
+    """Tensors of the server, put into a segment once, and read there by all workers.
 
-    What was not used in a round is taken off the shelf at the next, and its place is given to tensors of the same size:
+    What was not used in a round is taken off the store at the next, and its place is given to tensors of the same size:
     what the server sends has the same sizes in every round.
     """
 
-    def __init__(self, memory: Memory, section: int) -> None:
-        self._memory, self._section = memory, section
-        self._placed: dict[Key, tuple[list[Tensor], Place]] = {}
+    def __init__(self, memory: SegmentedMemory, segment: int) -> None:
+        self._memory, self._segment = memory, segment
+        self._placed: dict[Key, tuple[list[Tensor], TensorRef]] = {}
         self._used: set[Key] = set()
         self._free: dict[int, list[int]] = {}
         self._end = 0
@@ -204,10 +204,10 @@ class Shelf:
             self._take_off(self._placed.pop(key)[1])
         self._used.clear()
 
-    def put(self, tensors: Mapping[str, Tensor]) -> Place:
+    def put(self, tensors: Mapping[str, Tensor]) -> TensorRef:
         """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
         if not tensors:
-            return self._section, ()
+            return self._segment, ()
         key = tuple((name, id(tensor)) for name, tensor in tensors.items())
         self._used.add(key)
         placed = self._placed.get(key)
@@ -215,14 +215,14 @@ class Shelf:
             placed = self._placed[key] = (list(tensors.values()), self._lay_down(tensors))
         return placed[1]
 
-    def _lay_down(self, tensors: Mapping[str, Tensor]) -> Place:
+    def _lay_down(self, tensors: Mapping[str, Tensor]) -> TensorRef:
         size = plan(tensors, 0)[1]
         free = self._free.get(size)
         offset = free.pop() if free else self._end
         self._end = max(self._end, offset + size)
-        return self._section, self._memory.write(self._section, tensors, offset)[0]
+        return self._segment, self._memory.write(self._segment, tensors, offset)[0]
 
-    def _take_off(self, place: Place) -> None:
+    def _take_off(self, place: TensorRef) -> None:
         _, layout = place
         begin = layout[0][1]
         self._free.setdefault(end_of(layout) - begin, []).append(begin)

@@ -13,74 +13,74 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedstrata.client.context import Workshop
-from fedstrata.client.results import Harvest
+from fedstrata.client.context import ClientContext
+from fedstrata.client.results import TrainResult
 from fedstrata.core.tensors import Tensors, all_finite
 from fedstrata.core.types import Assignment, Examples, Slots, altered
-from fedstrata.data.batching import sheets
+from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.tensor_store import Layout, Memory, Place, plan
-from fedstrata.evaluation.evaluate import Exam, Mark, mark
+from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan
+from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, score_batches
 from fedstrata.system.machine import end_with, keep_memory
 from fedstrata.system.signals import leave_to_parent
 from fedstrata.system.timing import Clock, timed, use
 
-SHELF = 0
-"""The section that holds the server's tensors; every other one belongs to a task at a time."""
+STORE = 0
+"""The segment that holds the server's tensors; every other one belongs to a task at a time."""
 
-Places = dict[str, Place]
+TensorRefs = dict[str, TensorRef]
 """Technique name → where its tensors lie."""
 
 
 @dataclass(frozen=True, eq=False)
-class Errand:
+class VisitSpec:
     """One client's visit, for a worker: the assignment without its tensors, and where they lie.
 
-    `params`, `buffers` and `slots` are on the shelf; `memory` is in a section of the task's own.
+    `params`, `buffers` and `slots` are on the store; `memory` is in a segment of the task's own.
     """
 
     assignment: Assignment
-    params: Place
-    buffers: Place
-    slots: Places
-    memory: Places
+    params: TensorRef
+    buffers: TensorRef
+    slots: TensorRefs
+    memory: TensorRefs
 
 
 @dataclass(frozen=True, eq=False)
-class Train:
-    """A task: visits to train, the results to be left in `section` from `begin` on."""
+class TrainTask:
+    """A task: visits to train, the results to be left in `segment` from `begin` on."""
 
     number: int
-    section: int
+    segment: int
     begin: int
-    visits: Sequence[Errand]
+    visits: Sequence[VisitSpec]
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class EvaluateTask:
     """A task: some batches of the test set to evaluate."""
 
     number: int
-    exam: Exam
-    params: Place
-    buffers: Place
+    request: EvalRequest
+    params: TensorRef
+    buffers: TensorRef
     parts: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of visits: a harvest without its tensors, and where they lie: in the task's section."""
+    """What comes back of visits: a result without its tensors, and where they lie: in the task's segment."""
 
-    harvest: Harvest
-    delta: Place
-    buffers: Place
-    slots: Places
-    memory: Places
+    result: TrainResult
+    delta: TensorRef
+    buffers: TensorRef
+    slots: TensorRefs
+    memory: TensorRefs
 
-    def read(self, memory: Memory) -> Harvest:
-        """The harvest, its tensors in place."""
+    def read(self, memory: SegmentedMemory) -> TrainResult:
+        """The result, its tensors in place."""
         return altered(
-            self.harvest,
+            self.result,
             delta=memory.read(*self.delta),
             buffers=memory.read(*self.buffers),
             slots=read_slots(memory, self.slots),
@@ -96,36 +96,36 @@ class Failure:
     trace: str
 
 
-def write_slots(memory: Memory, section: int, slots: Slots, begin: int) -> tuple[Places, int]:
-    """Copy slots into a section: (where they lie, where they end)."""
-    places: Places = {}
+def write_slots(memory: SegmentedMemory, segment: int, slots: Slots, begin: int) -> tuple[TensorRefs, int]:
+    """Copy slots into a segment: (where they lie, where they end)."""
+    places: TensorRefs = {}
     for name, tensors in slots.items():
-        layout, begin = memory.write(section, tensors, begin)
-        places[name] = (section, layout)
+        layout, begin = memory.write(segment, tensors, begin)
+        places[name] = (segment, layout)
     return places, begin
 
 
-def read_slots(memory: Memory, places: Mapping[str, Place]) -> Slots:
+def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slots:
     """Slots, in place."""
     return {name: memory.read(*place) for name, place in places.items()}
 
 
 @dataclass(eq=False)
-class Desk:
+class WorkerLoop:
     """What a worker has: its scratch models, clients' data, and the memory that tensors lie in."""
 
-    shop: Workshop
+    context: ClientContext
     clients: Sequence[Examples] | Mapping[int, Examples]
     test: Examples | None
-    memory: Memory
+    memory: SegmentedMemory
     trainer: Trainer
     profile: bool = False
 
-    def train(self, task: Train) -> list[Report]:
-        """Train the visits of a task and leave what comes of them in its section."""
+    def train(self, task: TrainTask) -> list[Report]:
+        """Train the visits of a task and leave what comes of them in its segment."""
         read: dict[int, Tensors] = {}  # one message names the same places many times
 
-        def shelf(place: Place) -> Tensors:
+        def store(place: TensorRef) -> Tensors:
             if id(place) not in read:
                 read[id(place)] = self.memory.read(*place)
             return read[id(place)]
@@ -133,9 +133,9 @@ class Desk:
         assignments = [
             altered(
                 visit.assignment,
-                params=shelf(visit.params),
-                buffers=shelf(visit.buffers),
-                slots={name: shelf(place) for name, place in visit.slots.items()},
+                params=store(visit.params),
+                buffers=store(visit.buffers),
+                slots={name: store(place) for name, place in visit.slots.items()},
             )
             for visit in task.visits
         ]
@@ -148,44 +148,44 @@ class Desk:
         def room(tensors: Tensors) -> Tensors:
             nonlocal end
             layout, end = plan(tensors, end)
-            given[:] = [(layout, self.memory.read(task.section, layout))]
+            given[:] = [(layout, self.memory.read(task.segment, layout))]
             return given[0][1]
 
-        if self.shop.device.type == "cpu":
-            self.shop.room = room  # deltas are computed where they are wanted
-        for harvest in self.trainer.train(self.shop, assignments, data, memories):
+        if self.context.device.type == "cpu":
+            self.context.room = room  # deltas are computed where they are wanted
+        for result in self.trainer.train(self.context, assignments, data, memories):
             with timed("check updates"):
-                finite = all_finite(harvest.tensors())
-            if given and all(harvest.delta[n] is t for n, t in given[0][1].items()):
+                finite = all_finite(result.tensors())
+            if given and all(result.delta[n] is t for n, t in given[0][1].items()):
                 delta = given[0][0]
             else:
                 with timed("hand over"):
-                    delta, end = self.memory.write(task.section, harvest.delta, end)
+                    delta, end = self.memory.write(task.segment, result.delta, end)
             with timed("hand over"):
-                buffers, end = self.memory.write(task.section, harvest.buffers, end)
-                slots, end = write_slots(self.memory, task.section, harvest.slots, end)
-                memory, end = write_slots(self.memory, task.section, harvest.memory, end)
-            updates = tuple(altered(u, finite=finite) for u in harvest.updates)
-            bare = altered(harvest, updates=updates, delta={}, buffers={}, slots={}, memory={})
-            reports.append(Report(bare, (task.section, delta), (task.section, buffers), slots, memory))
+                buffers, end = self.memory.write(task.segment, result.buffers, end)
+                slots, end = write_slots(self.memory, task.segment, result.slots, end)
+                memory, end = write_slots(self.memory, task.segment, result.memory, end)
+            updates = tuple(altered(u, finite=finite) for u in result.updates)
+            bare = altered(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
+            reports.append(Report(bare, (task.segment, delta), (task.segment, buffers), slots, memory))
         return reports
 
-    def judge(self, task: Judge) -> list[Mark]:
+    def judge(self, task: EvaluateTask) -> list[BatchScore]:
         """Evaluate some batches of the test set."""
         assert self.test is not None
-        exam = replace(
-            task.exam,
+        request = replace(
+            task.request,
             params=self.memory.read(*task.params),
             buffers=self.memory.read(*task.buffers),
         )
-        parts = sheets(self.test, exam.policy)
-        return mark(self.shop.bench(exam.arch), exam, self.test, parts, task.parts)
+        parts = eval_batches(self.test, request.policy)
+        return score_batches(self.context.replica(request.arch), request, self.test, parts, task.parts)
 
-    def answer(self, task: Train | Judge) -> list[Report] | list[Mark] | Failure:
+    def answer(self, task: TrainTask | EvaluateTask) -> list[Report] | list[BatchScore] | Failure:
         """Do a task; an exception is an answer too."""
         try:
-            with timed("everything else" if isinstance(task, Train) else "evaluate"):
-                return self.train(task) if isinstance(task, Train) else self.judge(task)
+            with timed("everything else" if isinstance(task, TrainTask) else "evaluate"):
+                return self.train(task) if isinstance(task, TrainTask) else self.judge(task)
         except Exception as error:
             return Failure(_sendable(error), traceback.format_exc())
 
@@ -207,7 +207,7 @@ class Home:
     lasting: bool
 
 
-def serve(desk: Desk, home: Home, threads: int) -> None:
+def serve(loop: WorkerLoop, home: Home, threads: int) -> None:
     """A worker's life: until the pipe is closed, or the main process dies."""
     end_with(home.main, home.lasting)
     for other in home.others:
@@ -215,15 +215,15 @@ def serve(desk: Desk, home: Home, threads: int) -> None:
     leave_to_parent()
     pipe = home.pipe
     keep_memory()
-    clock = Clock() if desk.profile else None
+    clock = Clock() if loop.profile else None
     use(clock)
-    with desk.shop.computing(threads):
+    with loop.context.computing(threads):
         while True:
             try:
                 task = pipe.recv()
             except (EOFError, OSError):
                 return
-            result = desk.answer(task)
+            result = loop.answer(task)
             spent = {} if clock is None else clock.take()
             with suppress(ConnectionError):  # the main process is gone, which `recv` will tell
                 pipe.send((task.number, result, spent))

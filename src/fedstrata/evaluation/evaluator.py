@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedstrata.client.context import BUFFERS, PERSONAL, Workshop
+from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples, Slots
-from fedstrata.evaluation.evaluate import Exam, judge
-from fedstrata.server.sampling import Roster
+from fedstrata.evaluation.evaluate import EvalRequest, judge
+from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
 
 
 @dataclass(frozen=True)
-class Quality:
+class EvalResult:
     """How good a state is; None and nothing where it was not evaluated."""
 
     accuracy: float | None = None
@@ -25,15 +25,15 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class Examiner:
+class Evaluator:
     """Judges the states of a run.
 
     Args:
         method: what is run.
         seed: of the run.
-        shop: where models are judged that the engine does not judge.
+        context: where models are judged that the engine does not judge.
         evaluate: begins to judge on the test set; what it returns waits for the result.
-        roster: who takes part.
+        sampler: who takes part.
         architectures: by name; "" is the server's own.
         clients: their examples.
         recall: (state, client) → what the client remembers.
@@ -42,23 +42,23 @@ class Examiner:
 
     method: Method
     seed: int
-    shop: Workshop
-    evaluate: Callable[[Exam], Callable[[], tuple[float, float]]]
-    roster: Roster
+    context: ClientContext
+    evaluate: Callable[[EvalRequest], Callable[[], tuple[float, float]]]
+    sampler: ClientSampler
     architectures: Mapping[str, Architecture]
     clients: Sequence[Examples]
     recall: Callable[[ServerState, int], Slots]
     on_clients: bool
 
-    def begin(self, state: ServerState) -> Callable[[], Quality]:
+    def begin(self, state: ServerState) -> Callable[[], EvalResult]:
         """Begin to judge a state; what is returned waits for the result."""
         seed, policy = derive(self.seed, "evaluate", state.round - 1), self.method.buffers
-        if self.method.personal:
+        if self.method.personalised:
             return lambda: self._everybody(state, seed)
         whole = self.architectures[""]
         parts = {
             arch: self.evaluate(
-                Exam(
+                EvalRequest(
                     {n: state.params[n] for n in held.params},
                     {n: state.buffers[n] for n in held.buffers},
                     policy,
@@ -70,19 +70,19 @@ class Examiner:
             if not arch or held.params != whole.params
         }
 
-        def wait() -> Quality:
-            marks = {arch: part() for arch, part in parts.items()}
-            accuracy, loss = marks[""]
-            archs = {arch: marks.get(arch, marks[""])[0] for arch in self.architectures if arch}
-            return Quality(accuracy, loss, archs, self._on_clients(state))
+        def wait() -> EvalResult:
+            scores = {arch: part() for arch, part in parts.items()}
+            accuracy, loss = scores[""]
+            archs = {arch: scores.get(arch, scores[""])[0] for arch in self.architectures if arch}
+            return EvalResult(accuracy, loss, archs, self._on_clients(state))
 
         return wait
 
-    def _everybody(self, state: ServerState, seed: int) -> Quality:
+    def _everybody(self, state: ServerState, seed: int) -> EvalResult:
         """The mean over all clients' own models."""
-        marks = [self.evaluate(self._own(state, client, seed))() for client in self.roster.everybody]
-        accuracy, loss = (sum(column) / len(marks) for column in zip(*marks, strict=True))
-        return Quality(accuracy, loss, {}, self._on_clients(state))
+        scores = [self.evaluate(self._own(state, client, seed))() for client in self.sampler.everybody]
+        accuracy, loss = (sum(column) / len(scores) for column in zip(*scores, strict=True))
+        return EvalResult(accuracy, loss, {}, self._on_clients(state))
 
     def _on_clients(self, state: ServerState) -> list[float | None] | None:
         """Every client's part of the global model on its own data."""
@@ -90,14 +90,18 @@ class Examiner:
             return None
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
-            exam = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
-            per_client.append(judge(self.shop.bench(exam.arch), exam, examples)[0] if len(examples) else None)
+            request = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
+            per_client.append(
+                judge(self.context.replica(request.arch), request, examples)[0] if len(examples) else None
+            )
         return per_client
 
-    def _own(self, state: ServerState, client: int, seed: int) -> Exam:
+    def _own(self, state: ServerState, client: int, seed: int) -> EvalRequest:
         """A client's model, to be judged: its part of the global one, but for what it keeps itself."""
-        policy, arch = self.method.buffers, self.roster.arch_of(client)
-        memory = self.recall(state, client) if policy == "local" or self.method.personal else {}
+        policy, arch = self.method.buffers, self.sampler.arch_of(client)
+        memory = self.recall(state, client) if policy == "local" or self.method.personalised else {}
         params, buffers = {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}
         held = self.architectures[arch]
-        return Exam({n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch)
+        return EvalRequest(
+            {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch
+        )

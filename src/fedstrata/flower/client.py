@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import techniques, wire
-from fedstrata.client.context import Workshop
+from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
 from fedstrata.core.rng import own_rng
@@ -22,10 +22,20 @@ from fedstrata.core.types import Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.examples import as_examples
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.flower.messages import Answer, Ask, Greeting, Party, Regime, allowance, check_flower, opened, sealed
+from fedstrata.flower.messages import (
+    ClientInfo,
+    Greeting,
+    TrainReply,
+    TrainRequest,
+    TrainSettings,
+    allowance,
+    check_flower,
+    opened,
+    sealed,
+)
 from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
-from fedstrata.flower.site_store import Cupboard, Drawer, InDirectory, InState
-from fedstrata.models.isolated_architectures import branched
+from fedstrata.flower.site_store import ClientStore, ContextStore, DirectoryStore, SiteStore
+from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running
 from fedstrata.server.compatibility import memory_misfit
 from fedstrata.system.machine import device_of
@@ -119,7 +129,7 @@ class Site:
     keep: Path | None = None
     device: str = "cpu"
     mods: Sequence[Mod] = ()
-    shops: dict[str, Workshop] = field(default_factory=dict, init=False)
+    contexts: dict[str, ClientContext] = field(default_factory=dict, init=False)
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
@@ -139,7 +149,7 @@ class Site:
         except FedstrataError as error:
             return Greeting(parties=[], refusal=str(error))
 
-    def _party(self, client: int, config: NodeConfig) -> Party:
+    def _party(self, client: int, config: NodeConfig) -> ClientInfo:
         data = self.examples(client, config)
         like = _like(data)
         said = config.get("num-partitions")
@@ -147,76 +157,78 @@ class Site:
         if not wire.carries(like):
             raise UsageError(f"client {client} has inputs of type {like.dtype}, which messages do not carry")
         shape, dtype = list(like.shape[1:]), str(like.dtype).removeprefix("torch.")
-        return Party.model_validate(
+        return ClientInfo.model_validate(
             {"client": client, "examples": len(data), "shape": shape, "dtype": dtype, "population": population}
         )
 
-    def answered(self, message: Message, context: Context) -> tuple[Answer, Update | None, float]:
+    def answered(self, message: Message, context: Context) -> tuple[TrainReply, Update | None, float]:
         """The answer to a message, the update that goes with it, if any, and the client's weight in the mean."""
         try:
             if CONFIGS in message.content.config_records and not any(masks(mod) for mod in self.mods):
                 raise UsageError("secure aggregation needs Flower's mod here too: client_app(…, mods=[secaggplus_mod])")
-            ask, body = opened(message.content, Ask, allowance(weights_of(self.models.values())))
+            ask, body = opened(message.content, TrainRequest, allowance(weights_of(self.models.values())))
             if ask.client not in partitions(context.node_config):
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
-            cupboard: Cupboard = InState(context.state) if self.keep is None else InDirectory(self.keep)
+            store: SiteStore = ContextStore(context.state) if self.keep is None else DirectoryStore(self.keep)
             leave = partial(modified, self.mods, clip=ask.regime.clip, message=message, context=context)
-            answer, update = self.visit(ask, body, data, Drawer(cupboard, ask.run, ask.client), leave)
-            uniform = self.shop(ask.regime, _like(data)).method.weight == "uniform"
+            answer, update = self.visit(ask, body, data, ClientStore(store, ask.run, ask.client), leave)
+            uniform = self.client_context(ask.regime, _like(data)).method.weight == "uniform"
             return answer, update, 1.0 if uniform else float(len(data))
         except FedstrataError as error:
-            return Answer(refusal=str(error)), None, 0.0
+            return TrainReply(refusal=str(error)), None, 0.0
 
     def visit(
         self,
-        ask: Ask,
+        ask: TrainRequest,
         message: bytes,
         data: Examples,
-        drawer: Drawer,
+        store: ClientStore,
         leave: Callable[[Assignment, Update], Update] = lambda assignment, update: update,
-    ) -> tuple[Answer, Update | None]:
+    ) -> tuple[TrainReply, Update | None]:
         """Train as asked: the answer and the update; or what the server must know before that can be done.
 
         `leave` has the last word on what is sent.
         """
-        drawer.settle(ask.held, ask.memory, ask.until)
-        memory = drawer.memory(ask.memory)
+        store.settle(ask.held, ask.memory, ask.until)
+        memory = store.memory(ask.memory)
         if memory is None:
-            return Answer(lost="memory"), None
+            return TrainReply(lost="memory"), None
         try:
-            assignment = wire.decode_assignment(message, drawer.held(ask.held))
+            assignment = wire.decode_assignment(message, store.held(ask.held))
         except wire.NotHeld:
-            return Answer(lost="parameters"), None
-        shop = self.shop(ask.regime, _like(data))
-        if assignment.client != ask.client or assignment.arch not in shop.archs:
+            return TrainReply(lost="parameters"), None
+        client_context = self.client_context(ask.regime, _like(data))
+        if assignment.client != ask.client or assignment.arch not in client_context.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
-        if assignment.method != shop.method.digest:
-            raise UsageError(f"this site runs the method '{shop.method}', and the server another one")
-        if memory and memory_misfit(shop.method, memory, assignment.params, shop.bench(assignment.arch).buffers):
-            return Answer(lost="memory"), None
-        with own_rng(), shop.computing(ask.regime.threads):
-            update, kept = train_client(shop, assignment, data, memory)
+        if assignment.method != client_context.method.digest:
+            raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
+        if memory and memory_misfit(
+            client_context.method, memory, assignment.params, client_context.replica(assignment.arch).buffers
+        ):
+            return TrainReply(lost="memory"), None
+        with own_rng(), client_context.computing(ask.regime.threads):
+            update, kept = train_client(client_context, assignment, data, memory)
         update = leave(assignment, update)
         if ask.holds:
-            drawer.hold(assignment)
+            store.hold(assignment)
         if kept:
-            drawer.remember(assignment.round, kept)
-        return Answer(kept=bool(kept)), update
+            store.remember(assignment.round, kept)
+        return TrainReply(kept=bool(kept)), update
 
-    def shop(self, regime: Regime, like: Tensor) -> Workshop:
+    def client_context(self, regime: TrainSettings, like: Tensor) -> ClientContext:
         """Where clients are trained; the last one is kept, for as long as this process lives."""
         key = f"{regime.model_dump_json()} {like.shape} {like.dtype}"
-        if key not in self.shops:
-            self.shops = {key: self._shop(regime, like)}
-        return self.shops[key]
+        if key not in self.contexts:
+            self.contexts = {key: self._build_context(regime, like)}
+        return self.contexts[key]
 
-    def _shop(self, regime: Regime, like: Tensor) -> Workshop:
+    def _build_context(self, regime: TrainSettings, like: Tensor) -> ClientContext:
         chosen = techniques.method(regime.method) if self.method is None else self.method.with_buffers(regime.buffers)
         models = self.models
         if chosen.branches and regime.branches:
-            models, _ = branched(models, regime.branches.__getitem__, len(regime.branches))
-        return Workshop(
+            models, _ = isolate_architectures(models, regime.branches.__getitem__, len(regime.branches))
+        return ClientContext(
             build=lambda arch: copy.deepcopy(models[arch]),
             method=chosen,
             augment=build_augment(regime.augment, tuple(like.shape[1:])),

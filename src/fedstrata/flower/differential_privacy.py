@@ -17,7 +17,7 @@ import torch
 from fedstrata.core.method import Method
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
-from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.closed_round import ClosedRound
 
 SLACK = 1.001
 """How much longer than C a change may be through rounding."""
@@ -45,7 +45,7 @@ class Privacy:
             if self.noise:
                 raise UsageError("dp_noise is a multiple of dp_clip: give both")
             return
-        for door in ("gather", "fold", "apply"):
+        for door in ("rescale", "accumulate", "apply"):
             for technique in method.at(door):
                 raise UsageError(f"'{technique.name}' makes something else of the mean than dp_clip bounds")
         if method.reducer is not None or method.weight != "uniform":
@@ -58,7 +58,7 @@ class Privacy:
         """What a reader of the results must know."""
         return f"differential privacy: changes of norm {self.clip:g} at most, noise of {self.noise:g} times that over n"
 
-    def noised(self, trained: Trained, server_lr: float) -> Trained:
+    def noised(self, trained: ClosedRound, server_lr: float) -> ClosedRound:
         """A closed round with noise on what travelled; from a source that no seed tells."""
         accepted = len(trained.outcome.accepted)
         if not (self.clip and self.noise and accepted):
@@ -66,7 +66,7 @@ class Privacy:
         deviation = server_lr * self.noise * self.clip / accepted
         rng = np.random.Generator(np.random.Philox(secrets.randbits(128)))  # torch's have seeds of 32 bits
         params: Tensors = dict(trained.after.params)
-        for name in trained.assignments[0].travels:
+        for name in trained.assignments[0].uploads:
             like = params[name]
             noise = np.asarray(deviation * rng.standard_normal(like.shape))
             params[name] = like + torch.from_numpy(noise).to(like.dtype)

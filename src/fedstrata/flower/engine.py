@@ -1,4 +1,4 @@
-"""The engine of a Flower federation: assignments go to SuperNodes as letters, and updates come back."""
+"""The engine of a Flower federation: assignments go to SuperNodes as messages, and updates come back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedstrata import wire
 from fedstrata.core.types import Absence, Assignment, Augment, Slots, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
-from fedstrata.evaluation.evaluate import Exam
+from fedstrata.evaluation.evaluate import EvalRequest
 from fedstrata.flower.differential_privacy import check_length
-from fedstrata.flower.messages import Answer, Ask, Regime, opened, sealed
-from fedstrata.flower.reorder_buffer import Early
-from fedstrata.flower.site_directory import Directory
-from fedstrata.flower.transport import Post, Reply
+from fedstrata.flower.messages import TrainReply, TrainRequest, TrainSettings, opened, sealed
+from fedstrata.flower.reorder_buffer import ReorderBuffer
+from fedstrata.flower.site_directory import SiteDirectory
+from fedstrata.flower.transport import Reply, Transport
 from fedstrata.server.state import ServerState
 from fedstrata.system.timing import Clock
 
@@ -30,7 +30,7 @@ KEPT: Slots = {"(kept)": {}}
 
 
 @dataclass(frozen=True, eq=False)
-class Elsewhere:
+class RemoteExamples:
     """The data of a client, of which the server knows how much there is and what an input looks like."""
 
     examples: int
@@ -71,7 +71,7 @@ class Flower:
     """Trains clients at their sites.
 
     Args:
-        post: sends letters.
+        transport: sends messages.
         directory: where each client is.
         regime: how clients train.
         run_id: identifies the run.
@@ -86,9 +86,9 @@ class Flower:
         barren: rounds in a row in which nobody sent an update.
     """
 
-    post: Post
-    directory: Directory
-    regime: Regime
+    transport: Transport
+    directory: SiteDirectory
+    regime: TrainSettings
     run_id: str
     limit: int
     holds: bool
@@ -117,24 +117,24 @@ class Flower:
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
         self.look_for(assignments)
-        with Early(self.few, self.aside) as early:
+        with ReorderBuffer(self.few, self.aside) as early:
             yield from self._visits(assignments, early)
 
-    def _visits(self, assignments: Sequence[Assignment], early: Early) -> Iterator[Visit]:
+    def _visits(self, assignments: Sequence[Assignment], early: ReorderBuffer) -> Iterator[Visit]:
         """Ask everybody, and put what comes in order."""
         order = [assignment.client for assignment in assignments]
         asked: dict[str, Assignment] = {}
         again: set[int] = set()
-        letters: list[str] = []
+        message_ids: list[str] = []
 
         def ask(assignment: Assignment) -> None:
             """Send an assignment, or note that it cannot be sent."""
-            letter = self._sent(assignment)
-            if letter is None:
+            message_id = self._sent(assignment)
+            if message_id is None:
                 early.put(assignment.client, (Absence(assignment.client, "its SuperNode is not connected"), {}))
             else:
-                asked[letter] = assignment
-                letters.append(letter)
+                asked[message_id] = assignment
+                message_ids.append(message_id)
 
         def due() -> Iterator[Visit]:
             """Those whose turn it is."""
@@ -144,12 +144,12 @@ class Flower:
         for assignment in assignments:
             ask(assignment)
         yield from due()
-        for letter, reply in self.post.replies(letters, self.few):
-            assignment = asked.pop(letter)
+        for message_id, reply in self.transport.replies(message_ids, self.few):
+            assignment = asked.pop(message_id)
             visit = self._read(assignment, reply, last=assignment.client in again)
             if visit is None:
                 again.add(assignment.client)
-                ask(replace(assignment, fresh=None))
+                ask(replace(assignment, to_send=None))
             elif assignment.client == order[0]:
                 order.pop(0)
                 yield visit
@@ -172,28 +172,28 @@ class Flower:
         self.barren = 0 if anything else self.barren + 1
 
     def _sent(self, assignment: Assignment) -> str | None:
-        """Send an assignment; the letter's number, or None if its client's SuperNode is not there."""
+        """Send an assignment; the message's number, or None if its client's SuperNode is not there."""
         node = self.directory.node(assignment.client)
         if node is None:
             return None
         content = sealed(self.head(assignment), wire.encode(assignment))
-        return self.post.send(node, "train", content, str(assignment.round + 1))
+        return self.transport.send(node, "train", content, str(assignment.round + 1))
 
-    def head(self, assignment: Assignment) -> Ask:
+    def head(self, assignment: Assignment) -> TrainRequest:
         """What stands in front of an assignment."""
         assert self.state is not None
         client = assignment.client
-        return Ask(
+        return TrainRequest(
             run=self.run_id,
             regime=self.regime,
             client=client,
-            held=-1 if assignment.fresh is None else int(self.state.held[client]),
+            held=-1 if assignment.to_send is None else int(self.state.held[client]),
             memory=int(self.state.remembers[client]),
             until=self.memories.until,
             holds=self.holds,
         )
 
-    def noted(self, client: int, answer: Answer) -> str:
+    def noted(self, client: int, answer: TrainReply) -> str:
         """Note what a client has lost; says what comes of it."""
         self.lost[client] = answer.lost
         if answer.lost == "memory":
@@ -208,7 +208,7 @@ class Flower:
         try:
             if reply.content is None:
                 raise UsageError(reply.why)
-            answer, message = opened(reply.content, Answer, self.limit)
+            answer, message = opened(reply.content, TrainReply, self.limit)
             if answer.lost and not last:
                 return None
             if answer.lost:
@@ -223,7 +223,7 @@ class Flower:
             return Absence(client, str(error)), {}
         return update, KEPT if answer.kept else {}
 
-    def evaluate(self, exam: Exam) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
         """Nothing is judged at the sites."""
         raise FedstrataError("the server judges its own model")
 

@@ -36,7 +36,7 @@ class Head(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Regime(Head):
+class TrainSettings(Head):
     """How the server has its clients train, the same in every round.
 
     Args:
@@ -63,7 +63,7 @@ class Regime(Head):
 Run = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
-class Ask(Head):
+class TrainRequest(Head):
     """In front of an assignment.
 
     Args:
@@ -77,7 +77,7 @@ class Ask(Head):
     """
 
     run: Run
-    regime: Regime
+    regime: TrainSettings
     client: int = Field(ge=0)
     held: int = -1
     memory: int = -1
@@ -85,7 +85,7 @@ class Ask(Head):
     holds: bool = False
 
 
-class Answer(Head):
+class TrainReply(Head):
     """In front of an update.
 
     Args:
@@ -99,7 +99,7 @@ class Answer(Head):
     refusal: str = ""
 
 
-class Party(Head):
+class ClientInfo(Head):
     """A client, as its site presents it: no example leaves it, only their number and what an input looks like."""
 
     client: int = Field(ge=0, lt=2**31)
@@ -119,7 +119,7 @@ class Party(Head):
 class Greeting(Head):
     """What a site answers when it is asked who it is: the clients whose data it has, or why it has none."""
 
-    parties: list[Party] = Field(max_length=10_000)
+    parties: list[ClientInfo] = Field(max_length=10_000)
     refusal: str = ""
 
 

@@ -21,7 +21,7 @@ from fedstrata.core.rng import own_rng
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.errors import UsageError, one_line
-from fedstrata.flower.messages import Answer, sealed
+from fedstrata.flower.messages import TrainReply, sealed
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -91,31 +91,31 @@ def modified(
     return replace(update, delta={name: found[name] - tensor for name, tensor in before.items()}, finite=False)
 
 
-Answered = Callable[["Message", "Context"], tuple[Answer, Update | None, float]]
+Answered = Callable[["Message", "Context"], tuple[TrainReply, Update | None, float]]
 """What trains: the answer, the update and the client's weight."""
 
 
 def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> Message:
     """The reply to one stage of secure aggregation; in the stage that asks for an update, what trains is called."""
-    from flwr.app import Message as Letter
+    from flwr.app import Message as FlowerMessage
     from flwr.app import RecordDict as Records
 
     asked = message.content.config_records.get(CONFIGS)
     if asked is None:
         why = "this site sends updates only under secure aggregation: the server needs secure=true"
-        return Letter(sealed(Answer(refusal=why)), reply_to=message)
+        return FlowerMessage(sealed(TrainReply(refusal=why)), reply_to=message)
     why = _hides_nothing(asked)
     if why:
-        return Letter(sealed(Answer(refusal=why)), reply_to=message)
+        return FlowerMessage(sealed(TrainReply(refusal=why)), reply_to=message)
     content = Records()
     if asked.get("stage") == "collect_masked_vectors":
         answer, update, weight = answered(message, context)
         if update is None:
-            return Letter(sealed(answer), reply_to=message)
+            return FlowerMessage(sealed(answer), reply_to=message)
         content = _result(update.delta, weight)
         content.update(sealed(answer, wire.encode(replace(update, delta={})), inside=True))
     with fresh_numbers():
-        reply: Message = mod(message, context, lambda message, context: Letter(content, reply_to=message))
+        reply: Message = mod(message, context, lambda message, context: FlowerMessage(content, reply_to=message))
     return reply
 
 
@@ -151,12 +151,12 @@ def _called(
 ) -> Tensors:
     """The parameters as the mods let them go, the first mod outermost; `about` are the examples and the norm."""
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
-    from flwr.app import Message as Letter
+    from flwr.app import Message as FlowerMessage
     from flwr.app.message import make_message
 
     def innermost(asked: Message, context: Context) -> Message:
         metrics = MetricRecord({"num-examples": about[0]})
-        return Letter(RecordDict({"arrays": _record(after), "metrics": metrics}), reply_to=asked)
+        return FlowerMessage(RecordDict({"arrays": _record(after), "metrics": metrics}), reply_to=asked)
 
     call: Callable[[Message, Context], Message] = innermost
     for mod in reversed(mods):

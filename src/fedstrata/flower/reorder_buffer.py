@@ -1,6 +1,7 @@
 """Updates that came before their turn: a few in memory, the others on disk.
 
-They are not left with the SuperLink, which throws a reply away when its letter's time is over or its SuperNode is gone.
+They are not left with the SuperLink, which throws a reply away when its message's time is over or its SuperNode is
+gone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fedstrata.core.types import Slots, Update, Visit
 from fedstrata.runs.files import disk_errors
 
 
-class Early:
+class ReorderBuffer:
     """What came of visits, by client, until somebody asks for it; `with` lets go of the file.
 
     Args:
@@ -29,7 +30,7 @@ class Early:
         self._updates = 0
         self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> Early:
+    def __enter__(self) -> ReorderBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:

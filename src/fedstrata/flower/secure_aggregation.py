@@ -21,7 +21,7 @@ from fedstrata.core.types import Absence, Assignment, Update, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.flower.engine import KEPT, Flower
-from fedstrata.flower.messages import Answer, Party, opened, sealed
+from fedstrata.flower.messages import ClientInfo, TrainReply, opened, sealed
 from fedstrata.flower.mods import CONFIGS
 from fedstrata.flower.transport import Reply
 
@@ -46,7 +46,7 @@ def check_sums(method: Method, archs: int) -> None:
     Raises:
         UsageError: with what it is.
     """
-    for door in ("gather", "fold"):
+    for door in ("rescale", "accumulate"):
         for technique in method.at(door):
             raise UsageError(_refusal(technique.name))
     for technique in method.techniques:
@@ -58,7 +58,9 @@ def check_sums(method: Method, archs: int) -> None:
         raise UsageError("under secure aggregation all clients have the same model: leave archs out")
 
 
-def check_clients(participation: int | float, parties: Sequence[Party], node_of: Callable[[int], int | None]) -> None:
+def check_clients(
+    participation: int | float, parties: Sequence[ClientInfo], node_of: Callable[[int], int | None]
+) -> None:
     """Refuse too few clients per round to hide in, more than fit, and several at one SuperNode.
 
     Raises:
@@ -78,19 +80,19 @@ def _refusal(name: str) -> str:
 
 
 @dataclass(eq=False)
-class Sums(Flower):
+class SecAggEngine(Flower):
     """Trains clients at their sites, and sees the weighted mean of their changes.
 
     Every accepted client is then taken to have sent that mean, which leaves the mean of a round what it is.
 
     Args:
-        fault: (assignment, update) → why the update must be refused, or None.
+        validate: (assignment, update) → why the update must be refused, or None.
         clip: largest number of a change that is sent, times the client's share of the largest client's examples.
         quorum: share of a round's clients that must hold out to the end, and that could unmask a client together.
         weighs: True if clients are weighed by their examples.
     """
 
-    fault: Callable[[Assignment, Update], str | None] = lambda assignment, update: None
+    validate: Callable[[Assignment, Update], str | None] = lambda assignment, update: None
     clip: float = 1.0
     quorum: float = 0.67
     weighs: bool = True
@@ -136,10 +138,10 @@ class Sums(Flower):
 
         exchange.take_keys(stage(exchange.setup()))
         exchange.take_shares(stage(exchange.share_keys()))
-        letters = {node: self._letter(asked[node]) for node in exchange.shared}
-        shapes = [first.params[name].shape for name in first.travels]
+        message_ids = {node: self._message(asked[node]) for node in exchange.shared}
+        shapes = [first.params[name].shape for name in first.uploads]
         visits = {}
-        replies = self._asked(exchange.collect(), letters, self.few, clients, group, absent)
+        replies = self._asked(exchange.collect(), message_ids, self.few, clients, group, absent)
         for node, (configs, content) in replies:  # each is added to the sum as it comes
             try:
                 visits[clients[node]] = self._visited(asked[node], content)
@@ -149,22 +151,22 @@ class Sums(Flower):
                 absent[clients[node]] = str(error)
         mean = exchange.opened(stage(exchange.unmask()))
         found = (torch.from_numpy(np.asarray(x)) for x in mean)
-        delta = {n: x.to(first.params[n].dtype) for n, x in zip(first.travels, found, strict=True)}
+        delta = {n: x.to(first.params[n].dtype) for n, x in zip(first.uploads, found, strict=True)}
         return {client: (replace(update, delta=delta), kept) for client, (update, kept) in visits.items()}
 
-    def _letter(self, assignment: Assignment) -> RecordDict:
+    def _message(self, assignment: Assignment) -> RecordDict:
         return sealed(self.head(assignment), wire.encode(assignment))
 
     def _visited(self, assignment: Assignment, content: RecordDict) -> tuple[Update, Any]:
         """A client's update without its change."""
-        answer, message = opened(content, Answer, self.limit)
+        answer, message = opened(content, TrainReply, self.limit)
         if answer.lost:
             raise UsageError(self.noted(assignment.client, answer))
         update = wire.decode_update(message)
         if update.client != assignment.client or update.delta or update.slots or update.buffers:
             raise UsageError("its update is not what secure aggregation leaves of one")
-        nothing = {name: torch.zeros_like(assignment.params[name]) for name in assignment.travels}
-        why = self.fault(assignment, replace(update, delta=nothing))  # later it would be in the sum already
+        nothing = {name: torch.zeros_like(assignment.params[name]) for name in assignment.uploads}
+        why = self.validate(assignment, replace(update, delta=nothing))  # later it would be in the sum already
         if why is not None:
             raise UsageError(why)
         return update, KEPT if answer.kept else {}
@@ -181,17 +183,17 @@ class Sums(Flower):
         """Send every node its part of a stage; (node, answer) as they come, `few` of them at a time."""
         from flwr.app import ConfigRecord, RecordDict
 
-        letters: dict[str, int] = {}
+        message_ids: dict[str, int] = {}
         for node, values in configs.items():
             content = extra.get(node) or RecordDict()
             content[CONFIGS] = ConfigRecord(values)
-            letter = self.post.send(node, "train", content, group)
-            if letter is None:
+            message_id = self.transport.send(node, "train", content, group)
+            if message_id is None:
                 absent[clients[node]] = "its SuperNode is not connected"
             else:
-                letters[letter] = node
-        for letter, reply in self.post.replies(list(letters), few):
-            node = letters[letter]
+                message_ids[message_id] = node
+        for message_id, reply in self.transport.replies(list(message_ids), few):
+            node = message_ids[message_id]
             try:
                 part = self._part(reply)
             except FedstrataError as error:
@@ -205,7 +207,7 @@ class Sums(Flower):
             raise UsageError(reply.why)
         said = reply.content.config_records.get(CONFIGS)
         if said is None:
-            answer, _ = opened(reply.content, Answer, self.limit)
+            answer, _ = opened(reply.content, TrainReply, self.limit)
             if answer.refusal:
                 raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
         return said or {}, reply.content

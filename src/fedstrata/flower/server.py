@@ -28,13 +28,13 @@ from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.flower.client import Model, built, weights_of
 from fedstrata.flower.differential_privacy import Privacy
-from fedstrata.flower.engine import Elsewhere, Flower, Memories
-from fedstrata.flower.messages import Party, Regime, allowance, check_flower
-from fedstrata.flower.secure_aggregation import Sums, check_clients, check_sums
-from fedstrata.flower.site_directory import Directory
-from fedstrata.flower.transport import Post
+from fedstrata.flower.engine import Flower, Memories, RemoteExamples
+from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, check_flower
+from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
+from fedstrata.flower.site_directory import SiteDirectory
+from fedstrata.flower.transport import Transport
 from fedstrata.probes.runner import Prober
-from fedstrata.runs.closed_round import Trained
+from fedstrata.runs.closed_round import ClosedRound
 from fedstrata.runs.files import write_atomic
 from fedstrata.runs.records import Record
 from fedstrata.server.state import ServerState
@@ -99,7 +99,7 @@ def server_app(
     check_flower()
     from flwr.serverapp import ServerApp
 
-    plan = Plan(
+    plan = ServerSpec(
         model,
         test,
         archs or {},
@@ -149,7 +149,7 @@ class Given(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ServerSpec:
     """All that a ServerApp was given: `given` are its own arguments, `settings` a Federation's."""
 
     model: Model
@@ -160,7 +160,7 @@ class Plan:
     given: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_config(self, config: Mapping[str, Any]) -> Plan:
+    def with_config(self, config: Mapping[str, Any]) -> ServerSpec:
         """The same, with what Flower's run configuration says; its other entries are the user's own."""
         said = {name.replace("-", "_"): value for name, value in config.items()}
         given = checked(Given, {name: said.get(name, value) for name, value in self.given.items()}).model_dump()
@@ -174,20 +174,20 @@ class Plan:
         checked(Settings, {**settings, "method": str(chosen)})
         if given["secure"]:
             check_sums(chosen, 1 + len(self.archs))
-        if chosen.personal or chosen.pools:
+        if chosen.personalised or chosen.centralised:
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
-        plan = Plan(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
+        plan = ServerSpec(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
         plan.privacy.check(chosen, 1 + len(self.archs))
         return plan
 
     def run(self, grid: Grid) -> Federation:
         """Wait for the clients, and run all rounds that are left."""
-        post = Post(grid, float(self.given["timeout"]))
-        directory = Directory(post, float(self.given["wait"]), logging.getLogger("flwr").warning)
+        transport = Transport(grid, float(self.given["timeout"]))
+        directory = SiteDirectory(transport, float(self.given["wait"]), logging.getLogger("flwr").warning)
         parties = directory.gather(self.given["clients"])
         if self.given["secure"]:
             check_clients(self.settings.get("participation", 1.0), parties, directory.node)
-        federation = Silos(self, post, directory, parties)
+        federation = FlowerFederation(self, transport, directory, parties)
         federation.fit(lambda record: logging.getLogger("flwr").info(told(record, federation.settings.rounds)))
         return federation
 
@@ -222,11 +222,11 @@ class Plan:
         return Privacy(float(self.given["dp_clip"]), float(self.given["dp_noise"]))
 
     def engine(self, method: Method, fault: Callable[[Assignment, Update], str | None]) -> Callable[..., Flower]:
-        """What makes the engine; `fault` says what is wrong with an update."""
+        """What makes the engine; `validate` says what is wrong with an update."""
         if not self.given["secure"]:
             return Flower
         clip, quorum = self.given["secure_clip"], self.given["secure_quorum"]
-        return partial(Sums, fault=fault, clip=clip, quorum=quorum, weighs=method.weight == "examples")
+        return partial(SecAggEngine, validate=fault, clip=clip, quorum=quorum, weighs=method.weight == "examples")
 
     def models(self) -> dict[str, nn.Module]:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
@@ -239,14 +239,16 @@ class Plan:
         return made
 
 
-class Silos(Federation):
+class FlowerFederation(Federation):
     """A federation whose clients are at other sites."""
 
-    def __init__(self, plan: Plan, post: Post, directory: Directory, parties: Sequence[Party]) -> None:
+    def __init__(
+        self, plan: ServerSpec, transport: Transport, directory: SiteDirectory, parties: Sequence[ClientInfo]
+    ) -> None:
         models = plan.models()
         super().__init__(
             models[""],
-            [Elsewhere(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
+            [RemoteExamples(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
             plan.test() if callable(plan.test) else plan.test,
             **plan.settings,
             engine="serial",  # judges the global model, and trains nobody
@@ -261,7 +263,7 @@ class Silos(Federation):
         s = self.settings
         arch_of = plan.arch_of or (lambda client: "")
         used = sorted({arch_of(party.client) for party in parties})
-        regime = Regime(
+        regime = TrainSettings(
             method=str(self.method),
             buffers=self.method.buffers,
             augment=s.augment,
@@ -273,9 +275,9 @@ class Silos(Federation):
         )
         self._privacy = plan.privacy
         memories, weights = Memories(), weights_of(models.values())
-        self._journal.store = memories
+        self._recorder.store = memories
         self._sites = self._engine = plan.engine(self.method, self._fault)(
-            post=post,
+            transport=transport,
             directory=directory,
             regime=regime,
             run_id=run_id(plan.out),
@@ -288,16 +290,16 @@ class Silos(Federation):
         self.engine = "flower"
 
     def _fault(self, assignment: Assignment, update: Update) -> str | None:
-        return self._server.fault(assignment, update, self.state.buffers)
+        return self._server.validate(assignment, update, self.state.buffers)
 
     def _holds(self, architectures: int) -> bool:
         """True if some parameters may stay as they are in a round: clients then hold on to them."""
-        frozen = any(not p.requires_grad for p in self._shop.build("").parameters())
+        frozen = any(not p.requires_grad for p in self._context.build("").parameters())
         return frozen or architectures > 1 or any(self.method.at("plan"))
 
     def _close(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
-    ) -> Trained:
+    ) -> ClosedRound:
         trained = super()._close(self._sites.begin(state), prober, recall, keep)
         self._sites.heard(bool(trained.outcome.accepted))
         return self._privacy.noised(trained, self.method.server_lr)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.flower.messages import HEAD_LIMIT, Greeting, Head, Party, opened, sealed
-from fedstrata.flower.transport import Post, Reply
+from fedstrata.flower.messages import HEAD_LIMIT, ClientInfo, Greeting, Head, opened, sealed
+from fedstrata.flower.transport import Reply, Transport
 
 PAUSE = 0.5
 """Seconds between two looks for sites, at least."""
@@ -24,19 +24,19 @@ class Hello(Head):
 
 
 @dataclass(eq=False)
-class Directory:
+class SiteDirectory:
     """Clients and the SuperNodes that have their data.
 
     Args:
-        post: sends letters.
+        transport: sends messages.
         wait: seconds to wait for sites that are not there.
         note: told in one sentence what a reader of the log should know.
     """
 
-    post: Post
+    transport: Transport
     wait: float
     note: Callable[[str], None]
-    parties: dict[int, Party] = field(default_factory=dict)
+    parties: dict[int, ClientInfo] = field(default_factory=dict)
     _where: dict[int, int] = field(default_factory=dict)
     _met: set[int] = field(default_factory=set)
     _asked: dict[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Directory:
         node = self._where.get(client)
         return node if node in self._online else None
 
-    def gather(self, population: int | None) -> list[Party]:
+    def gather(self, population: int | None) -> list[ClientInfo]:
         """Wait until all clients have come: one for every number below `population`, or as many as they say they are.
 
         Raises:
@@ -100,16 +100,16 @@ class Directory:
 
     def _look(self) -> None:
         """Ask nodes that are new who they are, and hear who has answered; nobody is waited for."""
-        self._online = self.post.online()
+        self._online = self.transport.online()
         self._met &= self._online
-        self._asked = {letter: node for letter, node in self._asked.items() if node in self._online}
-        post = replace(self.post, patience=HELLO)
+        self._asked = {message_id: node for message_id, node in self._asked.items() if node in self._online}
+        transport = replace(self.transport, patience=HELLO)
         for node in sorted(self._online - self._met - set(self._asked.values())):
-            letter = post.send(node, "query", sealed(Hello()), "hello")
-            if letter is not None:
-                self._asked[letter] = node
-        for letter, reply in post.arrived(list(self._asked)):
-            self._hear(self._asked.pop(letter), reply)
+            message_id = transport.send(node, "query", sealed(Hello()), "hello")
+            if message_id is not None:
+                self._asked[message_id] = node
+        for message_id, reply in transport.arrived(list(self._asked)):
+            self._hear(self._asked.pop(message_id), reply)
 
     def _hear(self, node: int, reply: Reply) -> None:
         """Note what a node answered; one that could not is asked again, a few times."""

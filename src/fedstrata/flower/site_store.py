@@ -21,11 +21,11 @@ from fedstrata.runs.files import disk_errors, read_sealed, write_sealed
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-Cupboard = MutableMapping[str, bytes]
+SiteStore = MutableMapping[str, bytes]
 """Where bytes are kept by name."""
 
 
-class InState(Cupboard):
+class ContextStore(SiteStore):
     """Bytes in a Flower context's state, which stays at its site for as long as the run and its SuperNode live."""
 
     def __init__(self, state: RecordDict) -> None:
@@ -52,7 +52,7 @@ class InState(Cupboard):
         return len(self._records)
 
 
-class InDirectory(Cupboard):
+class DirectoryStore(SiteStore):
     """Bytes in sealed files, which outlive the SuperNode; a damaged one counts as lost.
 
     Memories tell of the data that they come from: nobody but the SuperNode's user may read them. Those of other runs
@@ -84,10 +84,10 @@ class InDirectory(Cupboard):
 
 
 @dataclass(frozen=True, eq=False)
-class Drawer:
-    """One client's part of a cupboard, for one run."""
+class ClientStore:
+    """One client's part of a store, for one run."""
 
-    cupboard: Cupboard
+    store: SiteStore
     run: str
     client: int
 
@@ -96,12 +96,12 @@ class Drawer:
 
     def _rounds(self, what: str) -> list[int]:
         form = re.compile(re.escape(f"{self.run}-{self.client}-{what}-") + r"(\d+)")
-        return sorted(int(found[1]) for name in self.cupboard if (found := form.fullmatch(name)))
+        return sorted(int(found[1]) for name in self.store if (found := form.fullmatch(name)))
 
     def _drop(self, what: str, rounds: list[int]) -> None:
         for round in rounds:
             with suppress(KeyError):
-                del self.cupboard[self._name(what, round)]
+                del self.store[self._name(what, round)]
 
     def settle(self, held: int, memory: int, until: int) -> None:
         """Drop what the server does not count on: what it did not accept, and what no checkpoint of its needs."""
@@ -113,7 +113,7 @@ class Drawer:
     def held(self, round: int) -> Assignment | None:
         """The assignment of a round, without its slots, as far as it is still here."""
         try:
-            return wire.decode_assignment(self.cupboard[self._name("held", round)])
+            return wire.decode_assignment(self.store[self._name("held", round)])
         except (KeyError, wire.WireError):
             return None
 
@@ -122,15 +122,15 @@ class Drawer:
         if round < 0:
             return {}
         try:
-            return unpacked(self.cupboard[self._name("memory", round)])
+            return unpacked(self.store[self._name("memory", round)])
         except (KeyError, wire.WireError):
             return None
 
     def hold(self, assignment: Assignment) -> None:
         """Keep what was sent."""
-        whole = replace(assignment, fresh=None, slots={})
-        self.cupboard[self._name("held", assignment.round)] = wire.encode(whole)
+        whole = replace(assignment, to_send=None, slots={})
+        self.store[self._name("held", assignment.round)] = wire.encode(whole)
 
     def remember(self, round: int, memory: Slots) -> None:
         """Keep a memory, to be confirmed."""
-        self.cupboard[self._name("memory", round)] = packed(memory)
+        self.store[self._name("memory", round)] = packed(memory)

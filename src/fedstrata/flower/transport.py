@@ -1,4 +1,4 @@
-"""Letters to and from SuperNodes, over Flower's grid."""
+"""Messages to and from SuperNodes, over Flower's grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 SHORTEST, LONGEST = 0.05, 1.0
-"""Seconds between two looks into the letter box, at first and after a while without letters."""
+"""Seconds between two looks for replies, at first and after a while without any."""
 LOOKS = 16
 """Times that a few replies are asked for in one look; the others have their turn at the next one."""
 
@@ -34,12 +34,12 @@ LATE = Reply(None, "it did not answer in time")
 
 
 @dataclass(eq=False)
-class Post:
-    """Sends letters and waits for their replies.
+class Transport:
+    """Sends messages and waits for their replies.
 
     Args:
         grid: Flower's.
-        patience: seconds that a letter is worth waiting for.
+        patience: seconds that a reply is worth waiting for.
     """
 
     grid: Grid
@@ -50,50 +50,50 @@ class Post:
         return set(self.grid.get_node_ids())
 
     def send(self, node: int, kind: str, content: RecordDict, group: str) -> str | None:
-        """Send a letter; its number, or None if it cannot be delivered."""
+        """Send a message; its number, or None if it cannot be delivered."""
         from flwr.app import Message
 
-        letter = Message(content, node, kind, ttl=self.patience, group_id=group)
-        return next(iter(self.grid.push_messages([letter])), None) or None
+        message = Message(content, node, kind, ttl=self.patience, group_id=group)
+        return next(iter(self.grid.push_messages([message])), None) or None
 
-    def replies(self, letters: Sequence[str], few: int) -> Iterator[tuple[str, Reply]]:
-        """(number of the letter, reply) for every letter, as they come; a reply that says so for those that do not.
+    def replies(self, message_ids: Sequence[str], few: int) -> Iterator[tuple[str, Reply]]:
+        """(number of the message, reply) for every message, as they come; a reply that says so for those that do not.
 
         Args:
-            letters: numbers of letters; more may be added while these are being waited for.
+            message_ids: numbers of messages; more may be added while these are being waited for.
             few: how many replies may be fetched at once.
         """
         deadline, pause = time.monotonic() + self.patience, SHORTEST
         waiting: deque[str] = deque()
         known = 0
-        while known < len(letters) or waiting:
-            waiting.extend(letters[known:])
-            known = len(letters)
+        while known < len(message_ids) or waiting:
+            waiting.extend(message_ids[known:])
+            known = len(message_ids)
             late, anything = time.monotonic() >= deadline, False
             looks = math.ceil(len(waiting) / few)
             for _ in range(looks if late else min(looks, LOOKS)):
                 some = [waiting.popleft() for _ in range(min(few, len(waiting)))]
                 found = dict(self.arrived(some))
-                missing = [letter for letter in some if letter not in found]
+                missing = [message_id for message_id in some if message_id not in found]
                 found |= dict.fromkeys(missing, LATE) if late else {}
                 waiting.extend(() if late else missing)
-                for letter, reply in found.items():
+                for message_id, reply in found.items():
                     anything = True
-                    yield letter, reply
+                    yield message_id, reply
             pause = SHORTEST if anything else min(pause * 1.5, LONGEST)
             if not anything:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
 
-    def arrived(self, letters: list[str]) -> list[tuple[str, Reply]]:
+    def arrived(self, message_ids: list[str]) -> list[tuple[str, Reply]]:
         """What has come by now. Where one reply cannot be read, the others still can."""
-        if not letters:
+        if not message_ids:
             return []
         try:
-            return [(m.metadata.reply_to_message_id, _reply(m)) for m in self.grid.pull_messages(letters)]
+            return [(m.metadata.reply_to_message_id, _reply(m)) for m in self.grid.pull_messages(message_ids)]
         except (ValueError, TypeError, KeyError) as error:
-            if len(letters) == 1:
-                return [(letters[0], Reply(None, f"its reply cannot be read: {one_line(str(error), 200)}"))]
-        return [pair for letter in letters for pair in self.arrived([letter])]
+            if len(message_ids) == 1:
+                return [(message_ids[0], Reply(None, f"its reply cannot be read: {one_line(str(error), 200)}"))]
+        return [pair for message_id in message_ids for pair in self.arrived([message_id])]
 
 
 def _reply(message: Message) -> Reply:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 ArchOf = Callable[[int], str]
 
 
-class Branches(nn.Module):
+class IsolatedArchitectures(nn.Module):
     """Several models in one, of which one answers."""
 
     def __init__(self, models: Mapping[str, nn.Module], main: str) -> None:
@@ -25,7 +25,9 @@ class Branches(nn.Module):
         return out
 
 
-def branched(models: Mapping[str, nn.Module], arch_of: ArchOf, clients: int) -> tuple[dict[str, nn.Module], ArchOf]:
+def isolate_architectures(
+    models: Mapping[str, nn.Module], arch_of: ArchOf, clients: int
+) -> tuple[dict[str, nn.Module], ArchOf]:
     """The architectures that clients have, each as a stage of its own name, and a whole that holds them all.
 
     What is averaged by name is then averaged inside each group. The whole answers with its largest branch. Where all
@@ -39,7 +41,7 @@ def branched(models: Mapping[str, nn.Module], arch_of: ArchOf, clients: int) -> 
     own = {arch: nn.Sequential() for arch in used}
     for arch, branch in own.items():
         branch.add_module(names[arch], models[arch])
-    whole = Branches({names[arch]: models[arch] for arch in used}, names[main])
+    whole = IsolatedArchitectures({names[arch]: models[arch] for arch in used}, names[main])
     own_name = next(name for name in ("whole", *(f"whole-{at}" for at in range(2, len(used) + 2))) if name not in used)
     told = {arch: arch or own_name for arch in used}
     return {"": whole, **{told[arch]: branch for arch, branch in own.items()}}, lambda client: told[arch_of(client)]

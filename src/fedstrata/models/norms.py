@@ -31,7 +31,7 @@ def constants(model: nn.Module) -> tuple[Tensors, Tensors]:
 
 
 @contextmanager
-def judging(model: nn.Module, policy: Buffers, examples: int) -> Iterator[None]:
+def evaluation_mode(model: nn.Module, policy: Buffers, examples: int) -> Iterator[None]:
     """The model in evaluation mode, under the policy for running statistics.
 
     Under `drop` there are none: norm layers use the batch at hand, unless there is but one example.

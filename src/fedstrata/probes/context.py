@@ -15,12 +15,12 @@ from fedstrata.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.client.context import Workshop
+    from fedstrata.client.context import ClientContext
     from fedstrata.server.state import Architecture, ServerState
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
+class ObservedVisit:
     """A client's part in a round: its architecture, the change of what it sent, and its running statistics."""
 
     client: int
@@ -30,7 +30,7 @@ class Visit:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class ProbeContext:
     """All that a probe may see of a round; nothing of it may be changed.
 
     Args:
@@ -44,12 +44,12 @@ class Sight:
         shared: labelled examples that all models are shown.
         strata: the server model's.
         architectures: by name.
-        shop: builds models.
+        context: builds models.
     """
 
     before: ServerState
     after: ServerState
-    visits: Sequence[Visit]
+    visits: Sequence[ObservedVisit]
     last: bool
     work: Work
     data: Mapping[int, Examples]
@@ -57,11 +57,11 @@ class Sight:
     shared: tuple[Tensor, Tensor]
     strata: tuple[Stratum, ...]
     architectures: Mapping[str, Architecture]
-    shop: Workshop
+    context: ClientContext
 
     def model(self, state: ServerState, arch: str) -> nn.Module:
         """An architecture's part of a state, as the run would evaluate it."""
-        return self.shop.model(state.params, state.buffers, arch)
+        return self.context.model(state.params, state.buffers, arch)
 
     def trained(self, by_stratum: Mapping[str, float]) -> dict[str, float]:
         """What was found stratum by stratum, without idle ones: nothing parts there, which would look like unity."""
@@ -81,13 +81,13 @@ class Sight:
     @cached_property
     def local(self) -> list[nn.Module]:
         """Each client's model after its training."""
-        if self.shop.method.personal:
+        if self.context.method.personalised:
             raise UsageError("clients keep what they train: their models are not in their updates")
         return [self._local(visit) for visit in self.visits]
 
-    def _local(self, visit: Visit) -> nn.Module:
+    def _local(self, visit: ObservedVisit) -> nn.Module:
         params = {n: t + visit.delta[n] if n in visit.delta else t for n, t in self.before.params.items()}
-        return self.shop.model(params, {**self.before.buffers, **visit.buffers}, visit.arch)
+        return self.context.model(params, {**self.before.buffers, **visit.buffers}, visit.arch)
 
     @cached_property
     def held(self) -> list[frozenset[int]]:

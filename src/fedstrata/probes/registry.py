@@ -12,7 +12,7 @@ from fedstrata.core.types import Into
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import classifier
-from fedstrata.probes.context import Sight
+from fedstrata.probes.context import ProbeContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,81 +33,84 @@ POINTS = 400
 # The probes -------------------------------------------------------------------------------------------------
 
 
-def _divergence(sight: Sight) -> dict[str, Any]:
+def _divergence(context: ProbeContext) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
     found = [
-        measures.client_gradients(m, [sight.data[v.client]])[0] for m, v in zip(sight.begun, sight.visits, strict=True)
+        measures.client_gradients(m, [context.data[v.client]])[0]
+        for m, v in zip(context.begun, context.visits, strict=True)
     ]
-    return sight.trained(measures.divergence(found, sight.strata))
+    return context.trained(measures.divergence(found, context.strata))
 
 
-def _proxy(sight: Sight) -> dict[str, Any]:
+def _proxy(context: ProbeContext) -> dict[str, Any]:
     """The same measure of the clients' updates, which costs nothing."""
-    return sight.trained(measures.divergence([visit.delta for visit in sight.visits], sight.strata))
+    return context.trained(measures.divergence([visit.delta for visit in context.visits], context.strata))
 
 
-def _weightdiv(sight: Sight) -> dict[str, Any]:
+def _weightdiv(context: ProbeContext) -> dict[str, Any]:
     """How far clients' weights are from their mean (FedImpro, §5.2)."""
-    return sight.trained(measures.weight_divergence_by_stratum([visit.delta for visit in sight.visits], sight.strata))
+    return context.trained(
+        measures.weight_divergence_by_stratum([visit.delta for visit in context.visits], context.strata)
+    )
 
 
-def _cosine(sight: Sight) -> dict[str, Any]:
+def _cosine(context: ProbeContext) -> dict[str, Any]:
     """Whether clients' updates go the same way: the mean cosine of every two."""
-    return sight.trained(measures.update_cosine([visit.delta for visit in sight.visits], sight.strata))
+    return context.trained(measures.update_cosine([visit.delta for visit in context.visits], context.strata))
 
 
-def _cka(sight: Sight) -> dict[str, Any]:
+def _cka(context: ProbeContext) -> dict[str, Any]:
     """How alike clients' features are, stage by stage, on the same examples: linear CKA (InCo Aggregation, §2)."""
-    found = measures.layer_similarity(sight.local, sight.shared[0])
+    found = measures.layer_similarity(context.local, context.shared[0])
     means = {stage: mean for stage, mean in found.means.items() if not math.isnan(mean)}
     return {"mean": means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
 
 
-def _gradnorm(sight: Sight) -> dict[str, Any]:
+def _gradnorm(context: ProbeContext) -> dict[str, Any]:
     """A client's gradient norms step by step: from its own model on, and from the averaged one (FedPart, Fig. 2)."""
-    visit, own = sight.visits[0], sight.local[0]
+    visit, own = context.visits[0], context.local[0]
     found = measures.gradient_trace(
         own,
-        sight.model(sight.after, visit.arch),
-        sight.data[visit.client],
-        [stratum for stratum in sight.architectures[visit.arch].strata if not stratum.idle],
+        context.model(context.after, visit.arch),
+        context.data[visit.client],
+        [stratum for stratum in context.architectures[visit.arch].strata if not stratum.idle],
         STEPS,
-        sight.work.batch_size,
-        sight.work.lr,
-        sight.before.round,
+        context.work.batch_size,
+        context.work.lr,
+        context.before.round,
     )
     return {"client": visit.client, "alone": found.alone, "averaged": found.averaged}
 
 
-def _drift(sight: Sight) -> dict[str, Any]:
+def _drift(context: ProbeContext) -> dict[str, Any]:
     """What local training does to the neurons that are bound to a class (FedNLR, Definition 1)."""
-    found = measures.neuron_drift(sight.begun, sight.local, sight.held, *sight.shared)
+    found = measures.neuron_drift(context.begun, context.local, context.held, *context.shared)
     return {"held": found.held, "missing": found.missing}
 
 
-def _calibration(sight: Sight) -> dict[str, Any]:
+def _calibration(context: ProbeContext) -> dict[str, Any]:
     """Accuracy class by class before and after local training: what clients forget."""
-    found = measures.forgetting(sight.begun, sight.local, sight.held, *sight.shared)
+    found = measures.forgetting(context.begun, context.local, context.held, *context.shared)
     means = {"held": found.held, "missing": found.missing, "forgetting": found.forgetting}
     return {"before": found.before, "after": found.after} | {n: v for n, v in means.items() if v is not None}
 
 
-def _statistics(sight: Sight) -> dict[str, Any]:
+def _statistics(context: ProbeContext) -> dict[str, Any]:
     """Whether averaged running statistics fit the averaged model: accuracy with them, and with each batch's own."""
-    if not sight.after.buffers:
+    if not context.after.buffers:
         raise UsageError("the model has no running statistics, or the run does not use them")
     from fedstrata.models.norms import without_statistics
 
-    model = sight.model(sight.after, "")
-    found: dict[str, Any] = {"running": _accuracy(model, *sight.shared)}
-    found["batch"] = _accuracy(without_statistics(model), *sight.shared)
-    spread = [visit.buffers for visit in sight.visits if visit.buffers]
-    return {**found, "spread": measures.statistics_spread(spread, sight.strata)} if len(spread) > 1 else found
+    model = context.model(context.after, "")
+    found: dict[str, Any] = {"running": _accuracy(model, *context.shared)}
+    found["batch"] = _accuracy(without_statistics(model), *context.shared)
+    spread = [visit.buffers for visit in context.visits if visit.buffers]
+    return {**found, "spread": measures.statistics_spread(spread, context.strata)} if len(spread) > 1 else found
 
 
-def _crossing(sight: Sight) -> dict[str, Any]:
+def _crossing(context: ProbeContext) -> dict[str, Any]:
     """The θ and β of a technique that crosses layers, layer by layer (InCo Aggregation, Fig. 9)."""
-    slots = sight.after.techniques.values()
+    slots = context.after.techniques.values()
     state = {n: t for slot in slots for n, t in slot.items() if n.partition("/")[0] in ("theta", "beta")}
     if not state:
         raise UsageError("the method does not cross layers, as inco does")
@@ -115,20 +118,20 @@ def _crossing(sight: Sight) -> dict[str, Any]:
     return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
 
 
-def _embedding(sight: Sight) -> dict[str, Any]:
+def _embedding(context: ProbeContext) -> dict[str, Any]:
     """A map of clients' last features before the classifier, after the last round: t-SNE."""
-    if not sight.last:
+    if not context.last:
         return {}
-    x, y = sight.shared
-    rows = torch.arange(min(len(y), max(POINTS // len(sight.local), 1)))
-    last = [classifier(sight.architectures[visit.arch].strata) for visit in sight.visits]
+    x, y = context.shared
+    rows = torch.arange(min(len(y), max(POINTS // len(context.local), 1)))
+    last = [classifier(context.architectures[visit.arch].strata) for visit in context.visits]
     if None in last:
         raise UsageError("no single last layer was found in this model, whose inputs could be shown")
     places = [Into(stratum.name) for stratum in last if stratum is not None]
     shown = TensorExamples(x, y)
-    seen = [measures.features_at(model, shown, place, rows) for model, place in zip(sight.local, places, strict=True)]
+    seen = [measures.features_at(model, shown, place, rows) for model, place in zip(context.local, places, strict=True)]
     features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
-    owners = torch.tensor([visit.client for visit in sight.visits]).repeat_interleave(len(rows))
+    owners = torch.tensor([visit.client for visit in context.visits]).repeat_interleave(len(rows))
     found = measures.embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
     return {name: getattr(found, name).tolist() for name in ("points", "labels", "clients")}
 
@@ -138,7 +141,7 @@ def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
         return float((model(x.to(next(model.parameters()).device)).argmax(1).cpu() == y).double().mean())
 
 
-Probe = Callable[[Sight], dict[str, Any]]
+Probe = Callable[[ProbeContext], dict[str, Any]]
 
 
 PROBES: Mapping[str, Probe] = {

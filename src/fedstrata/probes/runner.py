@@ -15,14 +15,14 @@ from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Examples, Update, Work
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
-from fedstrata.probes.context import Sight, Visit
+from fedstrata.probes.context import ObservedVisit, ProbeContext
 from fedstrata.probes.registry import PROBES
 from fedstrata.system.timing import Clock, timed, using
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.client.context import Workshop
+    from fedstrata.client.context import ClientContext
     from fedstrata.server.state import Architecture, Outcome, ServerState
 
 
@@ -34,7 +34,7 @@ DIGITS = 6
 
 
 @dataclass(eq=False)
-class Watch:
+class UpdateRecorder:
     """Keeps copies of some clients' updates as they pass: client → (its delta, its running statistics)."""
 
     clients: frozenset[int]
@@ -63,7 +63,7 @@ class Limits(Protocol):
     def probe_examples(self) -> int: ...
 
 
-class Watched(Protocol):
+class ObservedRound(Protocol):
     """A round that is closed, and was watched."""
 
     @property
@@ -75,7 +75,7 @@ class Watched(Protocol):
     @property
     def assignments(self) -> Sequence[Assignment]: ...
     @property
-    def watch(self) -> Watch | None: ...
+    def watch(self) -> UpdateRecorder | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Prober:
     Args:
         probes: names in PROBES.
         settings: the run's: its seed, its rounds, and how often and how much is measured.
-        shop: builds models.
+        context: builds models.
         architectures: by name; "" is the server's own.
         clients: their examples.
         test: of which all models are shown some; where there is none, of the clients' own.
@@ -93,7 +93,7 @@ class Prober:
 
     probes: tuple[str, ...]
     settings: Limits
-    shop: Workshop
+    context: ClientContext
     architectures: Mapping[str, Architecture]
     clients: Sequence[Examples]
     test: Examples | None
@@ -103,16 +103,16 @@ class Prober:
         every = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
         return bool(self.probes) and every and number < self.settings.rounds
 
-    def watch(self, asked: Sequence[Assignment]) -> Watch:
+    def watch(self, asked: Sequence[Assignment]) -> UpdateRecorder:
         """For a round that is to be measured: some of its clients, by lot, of all architectures alike."""
         lot = torch.randperm(len(asked), generator=generator(self.settings.seed, "probes", asked[0].round)).tolist()
         groups: dict[str, list[int]] = {}
         for at in lot:
             groups.setdefault(asked[at].arch, []).append(asked[at].client)
         in_turn = (client for several in zip_longest(*groups.values()) for client in several if client is not None)
-        return Watch(frozenset(islice(in_turn, self.settings.probe_clients)))
+        return UpdateRecorder(frozenset(islice(in_turn, self.settings.probe_clients)))
 
-    def measure(self, watched: Watched, clock: Clock | None = None) -> dict[str, Any]:
+    def measure(self, watched: ObservedRound, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
         from fedstrata.core.rng import seed_global
 
@@ -120,21 +120,21 @@ class Prober:
         arch = {assignment.client: assignment.arch for assignment in asked}
         seen = {} if watched.watch is None else watched.watch.seen
         visits = [
-            Visit(client, arch[client], *tensors)
+            ObservedVisit(client, arch[client], *tensors)
             for client, tensors in sorted(seen.items())
             if client in watched.outcome.accepted and len(self.clients[client]) > 1
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
         missed: dict[str, str] = {}
-        with own_rng(), self.shop.computing(self.settings.threads), using(clock), timed("probe"):
+        with own_rng(), self.context.computing(self.settings.threads), using(clock), timed("probe"):
             seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
-            sight = self._sight(before, watched.after, visits, asked[0].work) if visits else None
+            context = self._sight(before, watched.after, visits, asked[0].work) if visits else None
             for name in self.probes:
                 start = time.perf_counter()
                 try:
-                    if sight is None:
+                    if context is None:
                         raise UsageError("no client's update was used")
-                    found = PROBES[name](sight)
+                    found = PROBES[name](context)
                 except Exception as error:  # a user's model may raise anything on what it is shown here
                     missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
                 else:
@@ -143,10 +143,12 @@ class Prober:
         seen.clear()
         return {**row, "missed": missed} if missed else row
 
-    def _sight(self, before: ServerState, after: ServerState, visits: Sequence[Visit], work: Work) -> Sight:
+    def _sight(
+        self, before: ServerState, after: ServerState, visits: Sequence[ObservedVisit], work: Work
+    ) -> ProbeContext:
         data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
-        return Sight(
+        return ProbeContext(
             before=before,
             after=after,
             visits=visits,
@@ -157,7 +159,7 @@ class Prober:
             shared=self._shown(data),
             strata=self.architectures[""].strata,
             architectures=self.architectures,
-            shop=self.shop,
+            context=self.context,
         )
 
     def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:

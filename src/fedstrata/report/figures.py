@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.report.lines import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
 from fedstrata.report.words import distinct, number, rounded, text
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 
 Trace = dict[str, Any]
@@ -264,7 +264,7 @@ def _of_architecture(name: str, record: Record) -> Any:
 
 def partition(lines: Sequence[Line]) -> list[Figure]:
     """Class × client: how many examples."""
-    found: dict[str, tuple[str, Saved]] = {}
+    found: dict[str, tuple[str, SavedRun]] = {}
     for line in lines:
         for run in line.runs:
             counts = run.facts.get("counts")
@@ -285,18 +285,18 @@ def partition(lines: Sequence[Line]) -> list[Figure]:
     return [Figure("partition", "Who holds what", about, [], shape, (control,), frames)]
 
 
-def _seed(run: Saved) -> str:
+def _seed(run: SavedRun) -> str:
     return f"seed {run.config.get('seed', 0)}"
 
 
-def _class_names(run: Saved) -> list[str]:
+def _class_names(run: SavedRun) -> list[str]:
     width = max(map(len, run.facts["counts"]))
     names = run.facts.get("class_names")
     told = names if isinstance(names, list) and len(names) == width else range(width)
     return distinct(told)
 
 
-def _counts(run: Saved) -> Trace:
+def _counts(run: SavedRun) -> Trace:
     names, counts = _class_names(run), run.facts["counts"]
     rows = [[max(int(number(row[c]) or 0), 0) if c < len(row) else 0 for row in counts] for c in range(len(names))]
     most = max((count for row in rows for count in row), default=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedstrata.config.identity import FREE, LOOKING
 from fedstrata.report.words import known, mean, number
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 
 PALETTE = (
@@ -41,15 +41,15 @@ class Line:
 
     name: str
     label: str
-    runs: tuple[Saved, ...]
+    runs: tuple[SavedRun, ...]
     index: int = 0
 
     @property
-    def first(self) -> Saved:
+    def first(self) -> SavedRun:
         """The run whose pictures are shown where a mean has no meaning: the one that went furthest, else the first."""
         return max(self.runs, key=lambda run: (len(run.probes) > 0, len(run.records)))
 
-    def seen(self, probe: str) -> Saved:
+    def seen(self, probe: str) -> SavedRun:
         """The same for pictures of one probe, which not every seed may have used."""
         return max(self.runs, key=lambda run: (len(run.series(probe)) > 0, run is self.first, len(run.records)))
 
@@ -86,9 +86,9 @@ class Point:
     seeds: int
 
 
-def lines_of(runs: Sequence[Saved]) -> list[Line]:
+def lines_of(runs: Sequence[SavedRun]) -> list[Line]:
     """The lines of some runs, in the order given. The same seed twice makes a line of its own."""
-    groups: list[list[Saved]] = []
+    groups: list[list[SavedRun]] = []
     for run in map(_set, runs):
         home = next((group for group in groups if _joins(run, group)), None)
         if home is None:
@@ -100,7 +100,7 @@ def lines_of(runs: Sequence[Saved]) -> list[Line]:
     return [Line(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
 
 
-def _set(run: Saved) -> Saved:
+def _set(run: SavedRun) -> SavedRun:
     """The run without settings that are None: run.toml has none either, but a run in memory does."""
     return replace(run, config={name: value for name, value in run.config.items() if value is not None})
 
@@ -111,17 +111,17 @@ def _labels(names: Sequence[str], limit: int = 44) -> list[str]:
     return short if len(set(short)) == len(short) else list(names)
 
 
-def _joins(run: Saved, group: Sequence[Saved]) -> bool:
+def _joins(run: SavedRun, group: Sequence[SavedRun]) -> bool:
     seeds = [other.config.get("seed", 0) for other in group]
     return _setting(run) == _setting(group[0]) and run.config.get("seed", 0) not in seeds
 
 
-def _setting(run: Saved) -> dict[str, str]:
+def _setting(run: SavedRun) -> dict[str, str]:
     """As text, because 1 client is not 1.0, all of them."""
     return {name: repr(value) for name, value in run.config.items() if name not in _UNLIKE}
 
 
-def _names(runs: Sequence[Saved]) -> list[str]:
+def _names(runs: Sequence[SavedRun]) -> list[str]:
     """Methods, with the other settings that differ where methods are not enough, and the directory at last."""
     names = [run.method for run in runs]
     unlike = [field for field in differing(runs) if field not in {"method", "buffers"}]
@@ -132,11 +132,11 @@ def _names(runs: Sequence[Saved]) -> list[str]:
     return names
 
 
-def _with(run: Saved, parts: Sequence[str]) -> str:
+def _with(run: SavedRun, parts: Sequence[str]) -> str:
     return ", ".join([run.method, *parts])
 
 
-def differing(runs: Sequence[Saved]) -> list[str]:
+def differing(runs: Sequence[SavedRun]) -> list[str]:
     """Fields of the configuration that are not the same in all runs, leaving out seeds and what changes no result."""
     fields = dict.fromkeys(field for run in runs for field in run.config if field not in _UNLIKE)
     return [f for f in fields if len({repr(run.config.get(f)) for run in runs}) > 1]

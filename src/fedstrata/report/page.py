@@ -27,10 +27,10 @@ from fedstrata.report.lines import PALETTE, Line, lines_of
 from fedstrata.report.sections import Section, sections
 from fedstrata.report.words import NONE, listed, text
 from fedstrata.runs.files import write_atomic
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 
-def page(runs: Sequence[Saved], title: str | None = None, live: bool = False) -> str:
+def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False) -> str:
     """A report of one run, or of several side by side, as one HTML file.
 
     Args:
@@ -70,13 +70,13 @@ def page(runs: Sequence[Saved], title: str | None = None, live: bool = False) ->
     )
 
 
-def write(runs: Sequence[Saved], path: Path, title: str | None = None) -> Path:
+def write(runs: Sequence[SavedRun], path: Path, title: str | None = None) -> Path:
     """Write a report; returns its path."""
     write_atomic(path, page(runs, title))
     return path
 
 
-def news(runs: Sequence[Saved]) -> str:
+def news(runs: Sequence[SavedRun]) -> str:
     """What a live page needs to become the page of these runs, as JSON."""
     lines = lines_of(runs)
     found = sections(lines)

@@ -16,7 +16,7 @@ from fedstrata.report.figures import BAND, Figure, Trace
 from fedstrata.report.lines import lines_of
 from fedstrata.report.sections import drawn_sections
 from fedstrata.runs.files import disk_errors, write_atomic
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 FORMATS = ("pdf", "png", "svg")
 COLUMN, PAGE = 3.4, 7.0
@@ -53,7 +53,7 @@ def check_plots() -> None:
         raise UsageError("figures for papers need the package matplotlib: pip install 'fedstrata[report]'") from None
 
 
-def plot(runs: Sequence[Saved], out_dir: Path, format: str = "pdf") -> list[Path]:
+def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[Path]:
     """Write every figure of a report: sliders at the last round, a file for each choice of a list.
 
     Args:

@@ -12,7 +12,7 @@ from fedstrata.report import features, figures, layers, tables
 from fedstrata.report.figures import Control, Figure
 from fedstrata.report.lines import Line
 from fedstrata.report.words import text
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _diagnosis(lines: Sequence[Line]) -> str:
     )
 
 
-def _diagnosed(run: Saved) -> tuple[str, str] | None:
+def _diagnosed(run: SavedRun) -> tuple[str, str] | None:
     """The verdict and the findings, as HTML; None where nothing was looked at."""
     try:
         found = diagnose(run)

@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.core.text import percent, plural
 from fedstrata.report.lines import PALETTE, Line, differing
 from fedstrata.report.words import NONE, flops, known, listed, mean, seconds, sized, spread, text
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Costs
 
 
@@ -65,17 +65,17 @@ def _trimmed(table: Table) -> Table:
     )
 
 
-def buffers(run: Saved) -> str:
+def buffers(run: SavedRun) -> str:
     """What happens to running statistics."""
     return str(run.summary.get("buffers") or run.config.get("buffers") or NONE)
 
 
-def diverged(run: Saved) -> bool:
+def diverged(run: SavedRun) -> bool:
     """True if training left the finite numbers."""
     return run.summary.get("diverged") is not None
 
 
-def sound(line: Line) -> list[Saved]:
+def sound(line: Line) -> list[SavedRun]:
     """The runs whose accuracies count: not those that diverged."""
     return [run for run in line.runs if not diverged(run)]
 
@@ -86,17 +86,17 @@ def _seeds(line: Line) -> str:
     return every if held == len(line.runs) else f"{held} of {every}"
 
 
-def final(run: Saved) -> float | None:
+def final(run: SavedRun) -> float | None:
     """The accuracy of the last evaluation."""
     return next((found for r in reversed(run.records) for found in known([r.accuracy])), None)
 
 
-def best(run: Saved) -> tuple[float, int] | None:
+def best(run: SavedRun) -> tuple[float, int] | None:
     """The best accuracy, and its round."""
     return max(((found, -r.round) for r in run.records for found in known([r.accuracy])), default=None)
 
 
-def state(run: Saved) -> str:
+def state(run: SavedRun) -> str:
     """How far a run is."""
     planned = run.config.get("rounds", NONE)
     if diverged(run):
@@ -217,7 +217,7 @@ def configuration(lines: Sequence[Line]) -> Table:
     return Table("Configuration; what differs is first", head, tuple(rows), words=frozenset(range(len(head))))
 
 
-def _shown(runs: Sequence[Saved], field: str) -> str:
+def _shown(runs: Sequence[SavedRun], field: str) -> str:
     """A setting that changes no result may differ without being told apart."""
     return listed(list(dict.fromkeys(str(run.config.get(field, NONE)) for run in runs)))
 

@@ -18,7 +18,7 @@ from time import monotonic
 
 from fedstrata.errors import UsageError
 from fedstrata.report.page import news, page
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.reader import SavedRun
 from fedstrata.system import signals
 
 HOST = "127.0.0.1"
@@ -60,9 +60,9 @@ class Source:
         self._due = 0.0
         self.read()
 
-    def read(self) -> list[Saved]:
+    def read(self) -> list[SavedRun]:
         """The runs as they are."""
-        return [Saved.read(path) for path in runs_in(self._directory)]
+        return [SavedRun.read(path) for path in runs_in(self._directory)]
 
     def revision(self) -> str:
         """Another one for every state of the files."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedstrata.core.types import Assignment, Work
-from fedstrata.evaluation.evaluator import Quality
-from fedstrata.probes.runner import Watch
+from fedstrata.evaluation.evaluator import EvalResult
+from fedstrata.probes.runner import UpdateRecorder
 from fedstrata.runs.records import Record
 from fedstrata.server.state import Outcome, ServerState
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class ClosedRound:
     """A round that is closed but not yet evaluated.
 
     Args:
@@ -23,7 +23,7 @@ class Trained:
         assignments: what clients were asked to do.
         work: how they were to train.
         watch: what passed of a round that is to be measured.
-        exam: waits for the evaluation; None in a round without one.
+        request: waits for the evaluation; None in a round without one.
         seconds: that it took so far.
     """
 
@@ -32,17 +32,17 @@ class Trained:
     outcome: Outcome
     assignments: Sequence[Assignment]
     work: Work
-    watch: Watch | None
-    exam: Callable[[], Quality] | None = None
+    watch: UpdateRecorder | None
+    request: Callable[[], EvalResult] | None = None
     seconds: float = 0.0
 
-    def record(self, quality: Quality, seconds: float, memory: int) -> Record:
+    def record(self, result: EvalResult, seconds: float, memory: int) -> Record:
         """The round, evaluated."""
         outcome = self.outcome
         return Record(
             round=self.before.round + 1,
-            accuracy=quality.accuracy,
-            loss=quality.loss,
+            accuracy=result.accuracy,
+            loss=result.loss,
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             slots_up=outcome.slots_up,
@@ -56,6 +56,6 @@ class Trained:
             steps=outcome.steps,
             lr=self.work.lr,
             memory=memory,
-            arch_accuracy=quality.archs,
-            client_accuracy=quality.clients,
+            arch_accuracy=result.archs,
+            client_accuracy=result.clients,
         )

@@ -10,30 +10,30 @@ from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots
 from fedstrata.errors import Diverged
 from fedstrata.probes.runner import Prober
-from fedstrata.runs.closed_round import Trained
-from fedstrata.runs.reader import Saved
+from fedstrata.runs.closed_round import ClosedRound
+from fedstrata.runs.reader import SavedRun
 from fedstrata.server.state import ServerState
 
 
 @dataclass(frozen=True)
-class Trial:
+class DryRun:
     """Rounds that were measured and then forgotten, and why they ended early, if they did."""
 
     rows: tuple[dict[str, Any], ...]
     diverged: str | None = None
 
-    def put_into(self, saved: Saved) -> Saved:
+    def put_into(self, saved: SavedRun) -> SavedRun:
         """A run, with what the trial tells of it."""
         more = {} if self.diverged is None else {"diverged": self.diverged}
         return replace(saved, probes=self.rows, summary={**saved.summary, **more})
 
 
-Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], Trained]
+Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], ClosedRound]
 
 
 def tried(
     close: Close, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
-) -> Trial:
+) -> DryRun:
     """Run and measure a few rounds from a state on; clients' memories stay as they are.
 
     Args:
@@ -59,7 +59,7 @@ def tried(
         try:
             trained = close(state, prober, recall, keep)
         except Diverged as error:
-            return Trial(tuple(rows), str(error))
+            return DryRun(tuple(rows), str(error))
         rows.append({**prober.measure(trained), "round": done + len(rows) + 1, "tried": True})
         state = trained.after
-    return Trial(tuple(rows))
+    return DryRun(tuple(rows))

@@ -15,7 +15,7 @@ from fedstrata.runs.records import Record
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedRun:
     """One run.
 
     Args:
@@ -39,7 +39,7 @@ class Saved:
     path: Path | None = None
 
     @staticmethod
-    def read(directory: Path) -> Saved:
+    def read(directory: Path) -> SavedRun:
         """The run of a directory, finished or going on.
 
         Raises:
@@ -50,7 +50,7 @@ class Saved:
         summary = summary_of(read_object(directory / "summary.json"))  # first: what it tells of is written by then
         ended = bool(summary)
         records = records_in(directory / "metrics.jsonl", ended)
-        return Saved(
+        return SavedRun(
             name=directory.resolve().name,
             config=read_run(directory / "run.toml"),
             records=records,

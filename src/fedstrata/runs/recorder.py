@@ -26,7 +26,7 @@ Misfit = Callable[[ServerState, int, Slots], str | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Begun:
+class ResumedRun:
     """A run that goes on: its state, None if none was kept, and what was written of it."""
 
     state: ServerState | None
@@ -35,7 +35,7 @@ class Begun:
     notes: tuple[str, ...]
 
 
-class Journal:
+class RunRecorder:
     """A run's records, checkpoints, and its clients' memories.
 
     Args:
@@ -69,7 +69,7 @@ class Journal:
         if self._directory is not None:
             self._directory.create(to_toml(dict(config), list(header)), about(), facts())
 
-    def resume(self, config: Mapping[str, Any], about: Mapping[str, str], fresh: ServerState) -> Begun:
+    def resume(self, config: Mapping[str, Any], about: Mapping[str, str], fresh: ServerState) -> ResumedRun:
         """Go on with the run that is in the directory, if it is the same; `fresh` is the state of a new one.
 
         Raises:
@@ -92,10 +92,10 @@ class Journal:
         store.sweep([state.remembers for state in states])
         self.store = store
         if not states:
-            return Begun(None, (), (), notes)
+            return ResumedRun(None, (), (), notes)
         self._saved_round = states[0].round
         records = records_of(rows, directory.metrics)
-        return Begun(states[0], records, measured(directory.probes, len(records)), notes)
+        return ResumedRun(states[0], records, measured(directory.probes, len(records)), notes)
 
     def recall(self, state: ServerState, client: int) -> Slots:
         """What a client remembers at a state: technique name → its tensors."""

@@ -146,7 +146,9 @@ def memory_misfit(method: Method, memory: Slots, params: Tensors, buffers: Tenso
     told = [strange(memory.get(PERSONAL, {}), params)]
     if BUFFERS in memory:
         told.append(strange(memory[BUFFERS], buffers, buffers))
-    told += [t.misremembers(memory[t.name], params, buffers) for t in method.at("misremembers") if t.name in memory]
+    told += [
+        t.validate_memory(memory[t.name], params, buffers) for t in method.at("validate_memory") if t.name in memory
+    ]
     return next((why for why in told if why is not None), None)
 
 

@@ -13,7 +13,7 @@ from fedstrata.data.examples import joined, sizes
 from fedstrata.errors import UsageError
 
 
-class Roster:
+class ClientSampler:
     """The clients of a run, and who of them is asked in each round.
 
     Args:
@@ -22,8 +22,8 @@ class Roster:
         participation: clients per round: a fraction (float) or a number (int).
         seed: of the run.
         rounds: number of rounds; in those after them everybody takes part.
-        pools: one party holds everybody's examples. In every round it takes as many steps as the clients that would
-            have been asked take together.
+        centralised: one party holds everybody's examples. In every round it takes as many steps as the clients that
+            would have been asked take together.
         drop_single: a last batch of one example is left out.
     """
 
@@ -34,7 +34,7 @@ class Roster:
         participation: int | float,
         seed: int,
         rounds: int,
-        pools: bool,
+        centralised: bool,
         drop_single: bool,
     ) -> None:
         self._size, everyone = sizes(clients), range(len(clients))
@@ -43,30 +43,30 @@ class Roster:
         if count > len(self._eligible):
             raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
         self._count, self._seed, self._rounds, self._drop_single = count, seed, rounds, drop_single
-        self._pools = pools
-        self.clients: Sequence[Examples] = [joined(clients)] if pools else clients
-        self.arch_of: Callable[[int], str] = (lambda client: "") if pools else arch_of
+        self._centralised = centralised
+        self.clients: Sequence[Examples] = [joined(clients)] if centralised else clients
+        self.arch_of: Callable[[int], str] = (lambda client: "") if centralised else arch_of
 
     @property
     def sampled(self) -> int:
         """How many clients take part in a round."""
-        return 1 if self._pools else self._count
+        return 1 if self._centralised else self._count
 
     @property
     def everybody(self) -> Sequence[int]:
         """All clients that have examples."""
-        return [0] if self._pools else self._eligible
+        return [0] if self._centralised else self._eligible
 
     def _drawn(self, number: int) -> list[int]:
         return random.Random(derive(self._seed, "sample", number)).sample(self._eligible, self._count)
 
     def sample(self, number: int) -> Sequence[int]:
         """The clients of a round."""
-        return self.everybody if self._pools or number >= self._rounds else self._drawn(number)
+        return self.everybody if self._centralised or number >= self._rounds else self._drawn(number)
 
     def work(self, number: int, work: Work) -> Work:
         """What a client of this round is asked to do: its share of the work, or all of it where one party does it."""
-        if not self._pools:
+        if not self._centralised:
             return work
         steps = (len(batch_sizes(self._size(client), work, self._drop_single)) for client in self._drawn(number))
         return replace(work, steps=sum(steps))

@@ -71,12 +71,12 @@ class Server:
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
-        self._gathers, self._applies = tuple(method.at("gather")), tuple(method.at("apply"))
-        self._folds, self._faults = tuple(method.at("fold")), tuple(method.at("fault"))
+        self._rescales, self._applies = tuple(method.at("rescale")), tuple(method.at("apply"))
+        self._accumulates, self._validates = tuple(method.at("accumulate")), tuple(method.at("validate"))
         self._names = {t.name for t in method.techniques}
         self._reducer = method.reducer
         self._needed = any(t.needs_deltas for t in self._applies) or self._reducer is not None
-        self._keeps = bool(self._gathers) or self._needed
+        self._keeps = bool(self._rescales) or self._needed
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
         """The state before the first round; the setting is that of the server's own model."""
@@ -104,11 +104,11 @@ class Server:
                 template,
                 client=client,
                 seed=derive(self.seed, "visit", state.round, client),
-                fresh=self._fresh(state, client, template),
+                to_send=self._fresh(state, client, template),
             )
             for technique in plans:
                 assignment = self._planned(technique, assignment)
-            if assignment.moves is not None and self.method.buffers == "local" and not assignment.buffers:
+            if assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers:
                 assignment = self._first_statistics(state, assignment)
             if sends:
                 slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
@@ -131,7 +131,7 @@ class Server:
             params=state.params if whole else {n: state.params[n] for n in held.params},
             buffers={n: state.buffers[n] for n in held.buffers} if sends else {},
             trains=trains,
-            travels=trains,
+            uploads=trains,
             work=work,
             seed=0,
             method=self.digest,
@@ -154,14 +154,16 @@ class Server:
     def _planned(self, technique: Technique, before: Assignment) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
         after = technique.plan(before, self._movable)
-        trains, travels = set(after.trains), set(after.travels)
+        trains, travels = set(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(
             after,
             trains=tuple(n for n in before.trains if n in trains),
-            travels=tuple(n for n in before.travels if n in travels & trains),
-            reports=_narrowed(held, before.reports, after.reports) if self.method.buffers == "average" else None,
-            moves=_narrowed(held, before.moves, after.moves),
+            uploads=tuple(n for n in before.uploads if n in travels & trains),
+            upload_buffers=_narrowed(held, before.upload_buffers, after.upload_buffers)
+            if self.method.buffers == "average"
+            else None,
+            update_buffers=_narrowed(held, before.update_buffers, after.update_buffers),
         )
 
     @cached_property
@@ -187,7 +189,7 @@ class Server:
         asked = {a.client: a for a in assignments}
         delta_mean, buffer_mean = Mean(), Mean()
         kept: list[Update] = []
-        totals: Slots = {t.name: {} for t in self._folds}
+        totals: Slots = {t.name: {} for t in self._accumulates}
         weights: list[float] = []
         refused: list[tuple[int, str]] = []
         accepted: dict[int, bool] = {}  # client → it has something to remember
@@ -203,7 +205,7 @@ class Server:
                 absent = True
                 continue
             with timed("check updates"):
-                why = self.fault(asked.get(update.client), update, state.buffers)
+                why = self.validate(asked.get(update.client), update, state.buffers)
             if update.client in accepted:
                 why = "it was answered already"
             if why != NOT_CARRIED:
@@ -263,8 +265,8 @@ class Server:
     ) -> tuple[Tensors, Tensors]:
         """(delta, buffers) of all updates: rescaled by who gathers them, then the mean, or what takes its place."""
         gathered = kept
-        for technique in self._gathers:
-            gathered = technique.gather(gathered, weights, asked)
+        for technique in self._rescales:
+            gathered = technique.rescale(gathered, weights, asked)
         if self._reducer is not None:
             return self._reducer([u.delta for u in gathered], [u.buffers for u in kept], weights)
         for update, weight in zip(gathered, weights, strict=True):
@@ -273,9 +275,9 @@ class Server:
 
     def _let_go(self, update: Update, totals: Slots, weight: float) -> Update:
         """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
-        for technique in self._folds:
+        for technique in self._accumulates:
             slot = update.slots.get(technique.name, {})
-            folded = technique.fold(totals[technique.name], slot, update.delta, weight)
+            folded = technique.accumulate(totals[technique.name], slot, update.delta, weight)
             theirs = {_memory_of(t) for t in (*slot.values(), *update.delta.values())}
             totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
         return altered(
@@ -355,7 +357,7 @@ class Server:
         """How many of the population's sub-models hold a parameter."""
         return self._owners[name]
 
-    def fault(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
+    def validate(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
         """Why an update must be refused, or None if it is sound; `buffers` show the shapes of running statistics."""
         if assignment is None:
             return "it was not asked for"
@@ -373,7 +375,7 @@ class Server:
             return "its metrics are incomplete"
         none = self.method.buffers == "drop" or not assignment.trains
         values = () if none else self._reported(assignment)
-        wrong = mismatch(assignment.travels, assignment.params, update.delta)
+        wrong = mismatch(assignment.uploads, assignment.params, update.delta)
         wrong = wrong or mismatch(values, buffers, update.buffers)
         if wrong:
             return wrong
@@ -386,11 +388,11 @@ class Server:
             abs(value) <= METRIC_LIMIT for value in update.metrics.values()
         ):
             return NOT_FINITE
-        slots = ((t, update.slots.get(t.name, {})) for t in self._faults)
-        return next((why for t, slot in slots if (why := t.fault(slot, assignment))), None)
+        slots = ((t, update.slots.get(t.name, {})) for t in self._validates)
+        return next((why for t, slot in slots if (why := t.validate(slot, assignment))), None)
 
     def _reported(self, assignment: Assignment) -> tuple[str, ...]:
-        names = assignment.reports
+        names = assignment.upload_buffers
         return self.architectures[assignment.arch].buffers if names is None else names
 
 
@@ -411,7 +413,7 @@ def _arrived(asked: Sequence[Assignment]) -> dict[str, int]:
     """Parameter name → how many of these were asked to send it."""
     alike: dict[tuple[str, ...], int] = {}
     for assignment in asked:
-        alike[assignment.travels] = alike.get(assignment.travels, 0) + 1
+        alike[assignment.uploads] = alike.get(assignment.uploads, 0) + 1
     counts: dict[str, int] = {}
     for names, count in alike.items():
         for name in names:

@@ -161,7 +161,7 @@ class CCVR(Technique):
         found = statistics(view.outputs(Into(_last(view.strata))), len(view.counts()))
         return Hooks(finish=lambda delta, tally: (found, None))
 
-    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+    def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         if assignment.trains or not self.samples:
             return "it sends statistics that nobody asked for" if slot else None
         if slot.keys() != {"count", "mean", "covariance"}:
@@ -171,7 +171,7 @@ class CCVR(Technique):
         known = any(p.shape == (classes, width) for p in assignment.params.values())
         return None if fits and known and bool((slot["count"] >= 0).all()) else "its features' statistics do not fit"
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return merged(total, slot) if slot else total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:

@@ -62,10 +62,10 @@ class FedDyn(Technique):
 
         return Hooks(correct=correct, finish=finish)
 
-    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+    def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         return strange(memory, params)
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**delta, **add_(total, delta)}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:

@@ -207,7 +207,7 @@ class FedImpro(Technique):
             return Hooks()
         return _Visit(self, view).hooks()
 
-    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+    def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         if not self.weight or not assignment.trains:
             return "it sends statistics that nobody asked for" if slot else None
         like = assignment.slots[self.name]
@@ -226,7 +226,7 @@ class FedImpro(Technique):
             return "its classes' counts do not fit"
         return None
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         if not slot:
             return total
         known = slot["known"].bool()

@@ -48,7 +48,7 @@ class FedNova(Technique):
 
     name: ClassVar[str] = "fednova"
 
-    def gather(
+    def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         moves = [_accumulated(u, a) for u, a in zip(updates, asked, strict=True)]

@@ -122,4 +122,11 @@ class FedPart(Technique):
         params = tuple(n for s in group for n in s.params)
         buffers = tuple(n for s in group for n in s.buffers)
         moves = buffers if self.freeze_norm else None
-        return replace(assignment, trains=params, travels=params, reports=buffers, moves=moves, reuse=self.cache_prefix)
+        return replace(
+            assignment,
+            trains=params,
+            uploads=params,
+            upload_buffers=buffers,
+            update_buffers=moves,
+            cache_prefix=self.cache_prefix,
+        )

@@ -76,5 +76,5 @@ class FedSpeed(Technique):
         # What is added to Δ_k is −λ·ĝ_k as it is after the visit: Δ_k − λ·ĝ_k as it was before.
         return Hooks(correct=correct, upload=lambda delta: add(delta, mine, -self.lambda_), finish=finish)
 
-    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+    def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         return strange(memory, params)

@@ -106,6 +106,6 @@ class Moon(Technique):
 
         return Hooks(features={place: tap}, loss=loss, finish=finish)
 
-    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+    def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         own = buffers if any(n in memory for n in buffers) else {}  # all or, in runs from before they were kept, none
         return strange(memory, (*params, *own), (*params, *own))

@@ -20,8 +20,8 @@ class Centralised(Technique):
     """
 
     name: ClassVar[str] = "centralised"
-    alone: ClassVar[str] = _ALONE
-    pools: ClassVar[bool] = True
+    exclusive: ClassVar[str] = _ALONE
+    centralised: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Local(Technique):
 
     name: ClassVar[str] = "local"
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
-    alone: ClassVar[str] = _ALONE
-    personal: ClassVar[bool] = True
-    note: ClassVar[str] = "accuracy: local is the mean of the clients' own models on the whole test set"
+    exclusive: ClassVar[str] = _ALONE
+    personalised: ClassVar[bool] = True
+    caveat: ClassVar[str] = "accuracy: local is the mean of the clients' own models on the whole test set"
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        return replace(assignment, travels=())
+        return replace(assignment, uploads=())

@@ -72,13 +72,13 @@ class Scaffold(Technique):
 
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
 
-    def misremembers(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+    def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         return strange(memory, params)
 
-    def fold(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+    def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**slot, **add_(total, slot)}
 
-    def fault(self, slot: Tensors, assignment: Assignment) -> str | None:
+    def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         if slot.keys() != set(assignment.trains):
             return "its control variates are not those of what it trained"
         wrong = next((n for n, t in slot.items() if t.shape != assignment.params[n].shape), None)

@@ -98,11 +98,11 @@ def common_part(a: Assignment) -> tuple[Any, ...]:
     """What assignments of a round have in common: the arguments of `assignment_head`."""
     # A plan that lets everything train and travel is the usual case: null says so.
     trains = None if len(a.trains) == len(a.params) else a.trains
-    travels = None if a.travels == a.trains else a.travels
-    plan = (("reports", a.reports, None), ("moves", a.moves, None), ("reuse", a.reuse, False))
+    travels = None if a.uploads == a.trains else a.uploads
+    plan = (("reports", a.upload_buffers, None), ("moves", a.update_buffers, None), ("reuse", a.cache_prefix, False))
     unusual = tuple((name, value) for name, value, usual in plan if value != usual)
     first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
-    return *first, trains, travels, a.fresh is not None, *last
+    return *first, trains, travels, a.to_send is not None, *last
 
 
 def head_of(message: Assignment | Update) -> dict[str, Any]:
@@ -123,14 +123,14 @@ def tensors_of(message: Assignment | Update) -> Tensors:
     if isinstance(message, Update):
         return _join(delta=message.delta, buffer=message.buffers, **_slot_sections(message.slots))
     params, buffers = message.params, message.buffers
-    if message.fresh is not None:
-        params = {n: params[n] for n in message.fresh if n in params}
-        buffers = {n: buffers[n] for n in message.fresh if n in buffers}
+    if message.to_send is not None:
+        params = {n: params[n] for n in message.to_send if n in params}
+        buffers = {n: buffers[n] for n in message.to_send if n in buffers}
     return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
 
 
 def encode(message: Assignment | Update) -> bytes:
-    """The message as bytes. An assignment carries only what its client does not hold (`fresh`)."""
+    """The message as bytes. An assignment carries only what its client does not hold (`to_send`)."""
     return pack(head_of(message), tensors_of(message))
 
 
@@ -168,15 +168,15 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         params=params,
         buffers=buffers,
         trains=trains,
-        travels=travels,
+        uploads=travels,
         work=work,
         seed=head.seed,
         method=head.method,
         slots=slots_of(found, "slot", head.slots),
-        fresh=(*fresh, *statistics) if head.held else None,
-        reports=None if head.reports is None else distinct(head.reports, "names to report"),
-        moves=None if head.moves is None else distinct(head.moves, "names to move"),
-        reuse=head.reuse,
+        to_send=(*fresh, *statistics) if head.held else None,
+        upload_buffers=None if head.reports is None else distinct(head.reports, "names to report"),
+        update_buffers=None if head.moves is None else distinct(head.moves, "names to move"),
+        cache_prefix=head.reuse,
     )
 
 

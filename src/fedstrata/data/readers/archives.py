@@ -1,6 +1,6 @@
 """Where a dataset's files lie: a folder, a tar or a zip, found by name and read in memory, never extracted.
 
-A *pool* is such a place. Pools are looked for in the data folder and a few levels below it; an archive is
+An *archive* is such a place. Archives are looked for in the data folder and a few levels below it; an archive is
 opened only when its name speaks for the dataset.
 """
 
@@ -79,7 +79,7 @@ def check_md5(name: str, where: str, data: bytes, known: Collection[str]) -> Non
 
 
 @dataclass(frozen=True)
-class Pool:
+class Archive:
     """A folder or an archive that holds a dataset's files.
 
     Args:
@@ -158,19 +158,19 @@ class Pool:
             raise UsageError(f"{self.where(inner)} has {size:,} bytes where at most {limit:,} are expected")
 
 
-def find_pools(
+def find_archives(
     folder: Path, holds: Callable[[Path], bool], archive: re.Pattern[str], *, deep: bool = False
-) -> list[Pool]:
+) -> list[Archive]:
     """The folders that `holds` says yes to, and the archives whose names fit `archive`; the nearest first.
 
-    Hidden folders are passed over, as are folders that may not be read and, where pools are `deep`, those
+    Hidden folders are passed over, as are folders that may not be read and, where they are `deep`, those
     inside one.
     """
-    pools: list[Pool] = []
+    found: list[Archive] = []
     level = [folder]
     for depth in range(DEPTH + 1):
         below: list[Path] = []
-        archives: list[Pool] = []
+        archives: list[Archive] = []
         for here in level:
             try:
                 entries = sorted(os.scandir(here), key=lambda entry: entry.name)
@@ -179,35 +179,35 @@ def find_pools(
             for entry in entries:
                 name = entry.name.lower()
                 if archive.search(name) and name.endswith((*_TARS, ".zip")) and entry.is_file():
-                    archives.append(Pool(Path(entry.path)))
+                    archives.append(Archive(Path(entry.path)))
             try:
                 held = holds(here)
             except OSError:
                 continue
             if held:
-                pools.append(Pool(here, deep))
+                found.append(Archive(here, deep))
             if depth < DEPTH and not (held and deep):
                 below.extend(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
-        pools.extend(archives)
+        found.extend(archives)
         level = below
-    return pools
+    return found
 
 
-def nearest_name(folder: Path, pools: list[Pool], key: str) -> list[Pool]:
-    """The pools, those first whose path (from the data folder's own name on) has a part that starts with `key`.
+def nearest_name(folder: Path, archives: list[Archive], key: str) -> list[Archive]:
+    """The archives, those first whose path (from the data folder's own name on) has a part that starts with `key`.
 
     Datasets that share their file names are told apart by the names of their folders.
     """
 
-    def foreign(pool: Pool) -> bool:
-        parts = (folder.resolve().name, *pool.path.relative_to(folder).parts)
+    def foreign(archive: Archive) -> bool:
+        parts = (folder.resolve().name, *archive.path.relative_to(folder).parts)
         return not any(re.sub("[^a-z0-9]", "", part.lower()).startswith(key) for part in parts)
 
-    return sorted(pools, key=foreign)
+    return sorted(archives, key=foreign)
 
 
 def has_file(*names: str) -> Callable[[Path], bool]:
-    """A test for `find_pools`: the folder has one of these files."""
+    """A test for `find_archives`: the folder has one of these files."""
     return lambda folder: any((folder / name).is_file() for name in names)
 
 

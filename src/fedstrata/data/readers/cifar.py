@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Pool, check_md5, damaged, data_folder, find_pools, has_file, missing
+from fedstrata.data.readers.archives import Archive, check_md5, damaged, data_folder, find_archives, has_file, missing
 from fedstrata.data.readers.build import UNVERIFIED, Part, image_dataset, join_notes, part_note
 from fedstrata.errors import UsageError
 
@@ -54,8 +54,8 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     name = "cifar-10"
     folder = data_folder(name, data_dir)
     pattern = re.compile(r"(^|/)(data_batch_[1-5]|test_batch)$")
-    for pool in find_pools(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)")):
-        files = pool.gather(pattern)
+    for archive in find_archives(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)")):
+        files = archive.gather(pattern)
         if files:
             break
     else:
@@ -63,9 +63,9 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     batches = [batch for batch in _BATCHES if batch in files]
     if not batches or "test_batch" not in files:
         lacking = "test_batch" if batches else "every data_batch_N"
-        raise UsageError(f"{name} is incomplete in {pool.path}: {lacking} is missing")
+        raise UsageError(f"{name} is incomplete in {archive.path}: {lacking} is missing")
     parts = [
-        _part(name, pool, file, files[file], b"labels", _CIFAR10_SUMS[file], verify)
+        _part(name, archive, file, files[file], b"labels", _CIFAR10_SUMS[file], verify)
         for file in (*batches, "test_batch")
     ]
     train = (
@@ -90,37 +90,39 @@ def cifar100(data_dir: Path | None, *, coarse: bool = False, verify: bool = True
     name = "cifar-100"
     folder = data_folder(name, data_dir)
     pattern = re.compile(r"(^|/)(train|test|meta)$")
-    pools = find_pools(
+    archives = find_archives(
         folder,
         lambda f: (f / "train").is_file() and has_file("meta", "test")(f),
         re.compile(r"^cifar[-_]?100"),
     )
-    for pool in pools:
-        files = pool.gather(pattern)
+    for archive in archives:
+        files = archive.gather(pattern)
         if files:
             break
     else:
         raise missing(name, folder, "cifar-100-python.tar.gz or the folder cifar-100-python")
     for file in ("train", "test"):
         if file not in files:
-            raise UsageError(f"{name} is incomplete in {pool.path}: {file} is missing")
+            raise UsageError(f"{name} is incomplete in {archive.path}: {file} is missing")
     key, classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
     train, test = (
-        _part(name, pool, file, files[file], key, _CIFAR100_SUMS[file], verify) for file in ("train", "test")
+        _part(name, archive, file, files[file], key, _CIFAR100_SUMS[file], verify) for file in ("train", "test")
     )
     class_names: tuple[str, ...] = ()
     if "meta" in files:
-        meta = _read(name, pool, "meta", files["meta"], _CIFAR100_SUMS["meta"], verify)
-        class_names = _names(meta.get(key.removesuffix(b"s") + b"_names"), classes, pool.where("meta"))
+        meta = _read(name, archive, "meta", files["meta"], _CIFAR100_SUMS["meta"], verify)
+        class_names = _names(meta.get(key.removesuffix(b"s") + b"_names"), classes, archive.where("meta"))
     counts = part_note(len(train[0]), 50_000, len(test[0]), 10_000)
     note = join_notes(f"subset: {counts}" if counts else "", "" if verify else UNVERIFIED)
     return image_dataset(name, train, test, class_names, classes=classes, stats=_CIFAR100_STATS, note=note)
 
 
-def _part(name: str, pool: Pool, file: str, data: bytes, label_key: bytes, sums: tuple[str, ...], verify: bool) -> Part:
+def _part(
+    name: str, archive: Archive, file: str, data: bytes, label_key: bytes, sums: tuple[str, ...], verify: bool
+) -> Part:
     """Images and labels of one batch."""
-    where = pool.where(file)
-    batch = _read(name, pool, file, data, sums, verify)
+    where = archive.where(file)
+    batch = _read(name, archive, file, data, sums, verify)
     images, labels = batch.get(b"data"), batch.get(label_key)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
         raise damaged(where, "it has no rows of 3,072 bytes")
@@ -131,11 +133,11 @@ def _part(name: str, pool: Pool, file: str, data: bytes, label_key: bytes, sums:
     return images.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
 
 
-def _read(name: str, pool: Pool, file: str, data: bytes, sums: tuple[str, ...], verify: bool) -> dict[bytes, Any]:
+def _read(name: str, archive: Archive, file: str, data: bytes, sums: tuple[str, ...], verify: bool) -> dict[bytes, Any]:
     """The dict in a batch, its keys as bytes."""
     if verify:
-        check_md5(name, pool.where(file), data, sums)
-    return load_batch(data, pool.where(file))
+        check_md5(name, archive.where(file), data, sums)
+    return load_batch(data, archive.where(file))
 
 
 def _names(names: Any, count: int, where: str) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ import numpy as np
 
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.archives import (
-    Pool,
+    Archive,
     check_md5,
     damaged,
     data_folder,
-    find_pools,
+    find_archives,
     has_file,
     md5,
     missing,
@@ -128,15 +128,15 @@ def read_idx(data: bytes, where: str) -> Bytes:
 def _load(kind: _Set, data_dir: Path | None, verify: bool) -> Dataset:
     folder = data_folder(kind.name, data_dir)
     holds = has_file(*FILES, *(f"{file}.gz" for file in FILES))
-    pools = nearest_name(folder, find_pools(folder, holds, re.compile(kind.archive)), kind.key)
-    if not pools:
+    archives = nearest_name(folder, find_archives(folder, holds, re.compile(kind.archive)), kind.key)
+    if not archives:
         raise missing(kind.name, folder, f"{FILES[0]}[.gz] and its three companions")
-    pool = _known(pools, kind.sums) if verify else pools[0]
-    found = _read(pool, FILES)
+    archive = _known(archives, kind.sums) if verify else archives[0]
+    found = _read(archive, FILES)
     arrays = []
     for file in FILES:
         if file not in found:
-            raise UsageError(f"{kind.name} is incomplete in {pool.path}: {file}[.gz] is missing")
+            raise UsageError(f"{kind.name} is incomplete in {archive.path}: {file}[.gz] is missing")
         where, data = found[file]
         if verify:
             check_md5(kind.name, where, data, (kind.sums[file],))
@@ -151,22 +151,22 @@ def _load(kind: _Set, data_dir: Path | None, verify: bool) -> Dataset:
     return image_dataset(kind.name, train, test, kind.class_names, stats=kind.stats, note=note)
 
 
-def _known(pools: list[Pool], sums: dict[str, str]) -> Pool:
-    """The first pool with the right training labels, which tell the datasets apart; else the first of all."""
+def _known(archives: list[Archive], sums: dict[str, str]) -> Archive:
+    """The first archive with the right training labels, which tell the datasets apart; else the first of all."""
     file = FILES[1]
-    for pool in pools:
-        if any(md5(data) == sums[file] for _, data in _read(pool, (file,)).values()):
-            return pool
-    return pools[0]
+    for archive in archives:
+        if any(md5(data) == sums[file] for _, data in _read(archive, (file,)).values()):
+            return archive
+    return archives[0]
 
 
-def _read(pool: Pool, files: tuple[str, ...]) -> dict[str, tuple[str, bytes]]:
+def _read(archive: Archive, files: tuple[str, ...]) -> dict[str, tuple[str, bytes]]:
     """How a message names each file, and its content unpacked; by the file's name without `.gz`."""
     pattern = re.compile(rf"(^|/)({'|'.join(files)})(\.gz)?$")
     found: dict[str, tuple[str, bytes]] = {}
-    for file, data in pool.gather(pattern).items():
+    for file, data in archive.gather(pattern).items():
         if file.removesuffix(".gz") not in found:
-            found[file.removesuffix(".gz")] = pool.where(file), _gunzip(data, pool.where(file))
+            found[file.removesuffix(".gz")] = archive.where(file), _gunzip(data, archive.where(file))
     return found
 
 

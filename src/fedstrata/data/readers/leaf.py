@@ -18,7 +18,7 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Pool, damaged, data_folder, find_pools, missing, nearest_name
+from fedstrata.data.readers.archives import Archive, damaged, data_folder, find_archives, missing, nearest_name
 from fedstrata.data.readers.build import Part, image_dataset, tensor_of
 from fedstrata.errors import UsageError
 
@@ -40,14 +40,14 @@ def femnist(data_dir: Path | None) -> Dataset:
     """
     name = "femnist"
     folder = data_folder(name, data_dir)
-    for pool in leaf_pools(folder, name, has_leaf, re.compile("^femnist")):
-        train, test = read_users(pool, _images)
+    for archive in leaf_archives(folder, name, has_leaf, re.compile("^femnist")):
+        train, test = read_users(archive, _images)
         if train:
             break
     else:
         raise missing(name, folder, "LEAF's train/*.json and test/*.json")
     if not test:
-        raise UsageError(f"{name} is incomplete in {pool.path}: test/*.json is missing")
+        raise UsageError(f"{name} is incomplete in {archive.path}: test/*.json is missing")
     writers = tuple(sorted(writer for writer, (_, labels) in train.items() if len(labels)))
     groups = spans([len(train[writer][1]) for writer in writers])
     parts = [_joined([users[user] for user in sorted(users)]) for users in (train, test)]
@@ -65,27 +65,27 @@ def has_leaf(folder: Path) -> bool:
     return all(any((folder / part).glob("*.json")) for part in ("train", "test"))
 
 
-def leaf_pools(folder: Path, name: str, holds: Callable[[Path], bool], archive: re.Pattern[str]) -> list[Pool]:
+def leaf_archives(folder: Path, name: str, holds: Callable[[Path], bool], archive: re.Pattern[str]) -> list[Archive]:
     """The places that may hold LEAF's dataset `name`.
 
     All of LEAF's datasets look alike: folders named after another are left out, those named after this one
     come first.
     """
     others = {dataset for dataset in _DATASETS if dataset != name}
-    pools = find_pools(folder, holds, archive, deep=True)
-    own = [pool for pool in pools if others.isdisjoint(pool.path.relative_to(folder).parts)]
+    archives = find_archives(folder, holds, archive, deep=True)
+    own = [archive for archive in archives if others.isdisjoint(archive.path.relative_to(folder).parts)]
     return nearest_name(folder, own, name)
 
 
-def read_users(pool: Pool, convert: Callable[[Any, Any], T]) -> tuple[dict[str, T], dict[str, T]]:
+def read_users(archive: Archive, convert: Callable[[Any, Any], T]) -> tuple[dict[str, T], dict[str, T]]:
     """What `convert(x, y)` makes of each user's examples: (train, test), by user."""
     splits: dict[str, dict[str, T]] = {"train": {}, "test": {}}
-    for inner, data in pool.walk(_JSON, _JSON_LIMIT):
-        where = pool.where(inner)
+    for inner, data in archive.walk(_JSON, _JSON_LIMIT):
+        where = archive.where(inner)
         users = splits[inner.rpartition("/")[0].rpartition("/")[2]]
         for user, content in _users(data, where):
             if user in users:
-                raise UsageError(f"the user {user} is in two files of {pool.path}")
+                raise UsageError(f"the user {user} is in two files of {archive.path}")
             try:
                 users[user] = convert(content["x"], content["y"])
             except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Pool, check_md5, damaged, data_folder, find_pools, has_file, missing
+from fedstrata.data.readers.archives import Archive, check_md5, damaged, data_folder, find_archives, has_file, missing
 from fedstrata.data.readers.build import UNVERIFIED, Bytes, Integers, Part, image_dataset, join_notes, part_note
 from fedstrata.data.readers.cifar import CIFAR10_CLASSES
 from fedstrata.data.sources import SOURCES
@@ -35,8 +35,8 @@ def svhn(data_dir: Path | None, *, extra: bool = False, verify: bool = True) -> 
     folder = data_folder(name, data_dir)
     wanted = ("train_32x32.mat", *(("extra_32x32.mat",) if extra else ()), "test_32x32.mat")
     pattern = re.compile(rf"(^|/)({'|'.join(map(re.escape, wanted))})$")
-    for pool in find_pools(folder, has_file(*wanted), re.compile(r"^svhn")):
-        files = pool.gather(pattern, _MAT_LIMIT)
+    for archive in find_archives(folder, has_file(*wanted), re.compile(r"^svhn")):
+        files = archive.gather(pattern, _MAT_LIMIT)
         if files:
             break
     else:
@@ -45,11 +45,11 @@ def svhn(data_dir: Path | None, *, extra: bool = False, verify: bool = True) -> 
     parts: list[Part] = []
     for file in wanted:
         if file not in files:
-            raise UsageError(f"{name} is incomplete in {pool.path}: {file} is missing")
+            raise UsageError(f"{name} is incomplete in {archive.path}: {file} is missing")
         known = sums[file]
         if verify and known is not None:
-            check_md5(name, pool.where(file), files[file], (known,))
-        parts.append(_read_mat(files.pop(file), pool.where(file)))
+            check_md5(name, archive.where(file), files[file], (known,))
+        parts.append(_read_mat(files.pop(file), archive.where(file)))
     train = parts[0]
     if extra:
         train = np.concatenate([train[0], parts[1][0]]), np.concatenate([train[1], parts[1][1]])
@@ -87,21 +87,21 @@ def cinic10(data_dir: Path | None, *, valid: bool = False) -> Dataset:
     folder = data_folder(name, data_dir)
     splits = ("train", "valid", "test") if valid else ("train", "test")
     pattern = re.compile(rf"(?:^|/)({'|'.join(splits)})/({'|'.join(CIFAR10_CLASSES)})/[^/.][^/]*\.png$")
-    pools = find_pools(
+    archives = find_archives(
         folder, lambda f: (f / "train" / CIFAR10_CLASSES[0]).is_dir(), re.compile(r"^cinic[-_]?10"), deep=True
     )
-    for pool in pools:
+    for archive in archives:
         found = {split: _Pictures(32) for split in splits}
-        for inner, data in pool.walk(pattern, _PICTURE_LIMIT):
+        for inner, data in archive.walk(pattern, _PICTURE_LIMIT):
             split, label = re.findall(pattern, inner)[0]
-            found[split].add(inner, data, CIFAR10_CLASSES.index(label), pool)
+            found[split].add(inner, data, CIFAR10_CLASSES.index(label), archive)
         if any(pictures.names for pictures in found.values()):
             break
     else:
         raise missing(name, folder, "CINIC-10.tar.gz or a folder with train/airplane and its companions")
     parts = {split: pictures.part() for split, pictures in found.items()}
     if valid and not len(parts["valid"][0]):
-        raise UsageError(f"{name} is incomplete in {pool.path}: valid is missing")
+        raise UsageError(f"{name} is incomplete in {archive.path}: valid is missing")
     train = parts["train"]
     if valid:
         joined = parts["valid"]
@@ -126,33 +126,33 @@ def tiny_imagenet(data_dir: Path | None) -> Dataset:
         r"|train/(n\d+)/(?:images/)?[^/.][^/]*\.jpe?g|val/images/([^/.][^/]*\.jpe?g))$",
         re.IGNORECASE,
     )
-    for pool in find_pools(folder, has_file("wnids.txt"), re.compile(r"^tiny[-_]?imagenet"), deep=True):
+    for archive in find_archives(folder, has_file("wnids.txt"), re.compile(r"^tiny[-_]?imagenet"), deep=True):
         texts: dict[str, str] = {}
         train, test = _Pictures(64), _Pictures(64)
         synsets: list[str] = []
         files: list[str] = []
-        for inner, data in pool.walk(pattern, _PICTURE_LIMIT):
+        for inner, data in archive.walk(pattern, _PICTURE_LIMIT):
             match = pattern.search(inner)
             if match is None or (match[1] is None and match[2] is None):
                 texts[inner.rpartition("/")[2]] = data.decode("utf-8", "replace")
             elif match[1] is not None:
                 synsets.append(match[1])
-                train.add(inner, data, 0, pool)
+                train.add(inner, data, 0, archive)
             else:
                 files.append(match[2])
-                test.add(inner, data, 0, pool)
+                test.add(inner, data, 0, archive)
         if train.names:
             break
     else:
         raise missing(name, folder, "tiny-imagenet-200.zip or a folder with wnids.txt and train/")
     for text in ("wnids.txt", "val_annotations.txt"):
         if text not in texts:
-            raise UsageError(f"{name} is incomplete in {pool.path}: {text} is missing")
+            raise UsageError(f"{name} is incomplete in {archive.path}: {text} is missing")
     order = {synset: number for number, synset in enumerate(texts["wnids.txt"].split())}
     rows = (line.split("\t") for line in texts["val_annotations.txt"].splitlines() if "\t" in line)
     annotated = {row[0]: row[1].strip() for row in rows}
-    train.labels = [_synset(order, synset, pool) for synset in synsets]
-    test.labels = [_synset(order, annotated.get(file, f"of {file}"), pool) for file in files]
+    train.labels = [_synset(order, synset, archive) for synset in synsets]
+    test.labels = [_synset(order, annotated.get(file, f"of {file}"), archive) for file in files]
     words = dict(line.split("\t", 1) for line in texts.get("words.txt", "").splitlines() if "\t" in line)
     class_names = tuple(words.get(synset, synset).split(",")[0].strip() for synset in order)
     parts = train.part(), test.part()
@@ -162,9 +162,9 @@ def tiny_imagenet(data_dir: Path | None) -> Dataset:
     return image_dataset(name, *parts, class_names, note=note)
 
 
-def _synset(order: dict[str, int], synset: str, pool: Pool) -> int:
+def _synset(order: dict[str, int], synset: str, archive: Archive) -> int:
     if synset not in order:
-        raise UsageError(f"the class {synset} in {pool.path} is not in its wnids.txt")
+        raise UsageError(f"the class {synset} in {archive.path} is not in its wnids.txt")
     return order[synset]
 
 
@@ -177,7 +177,7 @@ class _Pictures:
         self.labels: list[int] = []
         self._pixels = bytearray()
 
-    def add(self, inner: str, data: bytes, label: int, pool: Pool) -> None:
+    def add(self, inner: str, data: bytes, label: int, archive: Archive) -> None:
         """Decode one picture."""
         from PIL import Image
 
@@ -186,9 +186,9 @@ class _Pictures:
                 shape = image.size
                 pixels = image.convert("RGB").tobytes() if shape == (self.size, self.size) else b""
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise damaged(pool.where(inner), str(error) or type(error).__name__) from None
+            raise damaged(archive.where(inner), str(error) or type(error).__name__) from None
         if not pixels:
-            raise UsageError(f"{pool.where(inner)} is {shape[0]}×{shape[1]}, not {self.size}×{self.size}")
+            raise UsageError(f"{archive.where(inner)} is {shape[0]}×{shape[1]}, not {self.size}×{self.size}")
         self.names.append(inner)
         self.labels.append(label)
         self._pixels += pixels

@@ -21,9 +21,9 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.data.examples import Dataset, TensorExamples
-from fedstrata.data.readers.archives import Pool, damaged, data_folder, missing
+from fedstrata.data.readers.archives import Archive, damaged, data_folder, missing
 from fedstrata.data.readers.build import Integers, join_notes, tensor_of
-from fedstrata.data.readers.leaf import has_leaf, leaf_pools, read_users, spans
+from fedstrata.data.readers.leaf import has_leaf, leaf_archives, read_users, spans
 from fedstrata.errors import UsageError
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -60,11 +60,11 @@ def shakespeare(
     if not 0 < test < 1:
         raise UsageError(f"{name} needs a test share between 0 and 1, not {test}")
     folder = data_folder(name, data_dir)
-    for pool in leaf_pools(folder, name, lambda f: _has_plays(f) or has_leaf(f), re.compile("shakes|shaks")):
-        roles, plays = read_plays(pool)
+    for archive in leaf_archives(folder, name, lambda f: _has_plays(f) or has_leaf(f), re.compile("shakes|shaks")):
+        roles, plays = read_plays(archive)
         if roles:
             return _from_plays(name, roles, plays, length, stride, test, min_lines)
-        train, held_out = read_users(pool, lambda x, y: _stored_windows(x, y, length))
+        train, held_out = read_users(archive, lambda x, y: _stored_windows(x, y, length))
         if train and held_out:
             note = "LEAF's windows as stored: stride, test and min_lines do not apply"
             return _dataset(name, train, held_out, note)
@@ -90,7 +90,7 @@ def windows(tokens: Integers, length: int, stride: int) -> Windows:
     return views[:, :-1], views[:, -1]
 
 
-def read_plays(pool: Pool) -> tuple[dict[str, list[str]], int]:
+def read_plays(archive: Archive) -> tuple[dict[str, list[str]], int]:
     """The lines of each role, keyed `play/SPEAKER`, and the number of plays.
 
     Names that differ in case or spaces are one role. A speech of several speakers belongs to the first; stage
@@ -98,15 +98,15 @@ def read_plays(pool: Pool) -> tuple[dict[str, list[str]], int]:
     """
     roles: dict[str, list[str]] = {}
     plays = 0
-    for inner, data in sorted(pool.walk(_PLAY, _PLAY_LIMIT)):
+    for inner, data in sorted(archive.walk(_PLAY, _PLAY_LIMIT)):
         if b"<PLAY" not in data:
             continue
         if b"<!ENTITY" in data:
-            raise UsageError(f"{pool.where(inner)} is refused: a play has no use for XML entities of its own")
+            raise UsageError(f"{archive.where(inner)} is refused: a play has no use for XML entities of its own")
         try:
             play = ElementTree.fromstring(data)
         except ElementTree.ParseError as error:
-            raise damaged(pool.where(inner), str(error)) from None
+            raise damaged(archive.where(inner), str(error)) from None
         plays += 1
         title = inner.rpartition("/")[2].removesuffix(".xml")
         for speech in play.iter("SPEECH"):

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedstrata.core.rng import derive, own_rng, seed_global
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Examples, Stratum
-from fedstrata.data.batching import sheets
+from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import TensorExamples, per_client
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.models.layouts import lay_out
@@ -49,7 +49,7 @@ def batches(
     by_batch = any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in model.modules())
     if by_batch and len(index) == 1:
         raise UsageError("a client with one example has no batch statistics, which this model normalises by")
-    for rows in sheets(TensorExamples(index, index), "drop" if by_batch else "average", batch_size):
+    for rows in eval_batches(TensorExamples(index, index), "drop" if by_batch else "average", batch_size):
         x, y = data.batch(index[rows])
         yield rows, x.to(device), y.to(device)
 
