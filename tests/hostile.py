@@ -13,7 +13,7 @@ import torch
 
 from fedstrata.wire.messages import decode_assignment, decode_update, encode
 from fedstrata.wire.packing import WireError
-from tests.test_wire import ASSIGNMENT_HEAD, UPDATE_HEAD, an_update, message, row
+from tests.wire.test_messages import ASSIGNMENT_HEAD, UPDATE_HEAD, an_update, message, row
 
 HALF = 1_900_000
 """Bytes of a head, and of an index, that make a message of nearly four megabytes, and stay below wire.HEAD_LIMIT."""

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from tests.runs import LONG
+from tests.small_runs import LONG
 
 
 @pytest.fixture(autouse=True)

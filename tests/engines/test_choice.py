@@ -33,7 +33,7 @@ from tests.engines.worlds import (
     seeded,
     staged,
 )
-from tests.runs import fedstrata, one_sentence, options
+from tests.small_runs import fedstrata, one_sentence, options
 
 # Refusals ------------------------------------------------------------------------------------------------------------
 

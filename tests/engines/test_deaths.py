@@ -22,7 +22,7 @@ from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, children, federation, flat, points, run
-from tests.runs import fedstrata, one_sentence, options
+from tests.small_runs import fedstrata, one_sentence, options
 
 MAIN = os.getpid()
 """Of this process; a forked worker knows by it that it is none."""

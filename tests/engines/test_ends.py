@@ -20,7 +20,7 @@ import fedstrata as fs
 from fedstrata.run import open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
-from tests.runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
+from tests.small_runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
 
 
 def alive(pid: int) -> bool:

@@ -27,11 +27,11 @@ import fedstrata as fs
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.engines import cluster, pool
 from fedstrata.engines import ray as actors
-from fedstrata.engines.tensor_store import Memory, OwnMemory, SharedMemory, plan
+from fedstrata.engines.tensor_store import SegmentedMemory, OwnMemory, SharedMemory, plan
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
-from tests.runs import LONG, fedstrata, one_sentence, options, process
+from tests.small_runs import LONG, fedstrata, one_sentence, options, process
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -108,7 +108,7 @@ def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("kind", [OwnMemory, SharedMemory])
-def test_what_is_written_to_tensors_of_two_types_stays(kind: type[Memory]) -> None:
+def test_what_is_written_to_tensors_of_two_types_stays(kind: type[SegmentedMemory]) -> None:
     """Also where the section grows as they are read: all of them lie in what it has become."""
     memory = kind()
     layout, _ = plan({"a": torch.empty(3000), "b": torch.empty(3000, dtype=torch.float64), "c": torch.empty(0)}, 64)

@@ -35,7 +35,7 @@ from tests.engines.worlds import (
     staged,
     tensors,
 )
-from tests.runs import LONG, config, fedstrata, options, same
+from tests.small_runs import LONG, config, fedstrata, options, same
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2, 3, "auto"])
 

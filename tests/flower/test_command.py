@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import fedstrata as fs
-from tests.runs import fedstrata, one_sentence
+from tests.small_runs import fedstrata, one_sentence
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's

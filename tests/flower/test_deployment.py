@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 
 from tests.flower.deployment import PATIENCE, Deployment, make_app
 from tests.flower.worlds import CHAIN, at_home
-from tests.runs import metrics, same
+from tests.small_runs import metrics, same
 
 pytestmark = pytest.mark.slow
 COUNTED = True

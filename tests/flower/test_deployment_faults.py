@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 from tests.flower.deployment import PATIENCE, SITES, Deployment, kill, make_app, waited
 from tests.flower.worlds import CHAIN, at_home
-from tests.runs import metrics, same
+from tests.small_runs import metrics, same
 
 pytestmark = pytest.mark.slow
 COUNTED = False

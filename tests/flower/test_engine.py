@@ -31,7 +31,7 @@ from fedstrata.flower.transport import Transport
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, points, staged
-from tests.runs import edit, strays
+from tests.small_runs import edit, strays
 
 
 def serial(clients: int = 5, **settings: Any) -> fs.Federation:

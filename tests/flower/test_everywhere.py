@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 
 import fedstrata as fs
 from tests.flower.worlds import at_home
-from tests.runs import LONG, metrics, same
+from tests.small_runs import LONG, metrics, same
 
 SIMULATION = """
 from flwr.simulation import run_simulation

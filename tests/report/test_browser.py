@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedstrata import report
-from fedstrata.report.watch import Server
+from fedstrata.report.watch import PageServer
 from fedstrata.runs.reader import SavedRun
 
 from .synthetic import record, write_comparison, write_run
@@ -265,7 +265,7 @@ def test_a_page_without_scripts_still_shows_its_tables(browser: Any, comparison:
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     run = write_run(tmp_path / "run", rounds=0, ended=False)
-    with Server(run) as server:
+    with PageServer(run) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield run, server.address

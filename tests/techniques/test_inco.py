@@ -21,7 +21,7 @@ from fedstrata.core.types import Assignment, Update
 from fedstrata.models.registry import build_model
 from fedstrata.system.machine import computing
 from fedstrata.techniques.inco import cross, references
-from tests.runs import fedstrata, one_sentence, options
+from tests.small_runs import fedstrata, one_sentence, options
 from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, alike, differ, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedstrata.client.train import train_client
 from fedstrata.models.norms import running
 from fedstrata.techniques.moon import Moon
+from tests.client.test_train import assign, equal, normed, toy, workshop
 from tests.techniques.worlds import (
     HIDDEN,
     INPUTS,
@@ -29,7 +30,6 @@ from tests.techniques.worlds import (
     softmax,
     two_layers,
 )
-from tests.test_client import assign, equal, normed, toy, workshop
 
 FIRST = HIDDEN * (INPUTS + 1)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mean:
+class RunningMean:
     """The weighted mean, name by name, over the updates that hold the name: Σ n_k x_k / Σ n_k, folded in order.
 
     Half-precision tensors are summed in single precision; integers in double, and rounded, so they stay integers.
@@ -50,7 +50,7 @@ class Mean:
 
 def mean_of(clients: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     """The weighted mean, name by name, over the clients of a weight above 0 that hold the name."""
-    mean = Mean()
+    mean = RunningMean()
     for tensors, weight in zip(clients, weights, strict=True):
         if weight > 0:
             mean.add(tensors, weight)

@@ -15,10 +15,10 @@ from fedstrata.aggregation.coordinate_wise import Median, TrimmedMean
 from fedstrata.aggregation.geometric_median import GeometricMedian
 from fedstrata.aggregation.krum import Krum, MultiKrum
 from fedstrata.aggregation.mean import WeightedMean
-from fedstrata.core.spec import Table, bind
+from fedstrata.core.spec import Registry, bind
 from fedstrata.core.types import Reducer
 
-REDUCERS: Table = {
+REDUCERS: Registry = {
     "mean": WeightedMean,
     "median": Median,
     "trimmed_mean": TrimmedMean,

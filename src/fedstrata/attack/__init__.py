@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fedstrata.attack.inversion import Inversion, Row, invert
+from fedstrata.attack.inversion import AttackRow, Inversion, invert
 
-__all__ = ["Inversion", "Row", "invert"]
+__all__ = ["AttackRow", "Inversion", "invert"]

@@ -25,7 +25,7 @@ MOST = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class AttackRow:
     """Rebuilt images and how near they come, one figure per image.
 
     Args:
@@ -83,7 +83,7 @@ class Inversion:
     classes: tuple[str, ...]
     examples: tuple[int, ...]
     originals: Tensor
-    rows: tuple[Row, ...]
+    rows: tuple[AttackRow, ...]
     settings: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Inversion:
         about = {"run": str(self.run), "split": self.split, "per": self.per, "client": self.client}
         return {**about, "settings": dict(self.settings), "rows": [self._row(row) for row in self.rows]}
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: AttackRow) -> dict[str, Any]:
         figures = zip(self.classes, self.examples, row.psnrs, row.ssims, row.errors, strict=True)
         names = ("class", "examples", "psnr", "ssim", "error")
         means = {"name": row.name, "noise": row.noise, "psnr": row.psnr, "ssim": row.ssim, "error": row.error}
@@ -152,7 +152,7 @@ def invert(
     start = grey(tuple(originals.shape), generator(seed, "attack", "start"))
     total, done = steps * (1 + len(noise)), 0
 
-    def row(name: str, level: float | None, look: Callable[[Tensor], Tensor], target: Tensor) -> Row:
+    def row(name: str, level: float | None, look: Callable[[Tensor], Tensor], target: Tensor) -> AttackRow:
         nonlocal done
         if not target.isfinite().all():
             raise UsageError(f"{name}: not all numbers after '{victim.place}' are finite, so there is nothing to match")
@@ -163,7 +163,7 @@ def invert(
         with torch.no_grad():
             error = feature_error(look(rebuilt), target)
         figures = (psnr(rebuilt, originals), ssim(rebuilt, originals), error)
-        return Row(name, level, rebuilt, *(tuple(each.tolist()) for each in figures))
+        return AttackRow(name, level, rebuilt, *(tuple(each.tolist()) for each in figures))
 
     with torch.no_grad():
         own = victim.low(originals)

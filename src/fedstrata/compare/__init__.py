@@ -8,15 +8,15 @@ from typing import Any
 
 from fedstrata.compare.plan import Plan, Run, overlaid, plan
 from fedstrata.compare.running import Listener, News, Result, missing, run_missing
-from fedstrata.compare.table import Comparison, Row, Stat, tabulate
+from fedstrata.compare.table import Comparison, ComparisonRow, Stat, tabulate
 
 __all__ = [
     "Comparison",
+    "ComparisonRow",
     "Listener",
     "News",
     "Plan",
     "Result",
-    "Row",
     "Run",
     "Stat",
     "compare",

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedstrata.compare.plan import Plan
 from fedstrata.compare.running import News, missing
-from fedstrata.compare.table import MEASURED, Comparison, Row, spread
+from fedstrata.compare.table import MEASURED, Comparison, ComparisonRow, spread
 from fedstrata.config.identity import FREE
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.text import bytes_text, flops_text, percent, plural
@@ -40,7 +40,7 @@ def fitting_columns(
     return table, left_out
 
 
-def _final(row: Row) -> str:
+def _final(row: ComparisonRow) -> str:
     """The final accuracy, and how many seeds are not in it because they diverged."""
     if row.diverged and not row.sound:
         return "diverged"
@@ -48,7 +48,7 @@ def _final(row: Row) -> str:
     return spread(row.of("accuracy")) + part
 
 
-def _to_target(row: Row) -> str:
+def _to_target(row: ComparisonRow) -> str:
     """Rounds to the target, and how many seeds reached it, if not all did."""
     found = row.of("rounds_to_target")
     reached = 0 if found is None else found.count
@@ -56,11 +56,11 @@ def _to_target(row: Row) -> str:
     return ("–" if found is None else f"{found.mean:.1f}") + part
 
 
-def _mean(name: str, text: Callable[[float], str]) -> Callable[[Row], str]:
+def _mean(name: str, text: Callable[[float], str]) -> Callable[[ComparisonRow], str]:
     return lambda row: "–" if (found := row.of(name)) is None else text(found.mean)
 
 
-_MEASURES: Mapping[str, Callable[[Row], str]] = {
+_MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing else str(len(r.seeds)),
     "accuracy": _final,
     "best": lambda r: spread(r.of("best_accuracy")),
@@ -73,9 +73,9 @@ _MEASURES: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def _columns(comparison: Comparison) -> dict[str, Callable[[Row], str]]:
+def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
     """What the table of a comparison shows: a column's name → a row's text."""
-    columns: dict[str, Callable[[Row], str]] = {"method": lambda r: r.method}
+    columns: dict[str, Callable[[ComparisonRow], str]] = {"method": lambda r: r.method}
     for axis in comparison.plan.axes:
         columns[axis] = lambda r, axis=axis: str(r.run.varied[axis])  # type: ignore[misc]
     if len({row.run.buffers for row in comparison.rows}) > 1:

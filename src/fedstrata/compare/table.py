@@ -43,7 +43,7 @@ def gap(reference: Mapping[int, float], other: Mapping[int, float]) -> Stat | No
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One method under one combination of the other fields that are varied, over all seeds.
 
     A mean leaves out the seeds that are missing and those that diverged.
@@ -104,7 +104,7 @@ class Comparison:
     """
 
     plan: Plan
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     failures: Mapping[Path, FedstrataError]
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Comparison:
             "notes": self.notes,
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: ComparisonRow) -> dict[str, Any]:
         means = {name: None if (found := row.of(name)) is None else asdict(found) for name in MEASURED}
         return {
             "method": row.method,
@@ -165,19 +165,19 @@ def _shown(accuracy: Stat | None) -> str:
     return f"{100 * accuracy.mean:.2f}{spread} %"
 
 
-def rows(plan: Plan, results: Mapping[Path, Result]) -> tuple[Row, ...]:
+def rows(plan: Plan, results: Mapping[Path, Result]) -> tuple[ComparisonRow, ...]:
     """One row a method and combination, from the results by directory; gaps are within a combination."""
-    found: list[Row] = []
+    found: list[ComparisonRow] = []
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in plan.runs:
         groups.setdefault((run.setting, run.label), []).append(run)
     for runs in groups.values():
         there = tuple(results[run.directory] for run in runs if run.directory in results)
-        found.append(Row(runs[0], tuple(run.config.seed for run in runs), there))
+        found.append(ComparisonRow(runs[0], tuple(run.config.seed for run in runs), there))
     return tuple(_with_gap(row, found) for row in found)
 
 
-def _with_gap(row: Row, others: Iterable[Row]) -> Row:
+def _with_gap(row: ComparisonRow, others: Iterable[ComparisonRow]) -> ComparisonRow:
     """The row with its gap from the first reference under the same settings."""
     beside = [other for other in others if other.run.setting == row.run.setting and other.run.is_reference]
     if not beside or row is beside[0]:

@@ -8,7 +8,7 @@ from typing import Any
 from fedstrata.config.registries import table
 from fedstrata.config.schema import RunConfig
 from fedstrata.config.toml import SPECS, parse_toml, plain_value
-from fedstrata.core.spec import Table, bind, parse_call, text_of
+from fedstrata.core.spec import Registry, bind, parse_call, text_of
 from fedstrata.errors import UsageError, did_you_mean
 
 
@@ -51,7 +51,7 @@ def _value(raw: str) -> Any:
     return plain_value(read["value"]) if len(read) == 1 else raw
 
 
-def _with_argument(current: str, kind: str, known: Table, name: str, value: Any) -> str:
+def _with_argument(current: str, kind: str, known: Registry, name: str, value: Any) -> str:
     call = parse_call(current)
     _, kwargs = bind(kind, known, call)
     return text_of(call.name, {**kwargs, name: value})

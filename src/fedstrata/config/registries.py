@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from fedstrata.core.spec import Table
+from fedstrata.core.spec import Registry
 
 TABLES: Mapping[str, tuple[str, str]] = {
     "methods": ("fedstrata.techniques", "TECHNIQUES"),
@@ -25,8 +25,8 @@ TABLES: Mapping[str, tuple[str, str]] = {
 """What a table lists → the module that it is in, and its name there."""
 
 
-def table(what: str) -> Table:
+def table(what: str) -> Registry:
     """The table of methods, of models, of datasets, …"""
     module, name = TABLES[what]
-    found: Table = getattr(importlib.import_module(module), name)
+    found: Registry = getattr(importlib.import_module(module), name)
     return found

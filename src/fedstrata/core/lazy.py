@@ -6,7 +6,7 @@ diagnoses of stored runs. So modules that hold names and settings (whatever stan
     from fedstrata.lazy import nn, torch
 
 and use both as always inside functions; types that only annotations name are imported under `TYPE_CHECKING`. Modules
-that only compute import torch itself. `tests/test_start.py` tells when torch has crept in.
+that only compute import torch itself. `tests/cli/test_start.py` tells when torch has crept in.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.spec import Table, bind
+from fedstrata.core.spec import Registry, bind
 from fedstrata.core.tensors import each
 from fedstrata.errors import UsageError, not_negative
 
@@ -131,7 +131,7 @@ def momentum(*, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool
     return Sgd(momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
 
-OPTIMIZERS: Table = {"sgd": Sgd, "momentum": momentum, "adam": Adam, "adamw": adamw}
+OPTIMIZERS: Registry = {"sgd": Sgd, "momentum": momentum, "adam": Adam, "adamw": adamw}
 
 
 @lru_cache(maxsize=64)
@@ -176,7 +176,7 @@ def _fraction(kind: str, name: str, value: float) -> None:
         raise UsageError(f"the {kind} schedule's {name} must lie between 0 and 1, not {value}")
 
 
-SCHEDULES: Table = {"constant": constant, "cosine": cosine, "step": step, "exponential": exponential}
+SCHEDULES: Registry = {"constant": constant, "cosine": cosine, "step": step, "exponential": exponential}
 
 
 def build_schedule(text: str) -> Schedule:

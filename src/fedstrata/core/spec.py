@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedstrata.errors import UsageError, did_you_mean
 
-Table = Mapping[str, Callable[..., Any]]
+Registry = Mapping[str, Callable[..., Any]]
 Buffers = Literal["average", "local", "drop"]
 """What may happen to running statistics; here, because the schema and the core both say it."""
 
@@ -131,14 +131,14 @@ def _default(kind: Any, default: Any) -> str:
     return "|".join(sorted(choices, key=lambda c: c != repr(default))) or repr(default)
 
 
-def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
+def lookup(kind: str, table: Registry, name: str) -> Callable[..., Any]:
     """The table's entry, or a refusal with the nearest name."""
     if name not in table:
         raise UsageError(f"there is no {kind} '{name}'{did_you_mean(name, table)}")
     return table[name]
 
 
-def bind(kind: str, table: Table, call: Call | str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def bind(kind: str, table: Registry, call: Call | str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Look a call up in a table and check its arguments: (callable, keyword arguments)."""
     call = parse_call(call) if isinstance(call, str) else call
     target = lookup(kind, table, call.name)

@@ -44,7 +44,7 @@ _LEAST_ALPHA = 1e-290  # below it the shares are the same (one client takes all)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PartitionTask:
     """What a partition function sees.
 
     Args:
@@ -76,14 +76,14 @@ class Partitioner(Protocol):
     def load_partition(self, partition_id: int) -> Any: ...
 
 
-def iid(task: Task) -> Ints:
+def iid(task: PartitionTask) -> Ints:
     """Every client a random part, sizes equal up to one example."""
     owners = np.empty(len(task.labels), dtype=np.int64)
     owners[task.rng.permutation(len(owners))] = np.arange(len(owners)) % task.clients
     return owners
 
 
-def dirichlet(task: Task, *, alpha: float = 0.1, min_size: int = 10) -> Ints:
+def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) -> Ints:
     """Label skew: each class is shared out over the clients by proportions from Dirichlet(alpha).
 
     For each class c: p_c ~ Dir_N(α, …, α) over the N clients, and client k gets the share p_{c,k} of the
@@ -144,7 +144,7 @@ def dirichlet_shares(rng: np.random.Generator, alpha: float, shape: tuple[int, i
     return shares
 
 
-def shards(task: Task, *, classes: int = 2, balanced: bool = False) -> Ints:
+def shards(task: PartitionTask, *, classes: int = 2, balanced: bool = False) -> Ints:
     """Every client holds exactly `classes` classes, and every class is held by somebody.
 
     FedNLR's Shards(n, S) gives each of n clients S classes and is "unbalanced, allocating un-uniform size of
@@ -179,7 +179,7 @@ def shards(task: Task, *, classes: int = 2, balanced: bool = False) -> Ints:
     return _deal(task, counts)
 
 
-def _holder_numbers(task: Task, slots: int) -> Ints:
+def _holder_numbers(task: PartitionTask, slots: int) -> Ints:
     """How many clients hold each class: at least one, in proportion to its size (D'Hondt), `slots` in all."""
     sizes = task.class_sizes.tolist()
     numbers = [1] * len(sizes)
@@ -194,7 +194,7 @@ def _holder_numbers(task: Task, slots: int) -> Ints:
     return np.array(numbers, dtype=np.int64)
 
 
-def _holders(task: Task, numbers: Ints, classes: int) -> list[Ints]:
+def _holders(task: PartitionTask, numbers: Ints, classes: int) -> list[Ints]:
     """Which clients hold each class: `numbers[c]` clients for class c, `classes` different classes per client.
 
     Client by client, at random in proportion to the places a class still has to give, except that a class
@@ -219,7 +219,7 @@ def _pieces(rng: np.random.Generator, size: int, pieces: int, balanced: bool) ->
     return np.diff(cuts, prepend=0, append=size).astype(np.int64)
 
 
-def natural(task: Task) -> Ints:
+def natural(task: PartitionTask) -> Ints:
     """The dataset's own clients, such as writers or the roles of a play; with fewer clients, a seeded choice of them.
 
     With fewer clients than the dataset has, the groups that were not chosen are left out: this is the one
@@ -280,7 +280,7 @@ def partition(
         return _indices(_foreign(spec, values, clients))
     numbers = np.unique(values, return_inverse=True)[1].astype(np.int64)
     rng = np.random.default_rng([seed, _STREAM])
-    task = Task(numbers, clients, rng, tuple(np.asarray(g, dtype=np.int64) for g in groups))
+    task = PartitionTask(numbers, clients, rng, tuple(np.asarray(g, dtype=np.int64) for g in groups))
     return _indices(function(task, **arguments))
 
 
@@ -299,7 +299,7 @@ def _label_array(labels: Labels) -> Ints:
     return values.astype(np.int64)
 
 
-def _deal(task: Task, counts: Ints) -> Ints:
+def _deal(task: PartitionTask, counts: Ints) -> Ints:
     """Owners such that client k holds `counts[c, k]` examples of class c, which ones at random."""
     shuffled = task.rng.permutation(len(task.labels))
     by_class = shuffled[np.argsort(task.labels[shuffled], kind="stable")]

@@ -12,7 +12,7 @@ from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
-from fedstrata.diagnosis.remedies import Bench, reach
+from fedstrata.diagnosis.remedies import RemedyBuilder, reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
@@ -34,7 +34,7 @@ def label_skew(saved: SavedRun) -> Evidence | None:
     """Beyond chance: (skew − chance)/(1 − chance)."""
     facts = saved.facts
     skew, counts = facts.get("skew"), facts.get("counts", [])
-    own = Bench(saved).own
+    own = RemedyBuilder(saved).own
     if skew is None or not counts or (own is not None and own.centralised):
         return None
     chance = chance_skew(counts)
@@ -49,7 +49,7 @@ def label_skew(saved: SavedRun) -> Evidence | None:
         f"class to match everybody's ({percent(chance)} by chance at these sizes){_missing(lacking, len(counts[0]))}"
         f"{_forgotten(lost)}."
     )
-    return Evidence(beyond, sentence, figure, lambda: against_skew(Bench(saved)))
+    return Evidence(beyond, sentence, figure, lambda: against_skew(RemedyBuilder(saved)))
 
 
 def _missing(lacking: float, classes: int) -> str:
@@ -62,42 +62,42 @@ def _forgotten(lost: Sequence[float]) -> str:
     return f", on which local training costs {100 * fmean(lost):.1f} points of accuracy"
 
 
-def against_skew(bench: Bench) -> list[Remedy | None]:
+def against_skew(builder: RemedyBuilder) -> list[Remedy | None]:
     """Ranked by what we measured ourselves: docs/results/."""
     return [
-        bench.add(
+        builder.add(
             "feddyn",
             "lines the clients' optima up with the global one; in our runs +3.5 and +5.7 points on Fashion-MNIST, +10 "
             "on CIFAR-10",
             papers.ACAR,
         ),
-        bench.fedimpro(
+        builder.fedimpro(
             "the upper layers train on everybody's features; +5 to 6 points on Fashion-MNIST, nothing certain on "
             "CIFAR-10"
         ),
-        bench.add(
+        builder.add(
             "ccvr",
             "refits the classifier once, after the last round: +3.6 and +8.5 points on Fashion-MNIST",
             papers.LUO,
         ),
-        bench.add(
+        builder.add(
             "fednlr",
             "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points, with small learning "
             "rates",
             papers.WANG_NLR,
         ),
-        bench.add(
+        builder.add(
             "fedlc",
             "margins for rare classes; its gain did not show in our runs, and with two classes per client it lost 4 "
             "points",
             papers.ZHANG,
         ),
-        bench.add(
+        builder.add(
             "fedrs",
             "holds back the logits of classes that a client lacks; its gain did not show in our runs",
             papers.LI_RS,
         ),
-        bench.add(
+        builder.add(
             "moon",
             "keeps features near the global model's; its gain did not show in our runs, at 1.65 times the FLOPs",
             papers.LI_MOON,
@@ -130,27 +130,27 @@ def running_statistics(saved: SavedRun) -> Evidence | None:
         f"The averaged running statistics do not fit the averaged model: it reaches {percent(running)} with them and "
         f"{percent(batch)} with each batch's own{apart}."
     )
-    return Evidence(batch - running, sentence, figure, lambda: against_statistics(Bench(saved), batch, running))
+    return Evidence(batch - running, sentence, figure, lambda: against_statistics(RemedyBuilder(saved), batch, running))
 
 
 def _lost(rounds: Sequence[Mapping[str, Any]]) -> float:
     return fmean(found["batch"] - found["running"] for found in rounds)
 
 
-def against_statistics(bench: Bench, batch: float, running: float) -> list[Remedy | None]:
+def against_statistics(builder: RemedyBuilder, batch: float, running: float) -> list[Remedy | None]:
     """The first is what was measured."""
     return [
-        bench.buffers(
+        builder.buffers(
             "drop",
             f"norm layers use the batch at hand, in evaluation too: {100 * (batch - running):.1f} points more by this "
             "very probe; needs batches in deployment",
         ),
-        bench.change(
+        builder.change(
             "group normalisation has no running statistics; not measured by us",
             papers.HSIEH,
             norm="group",
         ),
-        bench.buffers(
+        builder.buffers(
             "local",
             "each client keeps its own for its own data; the global model is still judged with their mean, so its "
             "figure stays",
@@ -175,7 +175,7 @@ def receptive_field(saved: SavedRun) -> Evidence | None:
         f"({first['layer']}, {_size(first['field'])}) receptive fields exceed the {_size(first['input'])} image, and "
         f"{last['layer']} sees {_size(last['field'])}, {times(value)} its side."
     )
-    return Evidence(value, sentence, figure, lambda: against_depth(Bench(saved)))
+    return Evidence(value, sentence, figure, lambda: against_depth(RemedyBuilder(saved)))
 
 
 def _exceeds(field: dict[str, Any]) -> bool:
@@ -187,28 +187,28 @@ def _size(sides: Sequence[int]) -> str:
 
 
 def _wide(saved: SavedRun) -> str:
-    width = Bench(saved).width
+    width = RemedyBuilder(saved).width
     return "" if width is None else f", at width {width}"
 
 
-def against_depth(bench: Bench) -> list[Remedy | None]:
+def against_depth(builder: RemedyBuilder) -> list[Remedy | None]:
     """The guidelines of the deeper-models paper; those that shrink the field most come first."""
     return [
-        bench.change(
+        builder.change(
             "a 3×3 stem without max-pool makes all fields about four times smaller; the paper gains 8 to 22 points by "
             "the stem",
             papers.DEEPER,
             stem="3x3",
             maxpool=False,
         ),
-        bench.shallower(
+        builder.shallower(
             THRESHOLDS["receptive-field"].none,
             "fewer layers: a shorter chain for divergence to accumulate over, and fields that fit the image",
         ),
-        bench.larger(
+        builder.larger(
             "the same field covers less of a larger image; the paper gains 8 to 22 points from 64 to 128 pixels"
         ),
-        bench.wider(
+        builder.wider(
             "wider layers change less, so clients part less; the paper halves the divergence and gains 3 to 7 points"
         ),
     ]

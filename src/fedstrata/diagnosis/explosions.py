@@ -9,7 +9,7 @@ from typing import Any
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
-from fedstrata.diagnosis.remedies import Bench
+from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
@@ -25,7 +25,9 @@ def diverged(saved: SavedRun) -> Evidence | None:
     why = str(saved.summary.get("diverged") or "").rstrip(".")
     if not why:
         return None
-    return Evidence(1.0, f"{why[:1].upper()}{why[1:]}.", {"diverged": 1.0}, lambda: against_explosion(Bench(saved)))
+    return Evidence(
+        1.0, f"{why[:1].upper()}{why[1:]}.", {"diverged": 1.0}, lambda: against_explosion(RemedyBuilder(saved))
+    )
 
 
 def exploded_loss(saved: SavedRun) -> Evidence | None:
@@ -51,7 +53,7 @@ def exploded_loss(saved: SavedRun) -> Evidence | None:
     began = "" if first is None else f"; at first it was {first:.3g}"
     figure = {"times": known[kind], **({} if last is None else {"loss": last})}
     sentence = f"The loss has exploded: the {kind} loss {told}{than}{began}."
-    return Evidence(known[kind], sentence, figure, lambda: against_explosion(Bench(saved)))
+    return Evidence(known[kind], sentence, figure, lambda: against_explosion(RemedyBuilder(saved)))
 
 
 def _rated(losses: Sequence[Any]) -> list[float]:
@@ -68,12 +70,12 @@ def _growth(losses: Sequence[float], guess: float | None) -> float | None:
     return last / max(guess, min(GUESSES * guess, LARGEST if first is None else first))
 
 
-def against_explosion(bench: Bench) -> list[Remedy | None]:
+def against_explosion(builder: RemedyBuilder) -> list[Remedy | None]:
     """Shorter steps."""
-    clip = number(bench.config.get("clip"))
+    clip = number(builder.config.get("clip"))
     return [
-        bench.set("a smaller learning rate", papers.MCMAHAN, lr=min(bench.rate(0.1), USUAL_RATE)),
-        bench.set(
+        builder.set("a smaller learning rate", papers.MCMAHAN, lr=min(builder.rate(0.1), USUAL_RATE)),
+        builder.set(
             "bounds the norm of every local gradient, so that no step can be that long",
             papers.MCMAHAN,
             clip=1.0 if clip is None or clip > 1 else float(f"{clip / 10:.2g}"),

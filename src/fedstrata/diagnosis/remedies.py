@@ -36,7 +36,7 @@ SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8"
 """What a network may be replaced by, from deep to shallow; of its own kind."""
 
 
-class Bench:
+class RemedyBuilder:
     """Makes remedies for one run: each is tried on the run's own method and model, and is None if it does not fit."""
 
     def __init__(self, saved: SavedRun) -> None:

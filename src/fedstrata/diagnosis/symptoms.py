@@ -26,7 +26,7 @@ from fedstrata.diagnosis.reading import (
     steps_of,
     times,
 )
-from fedstrata.diagnosis.remedies import Bench
+from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
@@ -65,7 +65,7 @@ def diverging_strata(saved: SavedRun) -> Evidence | None:
     sentence = f"Clients' {told(probe)} part most in {listed(parts)}{since}."
     figure = {"times_median": ratios[names[0]], "median": typical, **{name: found[name] for name in above[:3]}}
     return Evidence(
-        ratios[names[0]], sentence, figure, lambda: against_strata(Bench(saved), names[0] == classifier(saved))
+        ratios[names[0]], sentence, figure, lambda: against_strata(RemedyBuilder(saved), names[0] == classifier(saved))
     )
 
 
@@ -80,16 +80,16 @@ def _since(saved: SavedRun, probe: str, name: str) -> str:
     return "" if first is None else f", since round {first}"
 
 
-def against_strata(bench: Bench, last: bool) -> list[Remedy | None]:
+def against_strata(builder: RemedyBuilder, last: bool) -> list[Remedy | None]:
     """By where the most divergent stratum is: the classifier, or below."""
     if last:
         return [
-            bench.add("ccvr", "refits the classifier, which parts most, once after the last round", papers.LUO),
-            bench.add("feddyn", "lines the clients' optima up with the global one", papers.ACAR),
+            builder.add("ccvr", "refits the classifier, which parts most, once after the last round", papers.LUO),
+            builder.add("feddyn", "lines the clients' optima up with the global one", papers.ACAR),
         ]
     return [
-        bench.wider("wider layers change less, so clients part less; the paper halves the divergence by it"),
-        bench.fedpart("trains one stratum at a time while the others stay where they are, the same for everybody"),
+        builder.wider("wider layers change less, so clients part less; the paper halves the divergence by it"),
+        builder.fedpart("trains one stratum at a time while the others stay where they are, the same for everybody"),
     ]
 
 
@@ -108,7 +108,7 @@ def accumulation(saved: SavedRun) -> Evidence | None:
     )
     figure = {"correlation": value, "thirds": thirds}
     return Evidence(
-        value if thirds >= THIRDS else min(value, 0.0), sentence, figure, lambda: against_chain(Bench(saved))
+        value if thirds >= THIRDS else min(value, 0.0), sentence, figure, lambda: against_chain(RemedyBuilder(saved))
     )
 
 
@@ -122,19 +122,21 @@ def _thirds(values: Sequence[float]) -> float:
     return fmean(values[:some]) / max(fmean(values[-some:]), 1e-12)
 
 
-def against_chain(bench: Bench) -> list[Remedy | None]:
+def against_chain(builder: RemedyBuilder) -> list[Remedy | None]:
     """What shortens the chain, or lessens what goes into it."""
     return [
-        bench.restore(
+        builder.restore(
             "the link lets gradients pass layers by; the paper saves a tenth of the rounds",
             papers.DEEPER,
             residual=True,
         ),
-        bench.restore(
+        builder.restore(
             "the usual plan, channels growing with depth, did best in the paper", papers.DEEPER, plan="normal"
         ),
-        bench.wider("wider layers change less, so clients part less; the paper gains 3 to 7 points by twice the width"),
-        bench.augmented("crops make clients' data more alike; the paper's default"),
+        builder.wider(
+            "wider layers change less, so clients part less; the paper gains 3 to 7 points by twice the width"
+        ),
+        builder.augmented("crops make clients' data more alike; the paper's default"),
     ]
 
 
@@ -161,7 +163,7 @@ def layer_mismatch(saved: SavedRun) -> Evidence | None:
         f"Layers do not match after averaging: the gradient's norm is {times(value)} what it is, or was in the first "
         f"measured round, for a client that goes on alone{most}."
     )
-    return Evidence(value, sentence, figure, lambda: against_mismatch(Bench(saved)))
+    return Evidence(value, sentence, figure, lambda: against_mismatch(RemedyBuilder(saved)))
 
 
 def _jump(found: Mapping[str, Any], first: Mapping[str, Any], name: str | None) -> float:
@@ -175,23 +177,23 @@ def _norm(norms: Mapping[str, Sequence[float]], name: str | None) -> float:
     return math.hypot(*(norm for step in steps for norm in numbers(step[:1])))
 
 
-def against_mismatch(bench: Bench) -> list[Remedy | None]:
+def against_mismatch(builder: RemedyBuilder) -> list[Remedy | None]:
     """FedPart is made for it."""
     return [
-        bench.fedpart(
+        builder.fedpart(
             "trains one stratum at a time on frozen anchors: +1.0 to 1.8 points on CIFAR-10 in our runs, for 28 % of "
             "the uplink"
         ),
-        _fewer(bench),
+        _fewer(builder),
     ]
 
 
-def _fewer(bench: Bench) -> Remedy | None:
-    epochs = int(bench.config.get("epochs", 1))
-    if epochs < 2 or bench.config.get("steps") is not None:
+def _fewer(builder: RemedyBuilder) -> Remedy | None:
+    epochs = int(builder.config.get("epochs", 1))
+    if epochs < 2 or builder.config.get("steps") is not None:
         return None
     why = "less local work between two averages, so clients part less; more rounds for the same work"
-    return bench.set(why, papers.MCMAHAN, epochs=epochs // 2)
+    return builder.set(why, papers.MCMAHAN, epochs=epochs // 2)
 
 
 def opposed_updates(saved: SavedRun) -> Evidence | None:
@@ -208,26 +210,26 @@ def opposed_updates(saved: SavedRun) -> Evidence | None:
         f"the strata{where if against else ''}."
     )
     figure = {"cosine": value, "strata_against": float(len(against)), "strata": float(len(found))}
-    return Evidence(value, sentence, figure, lambda: against_opposition(Bench(saved)))
+    return Evidence(value, sentence, figure, lambda: against_opposition(RemedyBuilder(saved)))
 
 
-def against_opposition(bench: Bench) -> list[Remedy | None]:
+def against_opposition(builder: RemedyBuilder) -> list[Remedy | None]:
     """Corrections of clients' drift."""
     return [
-        bench.add(
+        builder.add(
             "feddyn",
             "lines the clients' optima up with the global one; in our runs +3.5 and +5.7 points on Fashion-MNIST",
             papers.ACAR,
         ),
-        bench.add(
+        builder.add(
             "scaffold",
             "control variates take the drift out of every step: +4.2 points with two classes per client, -2.7 under "
             "Dirichlet(0.1); it wants a smaller learning rate",
             papers.KARIMIREDDY,
-            lr=bench.rate(0.3),
+            lr=builder.rate(0.3),
         ),
-        _fewer(bench),
-        bench.add("fedprox(mu=0.1)", "a pull towards the global model; no difference in our runs", papers.LI_PROX),
+        _fewer(builder),
+        builder.add("fedprox(mu=0.1)", "a pull towards the global model; no difference in our runs", papers.LI_PROX),
     ]
 
 
@@ -244,7 +246,7 @@ def unlike_features(saved: SavedRun) -> Evidence | None:
         f"Clients' models see different things: on the same examples {_seen(least)} have a CKA of "
         f"{means[least]:.2f}{begun}."
     )
-    return Evidence(value, sentence, {"unlike": value, **means}, lambda: against_unlikeness(Bench(saved)))
+    return Evidence(value, sentence, {"unlike": value, **means}, lambda: against_unlikeness(RemedyBuilder(saved)))
 
 
 def _seen(stage: str) -> str:
@@ -252,21 +254,23 @@ def _seen(stage: str) -> str:
     return "their outputs" if stage == "head" else f"their features after {stage}"
 
 
-def against_unlikeness(bench: Bench) -> list[Remedy | None]:
+def against_unlikeness(builder: RemedyBuilder) -> list[Remedy | None]:
     """Features that are shared, or held near each other."""
-    depth = bench.add(
+    depth = builder.add(
         "inco",
         "mixes deep layers' changes with shallow ones'; in our runs averaging across depths helped, the mixing did "
         "not show",
         papers.CHAN,
     )
     return [
-        depth if bench.config.get("archs") else None,
-        bench.fedimpro(
+        depth if builder.config.get("archs") else None,
+        builder.fedimpro(
             "the upper layers train on everybody's features; +5 to 6 points on Fashion-MNIST, nothing certain on "
             "CIFAR-10"
         ),
-        bench.add("moon", "keeps features near the global model's; its gain did not show in our runs", papers.LI_MOON),
+        builder.add(
+            "moon", "keeps features near the global model's; its gain did not show in our runs", papers.LI_MOON
+        ),
     ]
 
 
@@ -286,24 +290,24 @@ def forgetting(saved: SavedRun) -> Evidence | None:
         f"where local models are left at {percent(missing)}, against {percent(held)} on its own."
     )
     figure = {"forgetting": value, "missing": missing, "held": held}
-    return Evidence(value, sentence, figure, lambda: against_forgetting(Bench(saved)))
+    return Evidence(value, sentence, figure, lambda: against_forgetting(RemedyBuilder(saved)))
 
 
-def against_forgetting(bench: Bench) -> list[Remedy | None]:
+def against_forgetting(builder: RemedyBuilder) -> list[Remedy | None]:
     """What protects classes that are not there."""
     return [
-        bench.add("ccvr", "refits the classifier for all classes, once after the last round", papers.LUO),
-        bench.add(
+        builder.add("ccvr", "refits the classifier for all classes, once after the last round", papers.LUO),
+        builder.add(
             "fednlr",
             "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points",
             papers.WANG_NLR,
         ),
-        bench.add(
+        builder.add(
             "fedrs",
             "holds back the logits of classes that a client lacks; its gain did not show in our runs",
             papers.LI_RS,
         ),
-        bench.add(
+        builder.add(
             "fedlc",
             "leaves classes that a client lacks out of the softmax; its gain did not show in our runs",
             papers.ZHANG,
@@ -325,13 +329,13 @@ def neuron_drift(saved: SavedRun) -> Evidence | None:
         f"activation in local training{own}."
     )
     figure = {"drift": value, **({"held": held[worst]} if worst in held else {})}
-    return Evidence(value, sentence, figure, lambda: against_drift(Bench(saved)))
+    return Evidence(value, sentence, figure, lambda: against_drift(RemedyBuilder(saved)))
 
 
-def against_drift(bench: Bench) -> list[Remedy | None]:
+def against_drift(builder: RemedyBuilder) -> list[Remedy | None]:
     """FedNLR is made for it."""
     return [
-        bench.add(
+        builder.add(
             "fednlr",
             "neurons that are bound to other clients' classes learn slowly: a visit took 8.6 instead of 12.3 % of "
             "their activation in our runs",
@@ -358,7 +362,7 @@ def no_learning(saved: SavedRun) -> Evidence | None:
         f"gives {percent(chance)}."
     )
     figure = {"above_guessing": value, "accuracy": best, "guessing": chance}
-    return Evidence(value, sentence, figure, lambda: [Bench(saved).slower(0.3, "a smaller learning rate")])
+    return Evidence(value, sentence, figure, lambda: [RemedyBuilder(saved).slower(0.3, "a smaller learning rate")])
 
 
 SYMPTOMS = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import nn
-from fedstrata.core.spec import Table, lookup
+from fedstrata.core.spec import Registry, lookup
 from fedstrata.engines.cluster import Cluster
 from fedstrata.engines.protocol import Engine
 from fedstrata.errors import UsageError
@@ -41,7 +41,7 @@ def _wire() -> None:
     """One after the other, with every message encoded and decoded as across a network; slow, for tests."""
 
 
-ENGINES: Table = {
+ENGINES: Registry = {
     "auto": _auto,
     "serial": _serial,
     "processes": _processes,

@@ -75,7 +75,7 @@ def chargru(
     tokens("chargru", input_shape, classes)
     vocab = classes if vocab is None else vocab
     positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
-    from fedstrata.models.zoo.layers import First, Step
+    from fedstrata.models.zoo.layers import First, TakeStep
 
     recurrent: list[tuple[str, nn.Module]] = [
         (f"gru{index + 1}", First(nn.GRU(hidden if index else embedding, hidden, batch_first=True)))
@@ -84,7 +84,7 @@ def chargru(
     return named(
         ("embed", nn.Embedding(vocab, embedding)),
         *recurrent,
-        ("pool", Step(-1)),
+        ("pool", TakeStep(-1)),
         ("head", nn.Linear(hidden, classes)),
     )
 

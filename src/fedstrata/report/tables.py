@@ -20,7 +20,7 @@ def swatch(line: int) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """Rows of plain text; the first column names a row.
 
     Args:
@@ -53,10 +53,10 @@ class Table:
         return "" if column in self.words else ' class="n"'
 
 
-def _trimmed(table: Table) -> Table:
+def _trimmed(table: HtmlTable) -> HtmlTable:
     """Without columns that say nothing."""
     keep = [c for c in range(len(table.head)) if not c or any(row[c] != NONE for row in table.rows)]
-    return Table(
+    return HtmlTable(
         table.caption,
         tuple(table.head[c] for c in keep),
         tuple(tuple(row[c] for c in keep) for row in table.rows),
@@ -106,10 +106,10 @@ def state(run: SavedRun) -> str:
     return f"round {len(run.records)} of {planned}" if run.records else "not begun"
 
 
-def results(lines: Sequence[Line]) -> Table:
+def results(lines: Sequence[Line]) -> HtmlTable:
     """What came out, a row for each line."""
     return _trimmed(
-        Table(
+        HtmlTable(
             "Results" + (", mean ± standard deviation over seeds" if any(len(x.runs) > 1 for x in lines) else ""),
             ("method", "buffers", "accuracy", "best", "in round", "rounds to target", "rounds", "seeds", "state"),
             tuple(map(_result, lines)),
@@ -136,11 +136,11 @@ def _result(line: Line) -> tuple[str, ...]:
     )
 
 
-def costs(lines: Sequence[Line]) -> Table:
+def costs(lines: Sequence[Line]) -> HtmlTable:
     """What it cost, a row for each line: totals of a run, mean over seeds."""
     several = any(len(line.runs) > 1 for line in lines)
     return _trimmed(
-        Table(
+        HtmlTable(
             "Costs of a run" + (", mean over seeds" if several else ""),
             ("method", "up", "down", "beside the model, up", "computed", "steps", "time", "memory", "probes"),
             tuple(map(_cost, lines)),
@@ -177,7 +177,7 @@ def _spent(row: Any) -> list[Any]:
     return list(found.values()) if isinstance(found, dict) else []
 
 
-def probe_seconds(lines: Sequence[Line]) -> Table | None:
+def probe_seconds(lines: Sequence[Line]) -> HtmlTable | None:
     """What each probe took, a row for each line; None without probes."""
     names = list(
         dict.fromkeys(n for x in lines for run in x.runs for row in run.probes for n in row.get("seconds", {}))
@@ -186,7 +186,7 @@ def probe_seconds(lines: Sequence[Line]) -> Table | None:
         return None
     rows = [(line.name, *(_probe_mean(line, name) for name in names)) for line in lines]
     caption = "Seconds of a probe, mean over probed rounds"
-    return Table(caption, ("method", *names), tuple(rows), tuple(line.index for line in lines))
+    return HtmlTable(caption, ("method", *names), tuple(rows), tuple(line.index for line in lines))
 
 
 def _probe_mean(line: Line, name: str) -> str:
@@ -198,14 +198,14 @@ _PRIVATE = frozenset({"seed", "data_dir"})
 """Settings that a table of all leaves out: seeds stand elsewhere, and a path on one machine is nobody else's."""
 
 
-def configuration(lines: Sequence[Line]) -> Table:
+def configuration(lines: Sequence[Line]) -> HtmlTable:
     """All settings: those that are the same once, those that differ by line."""
     firsts, every = [line.runs[0] for line in lines], [run for line in lines for run in line.runs]
     unlike = set(differing(firsts))
     fields = dict.fromkeys(field for run in every for field in run.config if field not in _PRIVATE)
     if not unlike:
         same = tuple((field, _shown(every, field)) for field in fields)
-        return Table("Configuration", ("setting", "value"), same, words=frozenset({0, 1}))
+        return HtmlTable("Configuration", ("setting", "value"), same, words=frozenset({0, 1}))
     rows: list[tuple[str, ...]] = [
         (field, *(str(run.config.get(field, NONE)) for run in firsts))
         if field in unlike
@@ -214,7 +214,7 @@ def configuration(lines: Sequence[Line]) -> Table:
     ]
     rows.sort(key=lambda row: row[0] not in unlike)
     head = ("setting", *(line.label for line in lines))
-    return Table("Configuration; what differs is first", head, tuple(rows), words=frozenset(range(len(head))))
+    return HtmlTable("Configuration; what differs is first", head, tuple(rows), words=frozenset(range(len(head))))
 
 
 def _shown(runs: Sequence[SavedRun], field: str) -> str:
@@ -222,7 +222,7 @@ def _shown(runs: Sequence[SavedRun], field: str) -> str:
     return listed(list(dict.fromkeys(str(run.config.get(field, NONE)) for run in runs)))
 
 
-def versions(lines: Sequence[Line]) -> Table | None:
+def versions(lines: Sequence[Line]) -> HtmlTable | None:
     """What made the runs; None for runs that do not say."""
     found: dict[str, dict[str, None]] = {}
     for line in lines:
@@ -230,7 +230,7 @@ def versions(lines: Sequence[Line]) -> Table | None:
             for name, version in run.versions.items():
                 found.setdefault(name, {})[str(version)] = None
     rows = tuple((name, listed(list(told))) for name, told in found.items())
-    return Table("Versions", ("of", "version"), rows, words=frozenset({0, 1})) if rows else None
+    return HtmlTable("Versions", ("of", "version"), rows, words=frozenset({0, 1})) if rows else None
 
 
 def notes(lines: Sequence[Line]) -> list[str]:

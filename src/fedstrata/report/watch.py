@@ -96,7 +96,7 @@ def _state(path: Path) -> str:
 class _Handler(BaseHTTPRequestHandler):
     """Answers to `/` and `/data.json`."""
 
-    server: Server
+    server: PageServer
     server_version, sys_version = "fedstrata", ""
     protocol_version = "HTTP/1.1"
     timeout = 30
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the terminal belongs to the user."""
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Listens on this machine alone.
 
     Args:
@@ -179,7 +179,7 @@ def serve(directory: Path, port: int = 0, ready: Sequence[Callable[[str], object
         port: to listen on; 0 for any that is free.
         ready: called with the page's address once it can be opened.
     """
-    with Server(directory, port) as server:
+    with PageServer(directory, port) as server:
         for tell in ready:
             tell(server.address)
         try:

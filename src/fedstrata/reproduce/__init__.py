@@ -14,12 +14,12 @@ from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean
 from fedstrata.reproduce import deeper, fedimpro, fednlr, fedpart, inco
 from fedstrata.reproduce.claims import Check
-from fedstrata.reproduce.parts import Bench, Findings, Grid, Part, Table, Work
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, PartResources
 from fedstrata.reproduce.plots import check_plots
-from fedstrata.reproduce.report import Reproduction, Section
+from fedstrata.reproduce.report import PartReport, Reproduction
 from fedstrata.runs.directory import RunDirectory, versions
 
-__all__ = ["PAPERS", "SCALES", "Check", "Findings", "Reproduction", "Table", "parts", "reproduce"]
+__all__ = ["PAPERS", "SCALES", "Check", "Findings", "FindingsTable", "Reproduction", "parts", "reproduce"]
 
 PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
     "fedpart": fedpart.parts,
@@ -33,14 +33,14 @@ PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
 SCALES = ("smoke", "small", "paper")
 
 
-class Watch(Protocol):
+class RunsListener(Protocol):
     """Who is told of the runs while they go on."""
 
     def hear(self, news: News) -> None:
         """Of every round and of every run's end."""
 
 
-Watching = Callable[[Plan], AbstractContextManager[Watch]]
+Watching = Callable[[Plan], AbstractContextManager[RunsListener]]
 
 
 def parts(paper: str, scale: str, only: Sequence[str] = ()) -> list[Part]:
@@ -101,10 +101,10 @@ def reproduce(
     if out is not None and any(part.draws for part in chosen):
         check_plots()
     for part in chosen:
-        if isinstance(part, Work):
+        if isinstance(part, OwnWork):
             part.needs()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
-        sections, failures = _made(chosen, Path(place), Bench(where, jobs), watch, say)
+        sections, failures = _made(chosen, Path(place), PartResources(where, jobs), watch, say)
         command, machines = _command(paper, scale, out, jobs, only), _machines(Path(place) / "runs")
         made = Reproduction(paper, scale, command, tuple(sections), failures, machines)
         if out is not None:
@@ -113,16 +113,16 @@ def reproduce(
 
 
 def _made(
-    chosen: Sequence[Part], out: Path, bench: Bench, watch: Watching | None, say: Callable[[str], None]
-) -> tuple[list[Section], dict[Path, FedstrataError]]:
+    chosen: Sequence[Part], out: Path, resources: PartResources, watch: Watching | None, say: Callable[[str], None]
+) -> tuple[list[PartReport], dict[Path, FedstrataError]]:
     """All runs of all parts first, side by side; then what else there is to do; then what was found."""
-    free = {} if bench.data_dir is None else {"data_dir": bench.data_dir}
+    free = {} if resources.data_dir is None else {"data_dir": resources.data_dir}
     grids = {part.name: plan({**part.values, **free}, out / "runs") for part in chosen if isinstance(part, Grid)}
     failures: dict[Path, FedstrataError] = {}
     if grids:
         every = Plan(tuple(run for grid in grids.values() for run in grid.runs), out / "runs", False)
         with nullcontext() if watch is None else watch(every) as watcher:
-            failures = run_missing(every, bench.workers, None if watcher is None else watcher.hear)
+            failures = run_missing(every, resources.workers, None if watcher is None else watcher.hear)
         wrong = [error for error in failures.values() if isinstance(error, UsageError)]
         if wrong and len(wrong) == len({run.directory for run in every.runs}):
             raise wrong[0]
@@ -130,21 +130,21 @@ def _made(
     for part in chosen:
         if isinstance(part, Grid):
             comparison = tabulate(grids[part.name], failures)
-            sections.append(Section(part, part.judge(comparison), show.settings(comparison)))
+            sections.append(PartReport(part, part.judge(comparison), show.settings(comparison)))
         else:
-            sections.append(_worked(part, out, bench, say))
+            sections.append(_worked(part, out, resources, say))
     return sections, failures
 
 
-def _worked(part: Work, out: Path, bench: Bench, say: Callable[[str], None]) -> Section:
+def _worked(part: OwnWork, out: Path, resources: PartResources, say: Callable[[str], None]) -> PartReport:
     found: dict[int, dict[str, Any]] = {}
     for seed in part.seeds:
         there = part.file(out, seed).exists()
-        found[seed] = part.figures(out, seed, bench)
+        found[seed] = part.figures(out, seed, resources)
         if not there:
             say(f"{part.name} seed {seed}: done")
     told = "; ".join(f"{name} {value}" for name, value in part.settings["run"].items())
-    return Section(part, part.judge(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
+    return PartReport(part, part.judge(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
 
 
 def _machines(runs: Path) -> tuple[str, ...]:

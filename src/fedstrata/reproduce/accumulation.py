@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare import Row
+from fedstrata.compare import ComparisonRow
 from fedstrata.compare.running import records
 from fedstrata.compare.table import Stat, stat
 from fedstrata.config.schema import RunConfig
@@ -28,7 +28,7 @@ from fedstrata.data.partitions import partition
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
 from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
-from fedstrata.reproduce.parts import Bench, Findings, Table, figures, kept
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, figures, kept
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import final_model, open_run
@@ -62,11 +62,11 @@ def halves(layers: Mapping[str, float]) -> tuple[float, float]:
 # --- Fig. 3: within one network --------------------------------------------------------------------------------------
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Network → its state → kind of diversity → layer → standard deviations of gradients, class by class."""
     found: dict[str, Any] = {}
     for label, model in settings["models"].items():
-        federation = open_run(configured(settings, seed, bench, model=model), None)
+        federation = open_run(configured(settings, seed, resources, model=model), None)
         with computing(1):
             images = _balanced(federation.clients[0], settings["images"])
             new = spreads(federation.model, *images, settings["draws"], seed)
@@ -137,7 +137,7 @@ def _growing(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return {s: statistics.fmean(one > other for one, other in pairwise(line)) for s, line in lines.items()}
 
 
-def _table(found: Found, networks: Sequence[str], state: str) -> Table:
+def _table(found: Found, networks: Sequence[str], state: str) -> FindingsTable:
     columns = {
         f"{label}, {told}": {s: logged(f[label][state][kind]) for s, f in found.items()}
         for kind, told in KINDS.items()
@@ -145,7 +145,7 @@ def _table(found: Found, networks: Sequence[str], state: str) -> Table:
     }
     depth = max(len(line) for lines in columns.values() for line in lines.values())
     rows = tuple((str(at + 1), *(_at(lines, at) for lines in columns.values())) for at in range(depth))
-    return Table(f"Divergence of the gradient, log10, {STATES[state]}", ("layer", *columns), rows)
+    return FindingsTable(f"Divergence of the gradient, log10, {STATES[state]}", ("layer", *columns), rows)
 
 
 def _at(lines: Mapping[int, Sequence[float]], at: int) -> str:
@@ -161,9 +161,9 @@ def _accuracy(found: Found, label: str) -> str:
 # --- Fig. 2a: round by round -----------------------------------------------------------------------------------------
 
 
-def follow(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def follow(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Every round's divergence, layer by layer, exactly (Eq. 1), at the model that the round has made."""
-    federation = open_run(configured(settings, seed, bench), None)
+    federation = open_run(configured(settings, seed, resources), None)
     clients, layers = list(federation.clients), federation.strata
     rounds = []
     for _ in federation.rounds():
@@ -201,7 +201,7 @@ def judge_rounds(found: Found) -> Findings:
     title = "Divergence in the first and in the second half of the rounds, ×10⁻³"
     first = min(found)
     return Findings(
-        (Table(title, ("layers", "first half", "second half"), tuple(rows)),),
+        (FindingsTable(title, ("layers", "first half", "second half"), tuple(rows)),),
         checks,
         notes,
         {"rounds.png": partial(plot_rounds, found[first]["rounds"], first)},
@@ -269,7 +269,7 @@ class Cell:
         return {seed: _mean_fall(rounds) for seed, rounds in self.curves.items()}
 
 
-def cell_of(central: Row, federated: Row) -> Cell:
+def cell_of(central: ComparisonRow, federated: ComparisonRow) -> Cell:
     """The figures of finished runs."""
     results = {result.seed: Path(result.directory) for result in federated.sound}
     return Cell(

@@ -17,7 +17,7 @@ from fedstrata.core.spec import text_of
 from fedstrata.reproduce import accumulation
 from fedstrata.reproduce.accumulation import MILLI, Cell, cell_of, minus, reached
 from fedstrata.reproduce.claims import GAINS, Check, above, fewest
-from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, lost
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, lost
 
 DATASETS = {
     "tiny-imagenet": "Tiny-ImageNet",
@@ -29,7 +29,7 @@ CL, FL = "CL", "FL"
 
 
 @dataclass(frozen=True)
-class Told:
+class PaperFigures:
     """What the paper has in a row; where a table lacks FL's accuracy, it is CL − Gap."""
 
     cl: float | None = None
@@ -42,39 +42,57 @@ class Told:
 
 
 WIDTH = {
-    "Tiny-ImageNet": (Told(0.509, 0.458, 0.046), Told(0.526, 0.484, 0.024), Told(0.546, 0.504, 0.011)),
-    "CIFAR-100": (Told(0.587, 0.527, 0.052), Told(0.623, 0.596, 0.032), Told(0.634, 0.613, 0.014)),
+    "Tiny-ImageNet": (
+        PaperFigures(0.509, 0.458, 0.046),
+        PaperFigures(0.526, 0.484, 0.024),
+        PaperFigures(0.546, 0.504, 0.011),
+    ),
+    "CIFAR-100": (
+        PaperFigures(0.587, 0.527, 0.052),
+        PaperFigures(0.623, 0.596, 0.032),
+        PaperFigures(0.634, 0.613, 0.014),
+    ),
 }
 BASE = {
-    "Tiny-ImageNet": Told(0.340, 0.236, 0.012),
-    "CIFAR-100": Told(0.510, 0.413, 0.014),
-    "CIFAR-10": Told(0.728, 0.618, 0.014),
+    "Tiny-ImageNet": PaperFigures(0.340, 0.236, 0.012),
+    "CIFAR-100": PaperFigures(0.510, 0.413, 0.014),
+    "CIFAR-10": PaperFigures(0.728, 0.618, 0.014),
 }
 """ResNet101 with the large stem, 64×64, random resized crops: the first column of Tables 2, 4 and 5."""
 STEM = {
-    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], Told(0.472, 0.457, 0.008), Told(0.486, 0.473, 0.008)),
-    "CIFAR-100": (BASE["CIFAR-100"], Told(0.594, 0.574, 0.011), Told(0.602, 0.543, 0.012)),
-    "CIFAR-10": (BASE["CIFAR-10"], Told(0.775, 0.701, 0.012), Told(0.793, 0.724, 0.010)),
+    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], PaperFigures(0.472, 0.457, 0.008), PaperFigures(0.486, 0.473, 0.008)),
+    "CIFAR-100": (BASE["CIFAR-100"], PaperFigures(0.594, 0.574, 0.011), PaperFigures(0.602, 0.543, 0.012)),
+    "CIFAR-10": (BASE["CIFAR-10"], PaperFigures(0.775, 0.701, 0.012), PaperFigures(0.793, 0.724, 0.010)),
 }
 RESOLUTION = {
-    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], Told(0.495, 0.460, 0.008), Told(0.540, 0.490, 0.006)),
-    "CIFAR-100": (BASE["CIFAR-100"], Told(0.604, 0.501, 0.012), Told(0.645, 0.603, 0.010)),
-    "CIFAR-10": (BASE["CIFAR-10"], Told(0.785, 0.697, 0.012), Told(0.799, 0.754, 0.010)),
+    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], PaperFigures(0.495, 0.460, 0.008), PaperFigures(0.540, 0.490, 0.006)),
+    "CIFAR-100": (BASE["CIFAR-100"], PaperFigures(0.604, 0.501, 0.012), PaperFigures(0.645, 0.603, 0.010)),
+    "CIFAR-10": (BASE["CIFAR-10"], PaperFigures(0.785, 0.697, 0.012), PaperFigures(0.799, 0.754, 0.010)),
 }
 AUGMENTATION = {
-    "Tiny-ImageNet": (Told(), BASE["Tiny-ImageNet"], Told(0.218, 0.147, 0.008), Told(0.321, 0.252, 0.008)),
-    "CIFAR-100": (Told(), BASE["CIFAR-100"], Told(0.330, 0.235, 0.016), Told(0.455, 0.350, 0.014)),
+    "Tiny-ImageNet": (
+        PaperFigures(),
+        BASE["Tiny-ImageNet"],
+        PaperFigures(0.218, 0.147, 0.008),
+        PaperFigures(0.321, 0.252, 0.008),
+    ),
+    "CIFAR-100": (
+        PaperFigures(),
+        BASE["CIFAR-100"],
+        PaperFigures(0.330, 0.235, 0.016),
+        PaperFigures(0.455, 0.350, 0.014),
+    ),
 }
 TRANSFORMER = {
-    "Tiny-ImageNet": (Told(0.340, 0.236), Told(0.389, 0.326)),
-    "CIFAR-100": (Told(0.572, 0.454), Told(0.499, 0.433)),
-    "CIFAR-10": (Told(0.684, 0.572), Told(0.663, 0.607)),
+    "Tiny-ImageNet": (PaperFigures(0.340, 0.236), PaperFigures(0.389, 0.326)),
+    "CIFAR-100": (PaperFigures(0.572, 0.454), PaperFigures(0.499, 0.433)),
+    "CIFAR-10": (PaperFigures(0.684, 0.572), PaperFigures(0.663, 0.607)),
 }
 RESIDUAL = {
-    "Tiny-ImageNet": (Told(0.522, 0.454), Told(0.509, 0.458)),
-    "CIFAR-100": (Told(0.569, 0.526), Told(0.587, 0.527)),
+    "Tiny-ImageNet": (PaperFigures(0.522, 0.454), PaperFigures(0.509, 0.458)),
+    "CIFAR-100": (PaperFigures(0.569, 0.526), PaperFigures(0.587, 0.527)),
 }
-CHANNELS = {"Tiny-ImageNet": (Told(fl=0.458), Told(fl=0.440), Told(fl=0.354))}
+CHANNELS = {"Tiny-ImageNet": (PaperFigures(fl=0.458), PaperFigures(fl=0.440), PaperFigures(fl=0.354))}
 
 REACHED = 0.9
 """The share of the lower one's best accuracy that two runs are timed to; the paper's targets are 87 and 95 % of it."""
@@ -83,7 +101,7 @@ REACHED = 0.9
 
 
 @dataclass(frozen=True)
-class Scale:
+class DeeperScale:
     """The settings of a reproduction.
 
     Args:
@@ -134,7 +152,7 @@ SLIM = {"width": 8, "stem": "7x7", "maxpool": True}
 TINY = {"width": 2, "stem": "7x7", "maxpool": True}
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": DeeperScale(
         {
             "clients": 3,
             "rounds": 2,
@@ -164,7 +182,7 @@ SCALES = {
         },
         seeds=(0,),
     ),
-    "small": Scale(
+    "small": DeeperScale(
         {
             "clients": 8,
             "rounds": 6,
@@ -193,7 +211,7 @@ SCALES = {
         },
         seeds=(4, 5, 6),
     ),
-    "paper": Scale(
+    "paper": DeeperScale(
         {"clients": 30, "rounds": 60, "epochs": 8, "batch_size": 64, "lr": 0.02, "augment": "rrc", "device": "cuda"},
         {"tiny-imagenet": {"examples": 10000, "test_examples": 1000}, "cifar-100": {}, "cifar-10": {}},
         resolutions=(64, 128, 192),
@@ -219,10 +237,10 @@ def parts(scale: str) -> list[Part]:
     return [_accumulation(chosen), _rounds(chosen), *(_grid(chosen, *sheet) for sheet in _sheets(chosen).items())]
 
 
-def _accumulation(scale: Scale) -> Work:
+def _accumulation(scale: DeeperScale) -> OwnWork:
     given = scale.networks
     run = {**given["run"], "partition": "iid", "clients": 1, "model": next(iter(given["models"].values()))}
-    return Work(
+    return OwnWork(
         "accumulation",
         "how far apart gradients are in two CNNs, layer by layer, under noise and within a class",
         {**given, "run": run},
@@ -233,9 +251,9 @@ def _accumulation(scale: Scale) -> Work:
     )
 
 
-def _rounds(scale: Scale) -> Work:
+def _rounds(scale: DeeperScale) -> OwnWork:
     run = {**scale.run, "dataset": scale.data(scale.among("tiny-imagenet")[0]), "partition": "iid"}
-    return Work(
+    return OwnWork(
         "rounds",
         "the clients' divergence, layer by layer and round by round",
         {"run": {**run, "model": scale.resnet(scale.deep), "eval_every": run["rounds"]}},
@@ -269,10 +287,10 @@ class Sheet:
     rows: Mapping[str, Any]
     datasets: Sequence[str]
     claims: Callable[[Sheet, Cells, str], list[Check]]
-    told: Mapping[str, Sequence[Told]] = field(default_factory=dict)
+    told: Mapping[str, Sequence[PaperFigures]] = field(default_factory=dict)
     model: str | None = None
 
-    def places(self, scale: Scale) -> dict[tuple[str, Any], tuple[str, str]]:
+    def places(self, scale: DeeperScale) -> dict[tuple[str, Any], tuple[str, str]]:
         """(dataset, value of the axis), as in a run's configuration → (the dataset's name, label), in order."""
         found = {}
         for name in self.datasets:
@@ -312,7 +330,7 @@ ABOUT = {
 }
 
 
-def _grid(scale: Scale, name: str, sheet: Sheet) -> Grid:
+def _grid(scale: DeeperScale, name: str, sheet: Sheet) -> Grid:
     places = sheet.places(scale)
     axes = {"dataset": list(dict.fromkeys(dataset for dataset, _ in places))}
     if sheet.axis != "dataset":
@@ -324,7 +342,7 @@ def _grid(scale: Scale, name: str, sheet: Sheet) -> Grid:
     return Grid(name, ABOUT[name], values, lambda comparison: _judge(scale, sheet, comparison))
 
 
-def _judge(scale: Scale, sheet: Sheet, comparison: Comparison) -> Findings:
+def _judge(scale: DeeperScale, sheet: Sheet, comparison: Comparison) -> Findings:
     places, rows = sheet.places(scale), {}
     for row in comparison.rows:
         rows[row.run.config.dataset, getattr(row.run.config, sheet.axis), row.method] = row
@@ -339,7 +357,7 @@ def _judge(scale: Scale, sheet: Sheet, comparison: Comparison) -> Findings:
     )
 
 
-def _table(found: Mapping[str, Cells]) -> Table:
+def _table(found: Mapping[str, Cells]) -> FindingsTable:
     rows = []
     for data, cells in found.items():
         first = next(iter(cells.values()))
@@ -348,7 +366,7 @@ def _table(found: Mapping[str, Cells]) -> Table:
             gained = "" if cell is first else spread(stat(minus(first.gap, cell.gap).values()))
             rows.append((data, label, *shares, gained, MILLI.spread(stat(cell.div.values()))))
     columns = ("dataset", "", "Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", "Div., ×10⁻³")
-    return Table("Centralised and federated training", columns, tuple(rows), left=2)
+    return FindingsTable("Centralised and federated training", columns, tuple(rows), left=2)
 
 
 NOTES = (
@@ -445,7 +463,7 @@ def _by_plan(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
     return [*checks, _deep_nearer(cells, data, normal, turned)]
 
 
-def _sheets(scale: Scale) -> dict[str, Sheet]:
+def _sheets(scale: DeeperScale) -> dict[str, Sheet]:
     deep, slim = scale.resnet(scale.deep), scale.slimmed()
     three, two = scale.among("tiny-imagenet", "cifar-100", "cifar-10"), scale.among("tiny-imagenet", "cifar-100")
     depths = {f"ResNet{depth}": scale.resnet(depth) for depth in scale.depths}

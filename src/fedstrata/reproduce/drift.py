@@ -16,7 +16,7 @@ from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
 from fedstrata.probes.measures.training import activation_change, bound_neurons
 from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
-from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.run import deal, open_run
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}
@@ -34,12 +34,12 @@ def activations(model: nn.Module, examples: TensorExamples) -> Tensor:
         return tap(model, examples.batch(torch.arange(len(examples)))[0], HIDDEN).mean(0)
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Activations on every class before a visit, and after one to each class's client and to a client of all classes.
 
     The last, by FedAvg, is the control: the same model and as many steps, but no class is missing.
     """
-    own = {"seed": seed, "data_dir": bench.data_dir, "workers": 1}
+    own = {"seed": seed, "data_dir": resources.data_dir, "workers": 1}
     config = checked(RunConfig, {**settings["run"], **own})
     history = open_run(config, None).fit()
     dataset, parts = deal(config)
@@ -111,7 +111,9 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
     )
     return Findings(
         (
-            Table("Change of the activation of bound neurons, as a share of it", ("", *METHODS, CONTROL), summary),
+            FindingsTable(
+                "Change of the activation of bound neurons, as a share of it", ("", *METHODS, CONTROL), summary
+            ),
             _neurons(first, visited, other, seed),
         ),
         tuple(checks),
@@ -125,7 +127,7 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
     )
 
 
-def _neurons(found: Mapping[str, Any], visited: int, other: int, seed: int) -> Table:
+def _neurons(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
     """The hidden neurons one by one, as in the paper's Table 4."""
     before = found["before"]
     bound = bound_neurons(table(before, (visited, other)), torch.tensor([False, True]))[1]
@@ -144,6 +146,6 @@ def _neurons(found: Mapping[str, Any], visited: int, other: int, seed: int) -> T
         *(f"{method}, on {other}" for method in METHODS),
         *(f"{method}, change" for method in METHODS),
     )
-    return Table(
+    return FindingsTable(
         f"Mean activations of the hidden neurons around a visit to client {visited}, seed {seed}", columns, tuple(rows)
     )

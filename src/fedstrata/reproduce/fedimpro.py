@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, Row
+from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.running import records
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import inversion, layers
 from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
-from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 
@@ -32,7 +32,7 @@ MILD, SEVERE = SKEWS.values()
 
 
 @dataclass(frozen=True)
-class Told:
+class PaperFigures:
     """What the paper has under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
 
     fedavg: str
@@ -41,16 +41,24 @@ class Told:
 
 
 TOLD = {
-    f"CIFAR-10, {MILD}": Told("88.45 against 83.65 %", "88.45, FedNova 84.97 %", "128, FedProx 128, FedAvg 142"),
-    f"CIFAR-10, {SEVERE}": Told("81.75 against 75.36 %", "81.75, FedProx 77.49 %", "112, FedProx 121, FedAvg 247"),
-    f"Fashion-MNIST, {MILD}": Told("90.83 against 88.67 %", "90.83, FedDyn 89.01 %", "32, FedDyn 62, FedAvg 83"),
-    f"Fashion-MNIST, {SEVERE}": Told("86.42 against 82.73 %", "86.42, FedProx 83.66 %", "52, FedDyn 82, FedAvg 94"),
+    f"CIFAR-10, {MILD}": PaperFigures(
+        "88.45 against 83.65 %", "88.45, FedNova 84.97 %", "128, FedProx 128, FedAvg 142"
+    ),
+    f"CIFAR-10, {SEVERE}": PaperFigures(
+        "81.75 against 75.36 %", "81.75, FedProx 77.49 %", "112, FedProx 121, FedAvg 247"
+    ),
+    f"Fashion-MNIST, {MILD}": PaperFigures(
+        "90.83 against 88.67 %", "90.83, FedDyn 89.01 %", "32, FedDyn 62, FedAvg 83"
+    ),
+    f"Fashion-MNIST, {SEVERE}": PaperFigures(
+        "86.42 against 82.73 %", "86.42, FedProx 83.66 %", "52, FedDyn 82, FedAvg 94"
+    ),
 }
 TOLD_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
 
 
 @dataclass(frozen=True)
-class Scale:
+class FedImproScale:
     """The settings of a reproduction.
 
     Args:
@@ -95,7 +103,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": FedImproScale(
         {
             "dataset": "digits",
             "model": "resnet8(width=2, stem='3x3', maxpool=False)",
@@ -116,7 +124,7 @@ SCALES = {
         looks=1,
         attack={"images": 4, "noise": [0.0, 0.5], "steps": 10},
     ),
-    "small": Scale(
+    "small": FedImproScale(
         {
             "model": "resnet8(width=16)",
             "clients": 10,
@@ -129,7 +137,7 @@ SCALES = {
         ("cifar-10(examples=4000, test_examples=2000)", "fashion-mnist(examples=4000, test_examples=2000)"),
         seeds=(1, 2, 3),
     ),
-    "paper": Scale(
+    "paper": FedImproScale(
         {
             "model": "resnet18",
             "clients": 10,
@@ -191,7 +199,7 @@ _BEST = "an accuracy is the best of a run, as in the paper; ± is the sample sta
 # --- the table of methods --------------------------------------------------------------------------------------------
 
 
-def _table(scale: Scale) -> Grid:
+def _table(scale: FedImproScale) -> Grid:
     methods = _labelled({**OTHERS, "FedImpro": scale.impro()})
     return Grid(
         "table",
@@ -205,8 +213,10 @@ def _table(scale: Scale) -> Grid:
     )
 
 
-def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
-    found: dict[str, dict[str, Row]] = {f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()}
+def _judge_table(scale: FedImproScale, comparison: Comparison) -> Findings:
+    found: dict[str, dict[str, ComparisonRow]] = {
+        f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
+    }
     for row in comparison.rows:
         found[f"{_dataset(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
     reached = {setting: {m: figures(row, _highest) for m, row in rows.items()} for setting, rows in found.items()}
@@ -216,7 +226,7 @@ def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
     rounds = tuple((label, *(rounds_text(column[label].values()) for column in needed.values())) for label in labels)
     checks: list[Check] = []
     for setting in found:
-        column, told = reached[setting], TOLD.get(setting, Told("", "", ""))
+        column, told = reached[setting], TOLD.get(setting, PaperFigures("", "", ""))
         name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
         checks += [
             above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
@@ -231,8 +241,8 @@ def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
         checks.append(above(name, severe, mild, unit=GAINS, paper=TOLD_GAINS.get(data, "")))
     return Findings(
         (
-            Table("Best accuracy, %", ("method", *found), accuracy),
-            Table("Rounds to FedAvg's best accuracy, seed by seed", ("method", *found), rounds),
+            FindingsTable("Best accuracy, %", ("method", *found), accuracy),
+            FindingsTable("Rounds to FedAvg's best accuracy, seed by seed", ("method", *found), rounds),
         ),
         tuple(checks),
         (
@@ -244,12 +254,12 @@ def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
     )
 
 
-def _every(scale: Scale) -> str:
+def _every(scale: FedImproScale) -> str:
     every = scale.run.get("eval_every", 1)
     return "round" if every == 1 else f"{every} rounds"
 
 
-def _needed(rows: Mapping[str, Row], targets: Seeds) -> dict[str, dict[int, int | None]]:
+def _needed(rows: Mapping[str, ComparisonRow], targets: Seeds) -> dict[str, dict[int, int | None]]:
     """Method → seed → the first round that reaches this seed's target."""
     return {
         method: {
@@ -264,7 +274,7 @@ def _needed(rows: Mapping[str, Row], targets: Seeds) -> dict[str, dict[int, int 
 # --- where the model is cut ------------------------------------------------------------------------------------------
 
 
-def _split(scale: Scale) -> Grid:
+def _split(scale: FedImproScale) -> Grid:
     methods = {"FedAvg": "fedavg"} | {f"after {place}": scale.impro(split=place) for place in scale.splits}
     return Grid(
         "split",
@@ -274,7 +284,7 @@ def _split(scale: Scale) -> Grid:
     )
 
 
-def _judge_split(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_split(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *cuts = found
     shares = {row.method: figures(row, _statistics) for row in comparison.rows}
@@ -297,7 +307,7 @@ def _judge_split(scale: Scale, comparison: Comparison) -> Findings:
     )
     columns = ("cut", "accuracy", "gain over FedAvg, points", "statistics, of the uplink")
     title = f"Best accuracy on {scale.where} by cut, %"
-    return Findings((Table(title, columns, rows),), checks, (_BEST, *lost(comparison)))
+    return Findings((FindingsTable(title, columns, rows),), checks, (_BEST, *lost(comparison)))
 
 
 def _statistics(rounds: list[Record]) -> float:
@@ -309,7 +319,7 @@ def _statistics(rounds: list[Record]) -> float:
 # --- noise -----------------------------------------------------------------------------------------------------------
 
 
-def _noise(scale: Scale) -> Grid:
+def _noise(scale: FedImproScale) -> Grid:
     methods = {"FedAvg": "fedavg"} | {f"σ = {level:g}": scale.impro(noise=level) for level in scale.noises}
     return Grid(
         "noise",
@@ -319,7 +329,7 @@ def _noise(scale: Scale) -> Grid:
     )
 
 
-def _judge_noise(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *levels = found
     none, most = levels[0], levels[-1]
@@ -334,14 +344,14 @@ def _judge_noise(scale: Scale, comparison: Comparison) -> Findings:
         ),
     )
     title = f"Best accuracy on {scale.where} by the noise's standard deviation, %"
-    table = Table(title, ("", "accuracy", "gain over FedAvg, points"), rows)
+    table = FindingsTable(title, ("", "accuracy", "gain over FedAvg, points"), rows)
     return Findings((table,), checks, (_BEST, *lost(comparison)))
 
 
 # --- clients per round -----------------------------------------------------------------------------------------------
 
 
-def _selected(scale: Scale) -> Grid:
+def _selected(scale: FedImproScale) -> Grid:
     return Grid(
         "selected",
         "more clients per round",
@@ -352,7 +362,7 @@ def _selected(scale: Scale) -> Grid:
     )
 
 
-def _judge_selected(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_selected(scale: FedImproScale, comparison: Comparison) -> Findings:
     rows = {(row.run.config.participation, row.method): figures(row, _highest) for row in comparison.rows}
     few, many = scale.selected
     labels = ("FedAvg", "FedImpro")
@@ -365,14 +375,16 @@ def _judge_selected(scale: Scale, comparison: Comparison) -> Findings:
     paper = "88.45 against 83.65 and 90.25 against 86.65 %"
     checks.append(always_above("FedImpro beats FedAvg with few and with many clients per round", pairs, paper=paper))
     cells = tuple((str(count), *(_cell(rows[count, label]) for label in labels)) for count in scale.selected)
-    table = Table(f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells)
+    table = FindingsTable(
+        f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells
+    )
     return Findings((table,), tuple(checks), (_BEST, *lost(comparison)))
 
 
 # --- the paper's form and the released one ---------------------------------------------------------------------------
 
 
-def _form(scale: Scale) -> Grid:
+def _form(scale: FedImproScale) -> Grid:
     tamed = {"std_cap": 0.1, "weight": "ramp"}
     methods = {
         "FedAvg": "fedavg",
@@ -389,7 +401,7 @@ def _form(scale: Scale) -> Grid:
     )
 
 
-def _judge_form(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_form(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *forms = found
     rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
@@ -403,20 +415,22 @@ def _judge_form(scale: Scale, comparison: Comparison) -> Findings:
         "averages, of the standard deviation; cap: none above 0.1 is sampled with; ramp: the weight of sampled ones "
         "rises from 0 to 1 in the first half of the run",
     )
-    table = Table(f"Best accuracy on {scale.where} by form, %", ("form", "accuracy", "gain over FedAvg, points"), rows)
+    table = FindingsTable(
+        f"Best accuracy on {scale.where} by form, %", ("form", "accuracy", "gain over FedAvg, points"), rows
+    )
     return Findings((table,), checks, (*notes, *lost(comparison)))
 
 
 # --- how it works, and what it gives away ----------------------------------------------------------------------------
 
 
-def _run(scale: Scale) -> dict[str, Any]:
+def _run(scale: FedImproScale) -> dict[str, Any]:
     return {name: value for name, value in scale.values().items() if name != "seed"}
 
 
-def _divergence(scale: Scale) -> Work:
+def _divergence(scale: FedImproScale) -> OwnWork:
     methods = {name: OTHERS[name] for name in ("FedAvg", "FedProx")} | {"FedImpro": scale.impro()}
-    return Work(
+    return OwnWork(
         "divergence",
         "how far local models are apart, and what shared features change in gradients and features",
         {
@@ -434,8 +448,8 @@ def _divergence(scale: Scale) -> Work:
     )
 
 
-def _inversion(scale: Scale) -> Work:
-    return Work(
+def _inversion(scale: FedImproScale) -> OwnWork:
+    return OwnWork(
         "inversion",
         "images rebuilt from raw features and from shared statistics",
         {"run": {**_run(scale), "method": scale.impro()}, "attack": dict(scale.attack)},

@@ -13,7 +13,7 @@ from fedstrata.compare import Comparison
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import drift
 from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best
-from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, by_label, figures, last, lost
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, by_label, figures, last, lost
 
 OTHERS = {
     "FedAvg": "fedavg",
@@ -46,7 +46,7 @@ FORMULAS = {
 
 
 @dataclass(frozen=True)
-class Scale:
+class FedNLRScale:
     """The settings of a reproduction.
 
     Args:
@@ -88,7 +88,7 @@ _MNIST = {
 }
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": FedNLRScale(
         {
             "dataset": "digits",
             "model": "vgg9(width=2, hidden=8)",
@@ -106,7 +106,7 @@ SCALES = {
         lrs=(0.02, 0.05),
         last=1,
     ),
-    "small": Scale(
+    "small": FedNLRScale(
         {
             "dataset": "cifar-10(examples=4000, test_examples=2000)",
             "model": "vgg9(width=4, hidden=64)",
@@ -122,7 +122,7 @@ SCALES = {
         seeds=(1, 2, 3),
         neuron_seeds=(1, 2, 3, 4, 5),
     ),
-    "paper": Scale(
+    "paper": FedNLRScale(
         {
             "dataset": "cifar-10",
             "model": "vgg9",
@@ -152,7 +152,7 @@ def parts(scale: str) -> list[Part]:
 # --- the table of methods --------------------------------------------------------------------------------------------
 
 
-def _table(scale: Scale) -> Grid:
+def _table(scale: FedNLRScale) -> Grid:
     methods = {**OTHERS, "FedNLR": scale.nlr, "FedDyn + FedNLR": f"{OTHERS['FedDyn']} + {scale.nlr}"}
     return Grid(
         "table",
@@ -166,7 +166,7 @@ def _labelled(methods: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"method": text, "label": label} for label, text in methods.items()]
 
 
-def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {PARTITIONS[p]: {} for p in scale.partitions}
     for row in comparison.rows:
         found[PARTITIONS[row.run.config.partition]][row.method] = figures(row, last(scale.last))
@@ -184,11 +184,13 @@ def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
             ),
         ]
     return Findings(
-        (Table("Accuracy, %", ("method", *found), tuple(rows)),), tuple(checks), (_mean(scale), *lost(comparison))
+        (FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),),
+        tuple(checks),
+        (_mean(scale), *lost(comparison)),
     )
 
 
-def _mean(scale: Scale) -> str:
+def _mean(scale: FedNLRScale) -> str:
     over = "the last evaluation" if scale.last == 1 else f"the last {scale.last} evaluations"
     return f"an accuracy is the mean of {over}; ± is the sample standard deviation over the seeds"
 
@@ -196,7 +198,7 @@ def _mean(scale: Scale) -> str:
 # --- learning rates and μ --------------------------------------------------------------------------------------------
 
 
-def _lr(scale: Scale) -> Grid:
+def _lr(scale: FedNLRScale) -> Grid:
     methods = _labelled({"FedAvg": "fedavg", "FedNLR": "fednlr"})
     return Grid(
         "lr",
@@ -206,7 +208,7 @@ def _lr(scale: Scale) -> Grid:
     )
 
 
-def _judge_lr(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_lr(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {}
     for row in comparison.rows:
         found.setdefault(f"lr {row.run.config.lr:g}", {})[row.method] = figures(row, last(scale.last))
@@ -214,15 +216,15 @@ def _judge_lr(scale: Scale, comparison: Comparison) -> Findings:
     pairs = {lr: (pair["FedNLR"], pair["FedAvg"]) for lr, pair in found.items()}
     paper = "at every learning rate, CIFAR-100 with Dirichlet(0.05)"
     check = always_above("FedNLR gains at every learning rate", pairs, paper=paper)
-    table = Table(f"Accuracy on {_skew(scale)}, %", ("", "FedAvg", "FedNLR"), tuple(rows))
+    table = FindingsTable(f"Accuracy on {_skew(scale)}, %", ("", "FedAvg", "FedNLR"), tuple(rows))
     return Findings((table,), (check,), (_mean(scale), *lost(comparison)))
 
 
-def _skew(scale: Scale) -> str:
+def _skew(scale: FedNLRScale) -> str:
     return PARTITIONS[scale.partitions[0]]
 
 
-def _mu(scale: Scale) -> Grid:
+def _mu(scale: FedNLRScale) -> Grid:
     fixed = {f"μ = {mu:g}": f"fednlr(mu={mu})" for mu in FIXED}
     return Grid(
         "mu",
@@ -232,7 +234,7 @@ def _mu(scale: Scale) -> Grid:
     )
 
 
-def _judge_mu(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found = by_label(comparison, last(scale.last))
     base = found["FedAvg"]
     fixed = {label: seeds for label, seeds in found.items() if label in {f"μ = {mu:g}" for mu in FIXED}}
@@ -248,7 +250,7 @@ def _judge_mu(scale: Scale, comparison: Comparison) -> Findings:
         above("μ = 2 beats FedAvg", fixed["μ = 2"], base),
     )
     title = f"Accuracy on {_skew(scale)} by the ratio μ, %"
-    table = Table(title, ("μ", "accuracy", "gain over FedAvg, points"), tuple(rows))
+    table = FindingsTable(title, ("μ", "accuracy", "gain over FedAvg, points"), tuple(rows))
     return Findings((table,), checks, (_mean(scale), *lost(comparison)))
 
 
@@ -259,9 +261,9 @@ def _gain(one: Seeds, other: Seeds) -> str:
 # --- neurons ---------------------------------------------------------------------------------------------------------
 
 
-def _drift(scale: Scale) -> Work:
+def _drift(scale: FedNLRScale) -> OwnWork:
     visited, other = 1, 2
-    return Work(
+    return OwnWork(
         "drift",
         "Appendix A: bound neurons of one class after a visit to a client of another",
         {"run": dict(scale.neurons), "even": drift.EVEN},

@@ -10,13 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.compare import Comparison, Row
+from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.table import spread, stat
 from fedstrata.core.text import bytes_text, flops_text, plural
 from fedstrata.reproduce import trace
 from fedstrata.reproduce.claims import Check, above, within
 from fedstrata.reproduce.judged import by_client
-from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, at_round, by_label, figures, last, lost
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    at_round,
+    by_label,
+    figures,
+    last,
+    lost,
+)
 from fedstrata.techniques.fedpart import FedPart
 
 BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) + "}
@@ -29,7 +40,7 @@ PAPER = {"FedAvg": "62.8 against 60.7 %", "FedProx": "62.3 against 62.8 %", "MOO
 
 
 @dataclass(frozen=True)
-class Scale:
+class FedPartScale:
     """The settings of a reproduction.
 
     Args:
@@ -81,7 +92,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": FedPartScale(
         {
             "dataset": "digits",
             "model": "resnet8(width=2, stem='3x3', maxpool=False)",
@@ -102,7 +113,7 @@ SCALES = {
         warmups=(0, 1),
         ends=1,
     ),
-    "small": Scale(
+    "small": FedPartScale(
         {
             "dataset": "cifar-10(examples=2000, test_examples=4000)",
             "model": "resnet8(width=16)",
@@ -115,7 +126,7 @@ SCALES = {
         },
         seeds=(1, 2, 3),
     ),
-    "paper": Scale(
+    "paper": FedPartScale(
         {
             "dataset": "cifar-10(examples=20000)",
             "model": "resnet8(width=64)",
@@ -143,7 +154,7 @@ def parts(scale: str) -> list[Part]:
 # --- accuracy and costs by cycle -------------------------------------------------------------------------------------
 
 
-def _cycles(scale: Scale) -> Grid:
+def _cycles(scale: FedPartScale) -> Grid:
     methods = [
         {"method": f"{beginning}{update}", "label": f"{base}, {kind}"}
         for base, beginning in BASES.items()
@@ -157,7 +168,7 @@ def _cycles(scale: Scale) -> Grid:
     )
 
 
-def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
     rows = {(row.run.buffers, row.method): row for row in comparison.rows}
     labels = list(dict.fromkeys(row.method for row in comparison.rows))
     ends = {
@@ -188,8 +199,10 @@ def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
     what = [f"{name}{of}" for name in ("up", "down", "FLOPs") for of in (", full", ", FedPart", " share")]
     return Findings(
         (
-            Table("Accuracy at the end of every cycle, %", ("statistics", "cycle", *labels), tuple(accuracy), 2),
-            Table("Costs of a cycle, all clients together", ("statistics", "method", *what), tuple(costs), 2),
+            FindingsTable(
+                "Accuracy at the end of every cycle, %", ("statistics", "cycle", *labels), tuple(accuracy), 2
+            ),
+            FindingsTable("Costs of a cycle, all clients together", ("statistics", "method", *what), tuple(costs), 2),
         ),
         tuple(checks),
         (
@@ -204,13 +217,13 @@ def _judge_cycles(scale: Scale, comparison: Comparison) -> Findings:
     )
 
 
-def _shares(part: Row, full: Row, name: str) -> list[float]:
+def _shares(part: ComparisonRow, full: ComparisonRow, name: str) -> list[float]:
     """Seed by seed, what a cost is of full updates'."""
     whole = {result.seed: getattr(result, name) for result in full.sound}
     return [getattr(result, name) / whole[result.seed] for result in part.sound if result.seed in whole]
 
 
-def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], Row], cycles: int) -> tuple[str, ...]:
+def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], ComparisonRow], cycles: int) -> tuple[str, ...]:
     cells: list[str] = []
     full, part = (rows[policy, f"{base}, {kind}"] for kind in ("full", "FedPart"))
     for name, text in (("bytes_up", bytes_text), ("bytes_down", bytes_text), ("flops", flops_text)):
@@ -227,7 +240,7 @@ def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], Row], cycles: 
 ORDERS = ("sequential", "reverse", "random")
 
 
-def _orders(scale: Scale) -> Grid:
+def _orders(scale: FedPartScale) -> Grid:
     methods = [{"method": scale.part(order=order), "label": order} for order in ORDERS]
     return Grid(
         "orders",
@@ -237,7 +250,7 @@ def _orders(scale: Scale) -> Grid:
     )
 
 
-def _judge_orders(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
     cycles = range(1, scale.cycles + 1)
     ends = [by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
     rows = [(str(c), *(spread(stat(end[o].values())) for o in ORDERS)) for c, end in zip(cycles, ends, strict=True)]
@@ -248,14 +261,14 @@ def _judge_orders(scale: Scale, comparison: Comparison) -> Findings:
             others, ("33.59 against 31.79 %, CIFAR-100", "33.59 against 31.44 %, CIFAR-100"), strict=True
         )
     ]
-    table = Table("Accuracy at the end of every cycle by order, %", ("cycle", *ORDERS), tuple(rows))
+    table = FindingsTable("Accuracy at the end of every cycle by order, %", ("cycle", *ORDERS), tuple(rows))
     return Findings((table,), tuple(checks), lost(comparison))
 
 
 # --- full rounds before ----------------------------------------------------------------------------------------------
 
 
-def _warmup(scale: Scale) -> Grid:
+def _warmup(scale: FedPartScale) -> Grid:
     """Cycles of partial rounds only, so that 0 rounds before the first one are 0 full rounds."""
     partial = scale.cycles * scale.partial
     methods = [
@@ -276,7 +289,7 @@ def _warmup(scale: Scale) -> Grid:
     )
 
 
-def _judge_warmup(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
     after = by_label(comparison, last(1))
     before = {
         row.method: figures(row, at_round(count)) for row, count in zip(comparison.rows, scale.warmups, strict=True)
@@ -295,16 +308,16 @@ def _judge_warmup(scale: Scale, comparison: Comparison) -> Findings:
     name = f"partial rounds improve what {most} have trained"
     checks.append(above(name, after[most], before[most], paper="66.18 against 58.92 %"))
     title = f"Accuracy before and after {plural(scale.cycles * scale.partial, 'partial round')}, %"
-    return Findings((Table(title, ("", *labels), tuple(rows)),), tuple(checks), lost(comparison))
+    return Findings((FindingsTable(title, ("", *labels), tuple(rows)),), tuple(checks), lost(comparison))
 
 
 # --- the gradient's norm ---------------------------------------------------------------------------------------------
 
 
-def _trace(scale: Scale) -> Work:
+def _trace(scale: FedPartScale) -> OwnWork:
     methods = {"full": "fedavg", "FedPart": scale.part()}
     run = {**scale.run, "rounds": scale.cycle, "buffers": "local"}
-    return Work(
+    return OwnWork(
         "trace",
         "the gradient's norm, step by step, around full and partial aggregation",
         {"run": run, "methods": methods, "ends": scale.ends},

@@ -14,7 +14,7 @@ from fedstrata.compare import Comparison
 from fedstrata.core.text import plural
 from fedstrata.reproduce import similarity
 from fedstrata.reproduce.claims import Seeds, above, best
-from fedstrata.reproduce.parts import Findings, Grid, Part, Table, Work, figures, lost
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
 from fedstrata.reproduce.plots import plot_architectures
 from fedstrata.reproduce.unequal import (
     GROUP,
@@ -22,7 +22,7 @@ from fedstrata.reproduce.unequal import (
     HETERO,
     INCO,
     SCALES,
-    Scale,
+    InCoScale,
     accuracies,
     arch_accuracy,
     arch_curve,
@@ -76,7 +76,7 @@ def parts(scale: str) -> list[Part]:
 # --- the table of methods --------------------------------------------------------------------------------------------
 
 
-def _table(scale: Scale) -> Grid:
+def _table(scale: InCoScale) -> Grid:
     entries = []
     for base, text in BASES.items():
         methods = {base: joined(text, GROUPED), f"{base} + {INCO}": crossed(text)}
@@ -89,7 +89,7 @@ def _table(scale: Scale) -> Grid:
     )
 
 
-def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_table(scale: InCoScale, comparison: Comparison) -> Findings:
     whole = arch_accuracy(scale.arch(scale.depths[-1]), scale.evaluations)
     clients: dict[tuple[str, str], Seeds] = {}
     server: dict[tuple[str, str], Seeds] = {}
@@ -109,8 +109,8 @@ def _judge_table(scale: Scale, comparison: Comparison) -> Findings:
     )
     return Findings(
         (
-            Table("Accuracy of the clients' models, %", *_compared(names, clients)),
-            Table("Accuracy of the server's model, the deepest, %", *_compared(names, server)),
+            FindingsTable("Accuracy of the clients' models, %", *_compared(names, clients)),
+            FindingsTable("Accuracy of the server's model, the deepest, %", *_compared(names, server)),
         ),
         checks,
         (
@@ -134,7 +134,7 @@ def _compared(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple
 # --- what it is made of, and its forms -------------------------------------------------------------------------------
 
 
-def _ablation(scale: Scale) -> Grid:
+def _ablation(scale: InCoScale) -> Grid:
     methods = {
         GROUP: GROUPED,
         HETERO: "heteroavg",
@@ -151,7 +151,7 @@ def _ablation(scale: Scale) -> Grid:
     )
 
 
-def _judge_ablation(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_ablation(scale: InCoScale, comparison: Comparison) -> Findings:
     found = accuracies(scale, comparison)
     checks = [
         above(f"InCo beats {'InCo ' if label.startswith('without') else ''}{label}", found[INCO], seeds)
@@ -161,7 +161,7 @@ def _judge_ablation(scale: Scale, comparison: Comparison) -> Findings:
     checks.append(above("HeteroAvg beats GroupAvg", found[HETERO], found[GROUP]))
     rows = tuple((label, cell(seeds), cell(gained(seeds, found[HETERO]))) for label, seeds in found.items())
     title = f"Accuracy of the clients' models on {scale.where} by what InCo is made of, %"
-    table = Table(title, ("", "accuracy", "gain over HeteroAvg, points"), rows)
+    table = FindingsTable(title, ("", "accuracy", "gain over HeteroAvg, points"), rows)
     return Findings((table,), tuple(checks), (scale.note, *lost(comparison)))
 
 
@@ -175,7 +175,7 @@ FORMS = {
 DEFAULT = next(label for label, form in FORMS.items() if form == InCo())
 
 
-def _forms(scale: Scale) -> Grid:
+def _forms(scale: InCoScale) -> Grid:
     methods = {HETERO: "heteroavg"} | {label: joined("heteroavg", str(form)) for label, form in FORMS.items()}
     return Grid(
         "forms",
@@ -185,7 +185,7 @@ def _forms(scale: Scale) -> Grid:
     )
 
 
-def _judge_forms(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_forms(scale: InCoScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {}
     for row in comparison.rows:
         data = dataset_name(row.run.config.dataset)
@@ -207,21 +207,21 @@ def _judge_forms(scale: Scale, comparison: Comparison) -> Findings:
         "each other (Theorem 3.1); released: + |θ|·g_0 for each kernel, within limits; conv2: g_0 is the first block's "
         f"second convolution, as in the authors' runs with 'released, conv2'; the default is '{DEFAULT}'"
     )
-    table = Table("Accuracy of the clients' models by form, Dirichlet(0.5), %", columns, rows)
+    table = FindingsTable("Accuracy of the clients' models by form, Dirichlet(0.5), %", columns, rows)
     return Findings((table,), tuple(checks), (scale.note, note, *lost(comparison)))
 
 
 # --- noise, and batch sizes ------------------------------------------------------------------------------------------
 
 
-def disturbances(scale: Scale) -> dict[str, tuple[str, dict[str, Any]]]:
+def disturbances(scale: InCoScale) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name → (a technique to add, fields to change)."""
     usual = {"as usual": ("", dict[str, Any]())}
     noises = {f"noise {share:g}": (str(Perturb(noise=share)), dict[str, Any]()) for share in scale.noises}
     return usual | noises | {f"batch size {size}": ("", {"batch_size": size}) for size in scale.batches}
 
 
-def _robust(scale: Scale) -> Grid:
+def _robust(scale: InCoScale) -> Grid:
     entries = [
         {"method": joined(text, more), "label": f"{label}, {name}", **fields}
         for name, (more, fields) in disturbances(scale).items()
@@ -235,13 +235,13 @@ def _robust(scale: Scale) -> Grid:
     )
 
 
-def _judge_robust(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_robust(scale: InCoScale, comparison: Comparison) -> Findings:
     found = accuracies(scale, comparison)
     pairs = {name: (found[f"{INCO}, {name}"], found[f"{GROUP}, {name}"]) for name in disturbances(scale)}
     checks = [above(f"InCo beats GroupAvg with {name}", *pair) for name, pair in pairs.items() if name != "as usual"]
     rows = tuple((name, cell(old), cell(new), cell(gained(new, old))) for name, (new, old) in pairs.items())
     title = f"Accuracy of the clients' models on {scale.where}, %"
-    table = Table(title, ("", GROUP, INCO, "gain, points"), rows)
+    table = FindingsTable(title, ("", GROUP, INCO, "gain, points"), rows)
     notes = (
         scale.note,
         "noise is Gaussian, on every client's update before it is sent; its standard deviation is so many times that "
@@ -256,7 +256,7 @@ def _judge_robust(scale: Scale, comparison: Comparison) -> Findings:
 THREE = {GROUP: GROUPED, HETERO: "heteroavg", INCO: crossed()}
 
 
-def _groups(scale: Scale) -> Grid:
+def _groups(scale: InCoScale) -> Grid:
     return Grid(
         "groups",
         "each architecture's own accuracy",
@@ -266,7 +266,7 @@ def _groups(scale: Scale) -> Grid:
     )
 
 
-def _judge_groups(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_groups(scale: InCoScale, comparison: Comparison) -> Findings:
     archs = {f"ResNet{depth}": scale.arch(depth) for depth in scale.depths}
     found = {
         row.method: {name: figures(row, arch_accuracy(arch, scale.evaluations)) for name, arch in archs.items()}
@@ -278,7 +278,7 @@ def _judge_groups(scale: Scale, comparison: Comparison) -> Findings:
         for other in (GROUP, HETERO)
         for name in archs
     ]
-    table = Table(f"Accuracy of each architecture on {scale.where}, %", ("", *archs), rows)
+    table = FindingsTable(f"Accuracy of each architecture on {scale.where}, %", ("", *archs), rows)
     curves = {row.method: {name: arch_curve(row, arch) for name, arch in archs.items()} for row in comparison.rows}
     evaluations = f"the mean of the last {plural(scale.evaluations, 'evaluation')}"
     notes = (f"an accuracy is {evaluations}; curves are means over the seeds", *lost(comparison))
@@ -290,7 +290,7 @@ def _judge_groups(scale: Scale, comparison: Comparison) -> Findings:
 POLICIES = {"drop": "each batch's own statistics", "average": "averaged running statistics"}
 
 
-def _statistics(scale: Scale) -> Grid:
+def _statistics(scale: InCoScale) -> Grid:
     return Grid(
         "statistics",
         "running statistics averaged over architectures, and none",
@@ -299,7 +299,7 @@ def _statistics(scale: Scale) -> Grid:
     )
 
 
-def _judge_statistics(scale: Scale, comparison: Comparison) -> Findings:
+def _judge_statistics(scale: InCoScale, comparison: Comparison) -> Findings:
     depths = {"shallowest": scale.depths[0], "deepest": scale.depths[-1]}
     measures = {"all": clients_accuracy(scale.evaluations)}
     measures |= {name: arch_accuracy(scale.arch(depth), scale.evaluations) for name, depth in depths.items()}
@@ -317,14 +317,16 @@ def _judge_statistics(scale: Scale, comparison: Comparison) -> Findings:
         for policy, told in POLICIES.items()
         for other in (GROUP, HETERO)
     )
-    table = Table(f"Accuracy on {scale.where} by running statistics, %", ("statistics", "", *measures), rows, left=2)
+    table = FindingsTable(
+        f"Accuracy on {scale.where} by running statistics, %", ("statistics", "", *measures), rows, left=2
+    )
     return Findings((table,), checks, (scale.note, *lost(comparison)))
 
 
 # --- how alike the clients' models are -------------------------------------------------------------------------------
 
 
-def _similarity(scale: Scale) -> Work:
+def _similarity(scale: InCoScale) -> OwnWork:
     run = {name: value for name, value in scale.values(**scale.case).items() if name != "seed"}
     middle = scale.arch(scale.depths[len(scale.depths) // 2])
     equal = {"archs": None, "model": middle, "method": "fedavg"}
@@ -336,7 +338,7 @@ def _similarity(scale: Scale) -> Work:
         similarity.INCO: {"method": crossed()},
         similarity.PLAIN_INCO: {"method": crossed(optimise=False)},
     }
-    return Work(
+    return OwnWork(
         "similarity",
         "how alike the clients' models are, stage by stage, and where layers go the same way",
         {

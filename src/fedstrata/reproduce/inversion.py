@@ -16,7 +16,7 @@ from fedstrata.attack import invert
 from fedstrata.attack.sheet import contact_sheet
 from fedstrata.compare.table import Stat, stat
 from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
-from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
@@ -32,11 +32,11 @@ def _decibels(value: Stat | None) -> str:
 DECIBELS = Unit(_decibels, lambda gain: ("+" if gain.mean >= 0 else "") + _decibels(gain))
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """A run, and the attack on its model: how near the rebuilt images come, and the images."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
-        history = open_run(configured(settings, seed, bench), directory).fit()
+        history = open_run(configured(settings, seed, resources), directory).fit()
         with computing(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {
@@ -105,7 +105,7 @@ def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
     title = f"Images of a client, rebuilt from what leaves {first['split']}"
     data = {str(s): {k: v for k, v in f.items() if k not in ("pixels", "shape")} for s, f in found.items()}
     return Findings(
-        (Table(title, ("", "PSNR", "SSIM", "feature error"), rows),),
+        (FindingsTable(title, ("", "PSNR", "SSIM", "feature error"), rows),),
         checks,
         notes,
         {"inversion.png": partial(draw, first, seed)},

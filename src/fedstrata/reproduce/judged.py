@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.context import BUFFERS
-from fedstrata.compare import Row
+from fedstrata.compare import ComparisonRow
 from fedstrata.config.schema import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
@@ -19,7 +19,7 @@ from fedstrata.runs.client_memory import DirectoryStore
 _loaded = cache(load_dataset)
 
 
-def by_client(row: Row, client: int = 0) -> dict[int, float]:
+def by_client(row: ComparisonRow, client: int = 0) -> dict[int, float]:
     """Seed → the final model's accuracy on the test set, with the statistics that the client has kept."""
     config = row.run.config
     return {

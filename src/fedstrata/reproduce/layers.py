@@ -33,7 +33,7 @@ from fedstrata.probes.measures import (
     with_shared,
 )
 from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
-from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
 from fedstrata.reproduce.runs import configured, watched
 from fedstrata.system.machine import computing
@@ -43,7 +43,7 @@ from fedstrata.techniques.fedimpro import FedImpro, drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch(Technique):
+class LocalModels(Technique):
     """Remembers this round's local models and how far they are apart; training is as without it.
 
     Its state: `whole`, `strata` and `stages` hold (1/|S|) Σ ‖θ̄ − θ_i‖ in order; `i:name` is client i's own tensor.
@@ -93,7 +93,7 @@ def follow(federation: Federation, looks: int) -> dict[str, Any]:
     curves = {kind: {name: list[float]() for name in several} for kind, several in names.items()}
     whole, visits, before = list[float](), list[dict[str, float]](), federation.model
     for record in federation.rounds():
-        state = federation.state.techniques[Watch.name]
+        state = federation.state.techniques[LocalModels.name]
         whole.append(float(state["whole"]))
         for kind, lines in curves.items():
             for line, value in zip(lines.values(), state[kind].tolist(), strict=True):
@@ -185,14 +185,14 @@ def check_transport() -> None:
     conditional_wasserstein(point, point)
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Method → its curves and local models; what its last model's gradients and features are like.
 
     One thread, as in training: on a busy machine two wait for each other, and the last bits would depend on them.
     """
     place, found = settings["place"], dict[str, Any]()
     for label, text in settings["methods"].items():
-        federation = watched(configured(settings, seed, bench, method=text), Watch())
+        federation = watched(configured(settings, seed, resources, method=text), LocalModels())
         with computing(1):
             found[label] = follow(federation, settings["looks"])
             model, clients = federation.model, list(federation.clients)
@@ -251,7 +251,7 @@ def judge(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: in
     return Findings(tables, tuple(check for several in checks for check in several), notes, pictures, data)
 
 
-Judged = tuple[Table, tuple[Check, ...]]
+Judged = tuple[FindingsTable, tuple[Check, ...]]
 
 
 def _curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
@@ -265,9 +265,9 @@ def _curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judg
         unit=PLAIN,
         paper="lower after about 500 of 1000 rounds",
     )
-    return Table("Divergence of the local models, mean over the rounds", ("", "first half", "second half"), rows), (
-        check,
-    )
+    return FindingsTable(
+        "Divergence of the local models, mean over the rounds", ("", "first half", "second half"), rows
+    ), (check,)
 
 
 def _stages(found: Mapping[int, dict[str, Any]]) -> Judged:
@@ -283,7 +283,7 @@ def _stages(found: Mapping[int, dict[str, Any]]) -> Judged:
     check = above("low layers' divergence shrinks faster than high layers' with FedAvg", high, low, unit=PLAIN)
     rows = tuple((stage, "high" if stage in first["high"] else "low", _plain(seeds)) for stage, seeds in shrunk.items())
     title = "FedAvg's divergence by stage in the second half of the run, of its maximum"
-    return Table(title, ("stage", "part", "of its maximum"), rows, left=2), (check,)
+    return FindingsTable(title, ("stage", "part", "of its maximum"), rows, left=2), (check,)
 
 
 def _generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
@@ -308,7 +308,7 @@ def _generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str])
             unit=GAINS,
         ),
     )
-    return Table("Accuracy of the last rounds' local models, %", ("", *columns), rows), checks
+    return FindingsTable("Accuracy of the last rounds' local models, %", ("", *columns), rows), checks
 
 
 def _variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
@@ -327,7 +327,9 @@ def _variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Ju
         0.3,
         paper="N²/(N + N̂)², Theorem 4.2",
     )
-    return Table("Variance of the gradients between clients (CGV)", ("model", "low part", "high part"), rows), (check,)
+    return FindingsTable("Variance of the gradients between clients (CGV)", ("model", "low part", "high part"), rows), (
+        check,
+    )
 
 
 def _distance(found: Mapping[int, dict[str, Any]]) -> Judged:
@@ -343,7 +345,7 @@ def _distance(found: Mapping[int, dict[str, Any]]) -> Judged:
         unit=PLAIN,
     )
     title = "Conditional Wasserstein distance between clients' features, FedImpro's model"
-    return Table(title, ("features", "distance", "covered"), rows), (check,)
+    return FindingsTable(title, ("features", "distance", "covered"), rows), (check,)
 
 
 def _pick(found: Mapping[int, dict[str, Any]], *path: str) -> dict[int, float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, Row
+from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.running import records
 from fedstrata.reproduce.claims import Check, Seeds
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
@@ -29,7 +29,7 @@ def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Table:
+class FindingsTable:
     """A table of words: the first columns up to `left` name a row, the others hold its figures."""
 
     title: str
@@ -50,7 +50,7 @@ class Findings:
         data: figures in full precision, for report.json.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[FindingsTable, ...]
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
     pictures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Bench:
+class PartResources:
     """What a part's own work may use besides its settings."""
 
     data_dir: str | None
@@ -85,7 +85,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Work:
+class OwnWork:
     """A part with work of its own, seed by seed; what came of each is kept.
 
     Args:
@@ -103,7 +103,7 @@ class Work:
     about: str
     settings: Mapping[str, Any]
     seeds: Sequence[int]
-    work: Callable[[Mapping[str, Any], int, Bench], dict[str, Any]]
+    work: Callable[[Mapping[str, Any], int, PartResources], dict[str, Any]]
     judge: Callable[[Mapping[int, dict[str, Any]]], Findings]
     draws: bool = False
     needs: Callable[[], None] = lambda: None
@@ -113,15 +113,15 @@ class Work:
         told = json.dumps(self.settings, sort_keys=True)
         return out / f"{self.name}-seed{seed}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.json"
 
-    def figures(self, out: Path, seed: int, bench: Bench) -> dict[str, Any]:
+    def figures(self, out: Path, seed: int, resources: PartResources) -> dict[str, Any]:
         """A seed's figures: read if they are there, else worked out and kept."""
-        return kept(self.file(out, seed), lambda: self.work(self.settings, seed, bench))
+        return kept(self.file(out, seed), lambda: self.work(self.settings, seed, resources))
 
 
-Part = Grid | Work
+Part = Grid | OwnWork
 
 
-def figures(row: Row, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
+def figures(row: ComparisonRow, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
     """Seed → a figure of its rounds; seeds that diverged or are missing have none."""
     found = {result.seed: of(records(Path(result.directory))) for result in row.sound}
     return {seed: value for seed, value in found.items() if value is not None}

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from fedstrata.errors import FedstrataError
 from fedstrata.reproduce.claims import Check
-from fedstrata.reproduce.parts import Findings, Part, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, Part
 from fedstrata.runs.files import disk_errors, write_atomic
 
 _STYLES = {True: "green", False: "red", None: "yellow"}
 
 
 @dataclass(frozen=True)
-class Section:
+class PartReport:
     """A part, what was found in it, and under which settings."""
 
     part: Part
@@ -45,7 +45,7 @@ class Reproduction:
     paper: str
     scale: str
     command: str
-    sections: tuple[Section, ...]
+    sections: tuple[PartReport, ...]
     failures: Mapping[Path, FedstrataError]
     machines: tuple[str, ...] = ()
 
@@ -124,12 +124,12 @@ class Reproduction:
         write_atomic(out / "report.json", json.dumps(self.as_dict()) + "\n")
 
 
-def _claims(checks: Sequence[Check]) -> Table:
+def _claims(checks: Sequence[Check]) -> FindingsTable:
     rows = tuple((check.name, check.verdict, check.figures, check.paper) for check in checks)
-    return Table("Claims", ("claim", "verdict", "figures", "paper"), rows, left=4)
+    return FindingsTable("Claims", ("claim", "verdict", "figures", "paper"), rows, left=4)
 
 
-def _rich(table: Table) -> RichTable:
+def _rich(table: FindingsTable) -> RichTable:
     shown = RichTable(title=table.title, title_justify="left", expand=False)
     for at, name in enumerate(table.columns):
         shown.add_column(name, justify="left" if at < table.left else "right")
@@ -138,7 +138,7 @@ def _rich(table: Table) -> RichTable:
     return shown
 
 
-def _markdown(table: Table) -> list[str]:
+def _markdown(table: FindingsTable) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in line] for line in (table.columns, *table.rows)]
     rule = ["---" if at < table.left else "---:" for at in range(len(table.columns))]
     return [f"| {' | '.join(line)} |" for line in (cells[0], rule, *cells[1:])]

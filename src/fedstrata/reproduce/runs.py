@@ -11,15 +11,15 @@ from fedstrata.core.rng import derive
 from fedstrata.core.technique import Technique
 from fedstrata.federation import Federation
 from fedstrata.models.registry import build_model
-from fedstrata.reproduce.parts import Bench
+from fedstrata.reproduce.parts import PartResources
 from fedstrata.run import deal
 from fedstrata.techniques import method
 
 
-def configured(settings: Mapping[str, Any], seed: int, bench: Bench, **others: Any) -> RunConfig:
+def configured(settings: Mapping[str, Any], seed: int, resources: PartResources, **others: Any) -> RunConfig:
     """A part's run; where it does not say how many workers, the bench's."""
-    own = {"seed": seed, "data_dir": bench.data_dir}
-    return checked(RunConfig, {"workers": bench.workers, **settings["run"], **own, **others})
+    own = {"seed": seed, "data_dir": resources.data_dir}
+    return checked(RunConfig, {"workers": resources.workers, **settings["run"], **own, **others})
 
 
 def watched(config: RunConfig, by: Technique) -> Federation:

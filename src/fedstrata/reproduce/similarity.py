@@ -29,7 +29,7 @@ from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
 from fedstrata.reproduce.layers import local_models
-from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
@@ -64,7 +64,7 @@ class Locals(Technique):
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class ObservedFederation:
     """A federation whose clients may have models of their own, each client's untrained model, and the test set."""
 
     federation: Federation
@@ -78,7 +78,7 @@ class Watched:
         return [without_statistics(m) for m in found] if self.federation.method.buffers == "drop" else found
 
 
-def watched(config: RunConfig) -> Watched:
+def watched(config: RunConfig) -> ObservedFederation:
     """The federation of a configuration, evaluated at the end, with one technique more, which looks on."""
     dataset, parts = deal(config)
     share = {} if config.archs is None else shares(config.archs)
@@ -98,7 +98,7 @@ def watched(config: RunConfig) -> Watched:
         arch_of=arch_of,
     )
     models = [whole if arch_of is None else archs[arch_of(client)] for client in range(len(parts))]
-    return Watched(federation, models, dataset.test)
+    return ObservedFederation(federation, models, dataset.test)
 
 
 def filled(model: nn.Module, tensors: Tensors) -> nn.Module:
@@ -109,11 +109,11 @@ def filled(model: nn.Module, tensors: Tensors) -> nn.Module:
     return copied
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Case → accuracy, CKA of every two clients by stage, and for InCo each layer's share of β > 0 and mean θ."""
     found: dict[str, Any] = {}
     for label, fields in settings["cases"].items():
-        run = watched(configured(settings, seed, bench, **fields))
+        run = watched(configured(settings, seed, resources, **fields))
         with computing(1):
             found[label] = follow(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
@@ -151,7 +151,7 @@ def follow(federation: Federation) -> dict[str, Any]:
 # --- what is found ---------------------------------------------------------------------------------------------------
 
 Found = Mapping[int, dict[str, Any]]
-Judged = tuple[Table, tuple[Check, ...]]
+Judged = tuple[FindingsTable, tuple[Check, ...]]
 
 
 def judge(found: Found) -> Findings:
@@ -202,7 +202,7 @@ def _alike(found: Found) -> Judged:
         for label in some
     )
     title = "Accuracy, %, and CKA between clients' local models by stage"
-    return Table(title, ("", "accuracy", *stages), rows), tuple(checks)
+    return FindingsTable(title, ("", "accuracy", *stages), rows), tuple(checks)
 
 
 def _positive(found: Found) -> Judged:
@@ -219,7 +219,7 @@ def _positive(found: Found) -> Judged:
     one, other = ({s: stages["all"] for s, stages in share[label].items()} for label in (INCO, PLAIN_INCO))
     name = "β > 0 in more layers and rounds with optimisation than without"
     check = above(name, one, other, paper="83.8 and 74.4 against 53.5 and 50.2 % in two layers")
-    return Table("Share of β > 0, %, and mean θ", ("stage", INCO, PLAIN_INCO, "θ, InCo"), rows), (check,)
+    return FindingsTable("Share of β > 0, %, and mean θ", ("stage", INCO, PLAIN_INCO, "θ, InCo"), rows), (check,)
 
 
 def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import plural
 from fedstrata.federation import Federation
 from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
-from fedstrata.reproduce.parts import Bench, Findings, Table
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_norms
 from fedstrata.reproduce.runs import configured, watched
 
@@ -58,10 +58,10 @@ def follow(federation: Federation) -> dict[str, Any]:
     return {"norms": norms, "active": active}
 
 
-def work(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Method → its norms."""
     return {
-        label: follow(watched(configured(settings, seed, bench, method=text), Trace()))
+        label: follow(watched(configured(settings, seed, resources, method=text), Trace()))
         for label, text in settings["methods"].items()
     }
 
@@ -116,7 +116,7 @@ def judge(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
         "that are smaller than the others; two rounds are compared if the same strata trained in both",
     )
     return Findings(
-        (Table(title, ("rounds", "ratio"), rows),),
+        (FindingsTable(title, ("rounds", "ratio"), rows),),
         checks,
         notes,
         {"trace.png": partial(plot_norms, found[first], first)},

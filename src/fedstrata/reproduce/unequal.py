@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, Row
+from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.running import records
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce.claims import Seeds
@@ -23,7 +23,7 @@ GROUP, HETERO, INCO = "GroupAvg", "HeteroAvg", "InCo"
 
 
 @dataclass(frozen=True)
-class Scale:
+class InCoScale:
     """The settings of a reproduction.
 
     Args:
@@ -87,7 +87,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": InCoScale(
         {
             "clients": 4,
             "participation": 4,
@@ -109,7 +109,7 @@ SCALES = {
         shown=64,
         mapped=16,
     ),
-    "small": Scale(
+    "small": InCoScale(
         {
             "clients": 10,
             "participation": 5,
@@ -131,7 +131,7 @@ SCALES = {
         case={"participation": 1.0, "rounds": 8},
         trial={"rounds": 32, "seed": [7, 8, 9]},
     ),
-    "paper": Scale(
+    "paper": InCoScale(
         {
             "clients": 100,
             "participation": 0.1,
@@ -206,11 +206,11 @@ def arch_accuracy(arch: str, evaluations: int) -> Callable[[list[Record]], float
     return mean
 
 
-def accuracies(scale: Scale, comparison: Comparison) -> dict[str, Seeds]:
+def accuracies(scale: InCoScale, comparison: Comparison) -> dict[str, Seeds]:
     return by_label(comparison, clients_accuracy(scale.evaluations))
 
 
-def arch_curve(row: Row, arch: str) -> dict[int, float]:
+def arch_curve(row: ComparisonRow, arch: str) -> dict[int, float]:
     """Round → one architecture's accuracy, in the mean over the seeds that evaluated it then."""
     found: dict[int, list[float]] = {}
     for result in row.sound:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.aggregation.mean import Mean
+from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.core.technique import RoundView, Setting, Technique
@@ -187,7 +187,7 @@ class Server:
         is asked for, and never after.
         """
         asked = {a.client: a for a in assignments}
-        delta_mean, buffer_mean = Mean(), Mean()
+        delta_mean, buffer_mean = RunningMean(), RunningMean()
         kept: list[Update] = []
         totals: Slots = {t.name: {} for t in self._accumulates}
         weights: list[float] = []
@@ -260,8 +260,8 @@ class Server:
         kept: Sequence[Update],
         weights: Sequence[float],
         asked: Sequence[Assignment],
-        delta_mean: Mean,
-        buffer_mean: Mean,
+        delta_mean: RunningMean,
+        buffer_mean: RunningMean,
     ) -> tuple[Tensors, Tensors]:
         """(delta, buffers) of all updates: rescaled by who gathers them, then the mean, or what takes its place."""
         gathered = kept

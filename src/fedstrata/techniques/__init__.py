@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.core.method import Method
-from fedstrata.core.spec import Table
+from fedstrata.core.spec import Registry
 from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.fedavg import FedAvg, parse
 from fedstrata.techniques.fedavgm import FedAvgM
@@ -24,7 +24,7 @@ from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
 
-TECHNIQUES: Table = {
+TECHNIQUES: Registry = {
     "fedavg": FedAvg,
     "fedpart": FedPart,
     "fednlr": FedNLR,

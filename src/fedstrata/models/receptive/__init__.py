@@ -30,7 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fedstrata.errors import UsageError
 from fedstrata.models.passes import calls
 from fedstrata.models.receptive.axes import Axis, Trace, prefix
-from fedstrata.models.receptive.rules import Step, rule_for
+from fedstrata.models.receptive.rules import Operation, rule_for
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         noted = [(t, self.traces[t]) for t in sources]
         if any(trace is None for _, trace in noted):
             return None
-        step = Step(given, noted, result)
+        step = Operation(given, noted, result)
         try:
             rule = rule_for(name, step)
             return None if rule is None else rule(step)

@@ -13,7 +13,7 @@ from fedstrata.models.receptive.axes import Axis, Change, Trace, carried, places
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One operation: its arguments by name, those of its tensors that carry notes, and one of its results."""
 
     given: Mapping[str, Any]
@@ -38,18 +38,18 @@ class Step:
         return {int(dim) % max(ndim, 1) for dim in chosen}
 
 
-def _layout(step: Step) -> Trace:
+def _layout(step: Operation) -> Trace:
     """The elements stay in order: so do the axes."""
     return step.first[1]
 
 
-def _permute(step: Step) -> Trace:
+def _permute(step: Operation) -> Trace:
     ndim = step.first[0].ndim
     order = [dim % ndim for dim in step.given["dims"]]
     return step.carried(order.index)
 
 
-def _transpose(step: Step) -> Trace:
+def _transpose(step: Operation) -> Trace:
     ndim = step.first[0].ndim
     one, other = (step.given.get(name, default) % ndim for name, default in (("dim0", 0), ("dim1", ndim - 1)))
     return step.carried(lambda dim: {one: other, other: one}.get(dim, dim))
@@ -60,24 +60,24 @@ def _expanded(source: Tensor, trace: Trace, result: Tensor) -> Trace:
     return carried(trace, source.shape, result.shape, lambda dim: dim + more)
 
 
-def _select(step: Step) -> Trace:
+def _select(step: Operation) -> Trace:
     (gone,) = step.dims()
     return step.carried(lambda dim: None if dim == gone else dim - (dim > gone))
 
 
-def _stack(step: Step) -> Trace:
+def _stack(step: Operation) -> Trace:
     new = step.given["dim"] % step.result.ndim
     return step.carried(lambda dim: dim + (dim >= new))
 
 
-def _slice(step: Step) -> Trace:
+def _slice(step: Operation) -> Trace:
     source = step.first[0]
     (cut,) = step.dims()
     begin, _, stride = slice(step.given["start"], step.given["end"], step.given["step"]).indices(source.shape[cut])
     return step.carried(lambda dim: dim, lambda axis, dim: axis.window(1, stride, -begin) if dim == cut else axis)
 
 
-def _product(step: Step) -> Trace | None:
+def _product(step: Operation) -> Trace | None:
     """A matrix product with weights mixes the axis that is summed over; one with features mixes everything."""
     if len(step.sources) > 1:
         return tuple(axis.lost() for axis in step.first[1])
@@ -87,11 +87,11 @@ def _product(step: Step) -> Trace | None:
     return step.carried(lambda dim: None if dim == summed else dim)
 
 
-def _attention(step: Step) -> Trace:
+def _attention(step: Operation) -> Trace:
     return tuple(axis.lost() for axis in step.first[1])
 
 
-def _spatial(step: Step, count: int, change: Change, mixes: bool = False) -> Trace:
+def _spatial(step: Operation, count: int, change: Change, mixes: bool = False) -> Trace:
     """Change the last `count` dimensions, numbered from 0; `mixes`: the one before them, the channels, is mixed.
 
     An input that nothing has touched yet but its shape is the image in the shape that arrives here.
@@ -119,7 +119,7 @@ def _each(value: int | Sequence[int], count: int) -> list[int]:
     return many * count if len(many) == 1 else many
 
 
-def _convolution(step: Step) -> Trace | None:
+def _convolution(step: Operation) -> Trace | None:
     weight = step.given["weight"]
     if step.given["transposed"] or len(step.sources) > 1:  # the kernel itself may be made from the image
         return None
@@ -129,14 +129,14 @@ def _convolution(step: Step) -> Trace | None:
     return _spatial(step, count, lambda a, dim: a.window(kernel[dim], stride[dim], padding[dim], dilation[dim]), True)
 
 
-def _pool(step: Step) -> Trace:
+def _pool(step: Operation) -> Trace:
     kernel = _each(step.given["kernel_size"], 2)
     stride = _each(step.given["stride"] or kernel, 2)
     padding, dilation = _each(step.given["padding"], 2), _each(step.given.get("dilation", 1), 2)
     return _spatial(step, 2, lambda a, dim: a.window(kernel[dim], stride[dim], padding[dim], dilation[dim]))
 
 
-def _adaptive(step: Step) -> Trace:
+def _adaptive(step: Operation) -> Trace:
     """Output i of m averages the positions from ⌊i·n/m⌋ to ⌈(i + 1)·n/m⌉ − 1 of n."""
     before, after = step.first[0].shape[-2:], step.result.shape[-2:]
 
@@ -148,16 +148,16 @@ def _adaptive(step: Step) -> Trace:
     return _spatial(step, 2, change)
 
 
-def _pad(step: Step) -> Trace:
+def _pad(step: Operation) -> Trace:
     pads = step.given["pad"] if "pad" in step.given else step.given["padding"]
     before = dict(zip(range(step.result.ndim - 1, -1, -1), pads[::2], strict=False))  # the last dimension's come first
     return step.carried(lambda dim: dim, lambda axis, dim: axis.window(1, 1, before.get(dim, 0)))
 
 
-def _resize(taps: int, antialias: bool = False) -> Callable[[Step], Trace]:
+def _resize(taps: int, antialias: bool = False) -> Callable[[Operation], Trace]:
     """Interpolation between that many pixels, or that many times the scale where it is antialiased."""
 
-    def rule(step: Step) -> Trace:
+    def rule(step: Operation) -> Trace:
         before, after = step.first[0].shape[2:], step.result.shape[2:]
         scale = [n / m for n, m in zip(before, after, strict=True)]
         reach = [taps * max(1.0, s) if antialias else taps for s in scale]
@@ -166,7 +166,7 @@ def _resize(taps: int, antialias: bool = False) -> Callable[[Step], Trace]:
     return rule
 
 
-def _reduction(step: Step) -> Trace:
+def _reduction(step: Operation) -> Trace:
     """Sums, means and the like over some dimensions."""
     source = step.first[0]
     over = step.dims() if "dim" in step.given else set(range(source.ndim))
@@ -175,7 +175,7 @@ def _reduction(step: Step) -> Trace:
     return step.carried(lambda dim: None if dim in over else dim - sum(gone < dim for gone in over))
 
 
-def _along(step: Step) -> Trace | None:
+def _along(step: Operation) -> Trace | None:
     """What works along some dimensions: softmax, cumulative sums, cat, split, flip."""
     source = step.first[0]
     along = step.dims("dim" if "dim" in step.given else "dims")
@@ -184,12 +184,12 @@ def _along(step: Step) -> Trace | None:
     return step.carried(lambda dim: dim, lambda axis, dim: axis.mixed() if dim in along else axis)
 
 
-def _pointwise(step: Step) -> Trace:
+def _pointwise(step: Operation) -> Trace:
     """Activations, sums, norm layers: aligned from the last dimension on, as broadcasting does."""
     return reduce(together, [_expanded(source, trace, step.result) for source, trace in step.sources])
 
 
-_RULES: dict[str, Callable[[Step], Trace | None]] = {
+_RULES: dict[str, Callable[[Operation], Trace | None]] = {
     **dict.fromkeys(
         ("view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "alias", "detach", "embedding"), _layout
     ),
@@ -222,7 +222,7 @@ _RULES: dict[str, Callable[[Step], Trace | None]] = {
 """What operations do that their arguments' names and shapes alone do not tell."""
 
 
-def rule_for(name: str, step: Step) -> Callable[[Step], Trace | None] | None:
+def rule_for(name: str, step: Operation) -> Callable[[Operation], Trace | None] | None:
     """What an operation does: by its name, or else by its arguments and shapes; None if neither tells."""
     if name in _RULES:
         return _RULES[name]

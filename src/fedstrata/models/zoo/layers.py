@@ -25,7 +25,7 @@ class First(nn.Module):
         return first
 
 
-class Step(nn.Module):
+class TakeStep(nn.Module):
     """One step of a sequence: (batch, length, features) → (batch, features)."""
 
     def __init__(self, index: int) -> None:
@@ -52,7 +52,7 @@ class Tokens(nn.Module):
         return first
 
 
-class Mean(nn.Module):
+class MeanTokens(nn.Module):
     """The mean over the patches: (batch, patches, features) → (batch, features)."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def vit(
     positive("vit", dim=dim, depth=depth, heads=heads)
     _fits("vit", dim, heads, mlp_ratio)
     library = _library("vit")
-    from fedstrata.models.zoo.layers import First, Step
+    from fedstrata.models.zoo.layers import First, TakeStep
 
     config = library.ViTConfig(
         image_size=(grid[0] * patch, grid[1] * patch),
@@ -113,7 +113,7 @@ def vit(
     net = named(
         ("patch", whole.embeddings),
         *((f"block{index}", First(block)) for index, block in enumerate(blocks, start=1)),
-        ("pool", named(("norm", whole.layernorm), ("token", Step(0)))),
+        ("pool", named(("norm", whole.layernorm), ("token", TakeStep(0)))),
         ("head", head),
     )
     return _in_call_order(net, input_shape)
@@ -146,7 +146,7 @@ def swin(
     for index, number in enumerate(heads):
         _fits("swin", dim * 2**index, number, mlp_ratio)
     library = _library("swin")
-    from fedstrata.models.zoo.layers import First, Mean, Tokens
+    from fedstrata.models.zoo.layers import First, MeanTokens, Tokens
 
     parts = library.models.swin.modeling_swin
 
@@ -181,7 +181,7 @@ def swin(
     features = dim * 2 ** (len(depths) - 1)
     net = named(
         *children,
-        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", Mean()))),
+        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
         ("head", nn.Linear(features, classes)),
     )
     net.apply(_initialise)

@@ -1,0 +1,312 @@
+"""Deeper models reproduced: at the smallest scale, the measures by hand, the claims' arithmetic, and the settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstrata.compare import plan
+from fedstrata.compare.running import records
+from fedstrata.config.schema import RunConfig, checked
+from fedstrata.models.strata import strata
+from fedstrata.probes.measures import client_gradients, divergence
+from fedstrata.reproduce import Reproduction, parts, reproduce
+from fedstrata.reproduce.accumulation import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
+from fedstrata.reproduce.deeper import SCALES, _sheets
+from fedstrata.reproduce.parts import Findings, Grid, OwnWork, PartResources
+from fedstrata.run import deal, models_of, open_run
+from fedstrata.runs.records import Record
+
+PARTS = (
+    "accumulation",
+    "rounds",
+    "depth",
+    "width",
+    "stem",
+    "resolution",
+    "augmentation",
+    "transformer",
+    "residual",
+    "channels",
+)
+
+Made = tuple[Reproduction, Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The whole at scale smoke, made once."""
+    out = tmp_path_factory.mktemp("deeper")
+    return reproduce("deeper", "smoke", out=out), out
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "4-layer CNN: the first layer diverges more than the last (noise on an image)",
+        "8-layer CNN: most layers diverge more than the next (images of one class)",
+        "the 8-layer CNN's first layer diverges more than the 4-layer CNN's (images of one class)",
+        "shallow layers diverge more than deep ones",
+        "deep layers' divergence grows",
+        "the gap is narrower with ResNet8 than with ResNet10 on digits",
+        "FL's accuracy falls more from round to round with ResNet10 than with ResNet8 on digits",
+        "FL is better with 3× width than with 1× width on digits",
+        "clients diverge less with 3×3 conv. than with base on digits",
+        "the gap is narrower with no max-pool than with base on digits",
+        "clients diverge less in deep layers with 16×16 than with 8×8 on digits",
+        "FL is better with RRC than with CJ on digits",
+        "FL loses a smaller share of CL's accuracy with Swin than with ViT on digits",
+        "FL needs no more rounds to 90 % with residual links than with no links on digits",
+        "clients diverge less with normal than with reversed on digits",
+    ],
+)
+def test_every_claim_is_judged(claim: str, made: Made) -> None:
+    (check,) = [check for check in made[0].checks if check.name == claim]
+    assert check.holds is not None
+
+
+def test_smoke(made: Made) -> None:
+    found, out = made
+    assert not found.failures
+    assert len({check.name for check in found.checks}) == len(found.checks)
+    assert all(check.holds is not None for check in found.checks)
+    assert [section.part.name for section in found.sections] == list(PARTS)
+    assert "–" not in {cell for s in found.sections for t in s.findings.tables for row in t.rows for cell in row}
+    assert [name for s in found.sections for name in s.findings.pictures] == ["accumulation.png", "rounds.png"]
+    assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)
+    assert str(out) not in (out / "report.md").read_text()
+    assert [part["name"] for part in json.loads((out / "report.json").read_text())["parts"]] == list(PARTS)
+
+
+def test_what_is_equal_in_two_tables_is_run_once(made: Made) -> None:
+    """2 depths, of which one is the slim model and one the deep; 2 more widths, 2 stems, 1 resolution, 3 augmentations,
+    2 transformers, 1 without links, 2 plans: 15, centralised and federated."""
+    grids = [plan(part.values, "out").runs for part in parts("deeper", "smoke") if isinstance(part, Grid)]
+    assert [len(runs) // 2 for runs in grids] == [2, 3, 3, 2, 4, 2, 2, 3]
+    assert len(list((made[1] / "runs").iterdir())) == 2 * (2 + 2 + 2 + 1 + 3 + 2 + 1 + 2)
+
+
+def test_the_tables_first_rows_have_nothing_to_gain(made: Made) -> None:
+    for section in made[0].sections[2:]:
+        (table,) = section.findings.tables
+        assert table.columns[2:] == ("Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", "Div., ×10⁻³")
+        first, *others = table.rows
+        assert first[5] == ""
+        for row in others:
+            cl, fl, gap, gained = map(float, row[2:6])
+            assert gap == pytest.approx(cl - fl, abs=0.011)
+            assert gained == pytest.approx(float(first[4]) - gap, abs=0.011)
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_divergence_is_that_of_the_finished_run(made: Made) -> None:
+    """The last model's, after a run that nobody watched, and the same in the part that watches every round."""
+    rounds, depth = (part for part in parts("deeper", "smoke") if part.name in ("rounds", "depth"))
+    assert isinstance(rounds, OwnWork)
+    config = checked(RunConfig, {**rounds.settings["run"], "seed": 0})
+    federation = open_run(config, None)
+    federation.fit()
+    wanted = divergence(client_gradients(federation.model, list(federation.clients)), federation.strata)
+    sections = {section.part.name: section.findings for section in made[0].sections}
+    assert sections["rounds"].data["0"]["rounds"][-1] == pytest.approx(wanted, rel=1e-4)
+    assert sections["depth"].data["layers"]["digits"]["ResNet10"][0] == pytest.approx(wanted, rel=1e-4)
+    assert depth.name == "depth"
+
+
+def test_watching_the_rounds_changes_nothing() -> None:
+    run = {**SCALES["smoke"].run, "dataset": "digits", "partition": "iid", "model": "logreg", "augment": "none"}
+    found = follow({"run": run}, 3, PartResources(None, 1))
+    assert len(found["rounds"]) == run["rounds"]
+    config = checked(RunConfig, {**run, "seed": 3})
+    history = open_run(config, None).fit()
+    dataset, dealt = deal(config)
+    model, _ = models_of(config, dataset)
+    model.load_state_dict(history.model.state_dict())
+    wanted = divergence(client_gradients(model, list(dataset.train.split(dealt))), strata(model))
+    assert found["rounds"][-1] == pytest.approx(wanted, rel=1e-6)
+    assert found["stages"] == {"head": "head"}
+
+
+def test_spreads_within_a_class_are_by_hand() -> None:
+    """Logits (w·x, 0) with w = 0: the loss's gradient of w is −x/2 for class 0 and +x/2 for class 1.
+
+    Class 0 has x = 1 and 3, gradients −0.5 and −1.5 and, for the second row of the weight, +0.5 and +1.5: standard
+    deviation 0.5. Class 1 has x = 2 twice: none.
+    """
+    model = nn.Sequential(nn.Linear(1, 2, bias=False))
+    nn.init.zeros_(model[0].weight)
+    x, y = torch.tensor([[1.0], [3.0], [2.0], [2.0]]), torch.tensor([0, 0, 1, 1])
+    found = spreads(model, x, y, 200, 0)
+    assert found["class"] == {"0": pytest.approx((0.5, 0.0), abs=1e-6)}
+    assert found["noise"]["0"] == pytest.approx((0.05, 0.05), rel=0.2)
+    assert logged({"a": [0.1, 0.01, 0.19]}) == [pytest.approx(-1)]
+
+
+def test_halves_are_from_the_input() -> None:
+    assert halves({"a": 1.0, "b": 3.0, "c": 7.0}) == (2.0, 7.0)
+    assert halves({"a": 1.0, "b": 3.0}) == (1.0, 3.0)
+
+
+# --- what is found in it ---------------------------------------------------------------------------------------------
+
+
+def _network(*layers: float) -> dict[str, Any]:
+    figures = {str(at): [10**value] * 3 for at, value in enumerate(layers)}
+    return {
+        "trained": {"noise": figures, "class": figures},
+        "new": {"noise": figures, "class": figures},
+        "accuracy": 0.9,
+    }
+
+
+def test_accumulation_is_judged() -> None:
+    """The deep one's first layer is at 10⁻¹, the shallow one's at 10⁻²; each layer has more than the next."""
+    found = judge({0: {"4": _network(-2, -3), "8": _network(-1, -2, -3, -4)}})
+    assert [check.holds for check in found.checks] == [True] * 10
+    assert found.checks[0].figures.startswith("-2.0000 against -3.0000, +1.0000")
+    assert [row[1] for row in found.tables[0].rows] == ["-2.0000", "-3.0000", "", ""]
+    found = judge({0: {"4": _network(-1, -1), "8": _network(-4, -3, -2, -1)}})
+    assert [check.holds for check in found.checks] == [False] * 10
+
+
+def _watched(*rounds: tuple[float, float]) -> dict[str, Any]:
+    return {"rounds": [{"a": one, "b": other} for one, other in rounds], "stages": {"a": "a", "b": "b"}}
+
+
+def test_rounds_are_judged() -> None:
+    """Layer a falls from 0.008 to 0.004, layer b grows from 0.001 to 0.003."""
+    found = judge_rounds({0: _watched((0.008, 0.001), (0.004, 0.003))})
+    assert [check.holds for check in found.checks] == [True] * 3
+    assert found.checks[0].figures.startswith("6.000 against 2.000, +4.000")
+    assert found.tables[0].rows == (
+        ("shallow half", "8.000", "4.000"),
+        ("deep half", "1.000", "3.000"),
+        ("a", "8.000", "4.000"),
+        ("b", "1.000", "3.000"),
+    )
+    found = judge_rounds({0: _watched((0.001, 0.004), (0.002, 0.003))})
+    assert [check.holds for check in found.checks] == [False] * 3
+
+
+@pytest.fixture(scope="module")
+def record(made: Made) -> Record:
+    return records(next((made[1] / "runs").iterdir()))[0]
+
+
+def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> Cell:
+    rounds = [replace(record, round=at, accuracy=value) for at, value in enumerate(curve, start=1)]
+    return Cell({0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds})
+
+
+def test_a_cell(record: Record) -> None:
+    """CL 80 %, FL 60 %: a gap of 20 points, a quarter of 80 %. Of three steps one falls, by 30 points."""
+    cell = _cell(record, 0.8, [0.2, 0.5, 0.2, 0.6], (0.004, 0.002, 0.001, 0.003))
+    assert cell.gap == {0: pytest.approx(0.2)}
+    assert cell.loss == {0: pytest.approx(0.25)}
+    assert cell.falls == {0: pytest.approx(0.1)}
+    assert cell.div == {0: pytest.approx(0.0025)}
+    assert cell.deep == {0: pytest.approx(0.002)}
+    assert replace(cell, cl={1: 0.9}).gap == {}
+
+
+def test_rounds_to_what_both_reach(record: Record) -> None:
+    """The lower one has 50 % at its best: 45 % is reached in the third round, and by the other one in the second."""
+    cells = {"a": _cell(record, 0.8, [0.1, 0.4, 0.5]), "b": _cell(record, 0.8, [0.4, 0.45, 0.9])}
+    assert reached(cells, 0.9) == {"a": {0: 3}, "b": {0: 2}}
+    assert reached({**cells, "c": replace(cells["a"], fl={})}, 0.9) == {"a": {}, "b": {}, "c": {}}
+
+
+@pytest.mark.parametrize("name", PARTS[2:])
+def test_a_table_is_judged(name: str, record: Record) -> None:
+    """Where everything is as the paper has it every claim holds, and none where everything is the other way round."""
+    sheet = _sheets(SCALES["small"])[name]
+    labels = list(sheet.rows)
+    better = {"depth": labels[::-1], "channels": labels[::-1], "augmentation": ["none", "CJ", "both", "RRC"]}
+    order = better.get(name, labels)
+    good = {}
+    for place, label in enumerate(order):
+        curve = [0.2 + 0.09 * place, 0.3 + 0.1 * place, 0.3 + 0.1 * place - 0.02 / (place + 1)]
+        good[label] = _cell(record, 0.8, curve, (0.01 / (place + 1),) * 4)
+    bad = dict(zip(order, reversed(good.values()), strict=True))
+    for cells, verdict in ((good, True), (bad, False)):
+        checks = sheet.claims(sheet, {label: cells[label] for label in labels}, "CIFAR-10")
+        assert len(checks) >= 1
+        first, last = order[0], order[-1]
+        against = [c for c in checks if first in c.name and last in c.name]
+        assert against
+        assert {check.holds for check in against} == {verdict}, [str(check) for check in against]
+
+
+# --- the settings ----------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_figures_stand_beside() -> None:
+    eval_batches = _sheets(SCALES["paper"])
+    assert eval_batches["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
+    assert eval_batches["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
+        "Tiny-ImageNet: 46 against 11; CIFAR-100: 52 against 14"
+    )
+    assert eval_batches["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
+    assert eval_batches["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
+    assert eval_batches["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
+    assert eval_batches["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
+    for sheet in eval_batches.values():
+        assert {len(rows) for rows in sheet.told.values()} <= {len(sheet.rows)}
+
+
+def test_the_papers_settings() -> None:
+    """30 clients, IID, 8 epochs, lr 0.02, 64×64, random resized crops; ResNet-13 and ResNet-101."""
+    found = {part.name: part for part in parts("deeper", "paper")}
+    assert list(found) == list(PARTS)
+    runs = {name: plan(part.values, "out").runs for name, part in found.items() if isinstance(part, Grid)}
+    configs = [run.config for several in runs.values() for run in several]
+    assert {(c.clients, c.epochs, c.lr, c.partition, c.device) for c in configs} == {(30, 8, 0.02, "iid", "cuda")}
+    assert {c.method for c in configs} == {"centralised", "fedavg"}
+    assert {c.augment for c in configs} == {"rrc", "none", "cj", "both"}
+    counts = {name: len(several) // (2 * 3) for name, several in runs.items()}
+    assert counts == {
+        "depth": 5 * 2,
+        "width": 3 * 2,
+        "stem": 3 * 3,
+        "resolution": 3 * 3,
+        "augmentation": 4 * 2,
+        "transformer": 2 * 3,
+        "residual": 2 * 2,
+        "channels": 3,
+    }
+    widths = [f"resnet13(width={width})" for width in (32, 64, 96)]
+    assert list(dict.fromkeys(run.config.model for run in runs["width"])) == widths
+    assert {run.config.model for run in runs["resolution"]} == {"resnet101(stem='7x7', maxpool=True)"}
+    assert "cifar-100(resolution=192)" in {run.config.dataset for run in runs["resolution"]}
+    networks = found["accumulation"]
+    assert isinstance(networks, OwnWork)
+    assert (networks.settings["run"]["dataset"], networks.settings["draws"]) == ("mnist", 1000)
+
+
+def test_seed_1_is_for_finding_settings() -> None:
+    assert SCALES["small"].seeds == (4, 5, 6)
+
+
+def test_findings_are_numbers(made: Made) -> None:
+    """Divergences are finite, and above zero wherever clients differ."""
+    tables: list[Findings] = [section.findings for section in made[0].sections[2:]]
+    values = [
+        value
+        for findings in tables
+        for cells in findings.data["layers"]["digits"].values()
+        for value in cells[0].values()
+    ]
+    assert all(math.isfinite(value) and value >= 0 for value in values)
+    assert sum(value > 0 for value in values) > 0.9 * len(values)
