@@ -27,7 +27,7 @@ import fedstrata as fs
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.engines import cluster, pool
 from fedstrata.engines import ray as actors
-from fedstrata.engines.tensor_store import SegmentedMemory, OwnMemory, SharedMemory, plan
+from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
