@@ -180,7 +180,7 @@ def test_public_names_are_imported_from_where_type_checkers_look() -> None:
 
 
 def test_a_module_is_found_and_a_name_that_is_none_is_not() -> None:
-    assert fedstrata.probes.measures.divergence.__module__ == "fedstrata.probes.measures.divergence"
+    assert fedstrata.probes.divergence.__module__ == "fedstrata.probes.measures.divergence"
     assert fedstrata.strata.__module__ == "fedstrata.models.strata"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fedstrata.nonsense  # noqa: B018

@@ -2,55 +2,54 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from typing_extensions import Unpack
 
-from fedstrata import techniques
 from fedstrata.client.context import ClientContext
-from fedstrata.config.schema import Settings, checked
-from fedstrata.core.method import Method
+from fedstrata.config.keywords import SettingsKeywords, resolve_settings
+from fedstrata.config.schema import Settings
 from fedstrata.core.optim import build_schedule
+from fedstrata.core.results import EvalResult, RoundCost
 from fedstrata.core.rng import own_rng
-from fedstrata.core.technique import Buffers, Setting
 from fedstrata.core.tensors import clone
-from fedstrata.core.types import Slots, Stratum, Update, Visit, Work
+from fedstrata.core.types import Slots, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
-from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines.cluster import Cluster
+from fedstrata.engines.protocol import Engine
 from fedstrata.engines.registry import build_engine
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.serial import Recall, Serial
 from fedstrata.errors import Diverged, UsageError
-from fedstrata.evaluation.evaluator import EvalResult, Evaluator
-from fedstrata.models.isolated_architectures import copy_of, isolate_architectures
+from fedstrata.evaluation.evaluator import Evaluate, Evaluator
+from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running
-from fedstrata.models.strata import idle_note, used_by_any
-from fedstrata.probes.registry import PROBES
-from fedstrata.probes.registry import chosen as named
+from fedstrata.models.strata import idle_note
+from fedstrata.probes.registry import PROBES, chosen
 from fedstrata.probes.runner import Prober, UpdateRecorder
 from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
-from fedstrata.runs.closed_round import ClosedRound
+from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.directory import versions
 from fedstrata.runs.dry_run import DryRun, tried
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, remembered
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import facts
-from fedstrata.server.compatibility import check_fit, check_module, fingerprint, memory_misfit, misfit
+from fedstrata.server.compatibility import fingerprint, memory_misfit, misfit
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
-from fedstrata.server.state import Architecture, ServerState
+from fedstrata.server.setup import Setup, build_setup
+from fedstrata.server.state import ServerState
 from fedstrata.system.machine import device_of, keep_memory, peak_memory
 from fedstrata.system.timing import Clock, timed, using
 
@@ -63,46 +62,51 @@ class Federation:
         clients: one entry per client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
             function without arguments that returns one of them, called where the client is trained.
         test: the global test set, in the same form; None for no evaluation.
-        method: a string such as `"fedavg(weight='uniform')"`, or a Method.
-        rounds: number of rounds.
-        participation: clients per round: a fraction (float) or a number (int).
-        epochs: local passes over a client's data.
-        steps: local steps, instead of epochs.
-        batch_size: examples per local step.
-        lr: local learning rate.
-        optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
-        schedule: learning rate over the rounds, such as `"cosine"`.
-        clip: largest norm of a local gradient.
-        augment: change of training images, such as `"rrc + flip"` (extra `augment`).
-        buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
-        seed: of every random stream; the same seed gives the same bits.
-        engine: how clients are run: `"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest: `"auto"`.
-        workers: clients trained at the same time, each in a process of its own, or `"auto"` for one per core.
-        threads: threads of one worker.
-        ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
-        ray_cpus: CPUs that each of its actors takes.
-        ray_gpus: GPUs that each of its actors takes.
-        channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
-        compile: compile the training step: slow at first, fast in long runs; changes the last bits.
-        device: where training runs.
-        eval_every: rounds between evaluations.
-        eval_clients: also evaluate the global model on every client's own data.
-        target: accuracy to reach, for rounds-to-target.
-        stop_at_target: end when it is reached.
+        settings: how to train, in one object; keywords go before what it says.
         out: directory for configuration, metrics, checkpoints and the final model; None writes nothing.
         resume: continue the run that is in `out`.
-        checkpoint_seconds: least time between checkpoints.
-        probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
-        probe_every: rounds between measurements; the last planned one is measured.
-        probe_clients: clients measured per round, at most.
-        probe_examples: examples per client, and for comparing clients, at most.
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
+        engine: how clients are run: a name (`"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest,
+            `"auto"`), or an engine of one's own, which then trains while the model is evaluated here.
+        store: where clients' memories are kept; None for the run's directory, or for memory where it has none.
+        around: looks at every round before it is opened and after it is closed, and may change it there.
         recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
         class_names: names of the classes, for reports.
         notes: what a reader of the results must know, for run.toml's header and the summary.
         profile: measure where the time goes; `spent` tells it.
+        keywords: the fields of `Settings`, one by one:
+            method: a string such as `"fedavg(weight='uniform')"`, or a Method.
+            rounds: number of rounds.
+            participation: clients per round: a fraction (float) or a number (int).
+            epochs: local passes over a client's data.
+            steps: local steps, instead of epochs.
+            batch_size: examples per local step.
+            lr: local learning rate.
+            optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
+            schedule: learning rate over the rounds, such as `"cosine"`.
+            clip: largest norm of a local gradient.
+            augment: change of training images, such as `"rrc + flip"` (extra `augment`).
+            buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
+            seed: of every random stream; the same seed gives the same bits.
+            workers: clients trained at the same time, each in a process of its own, or `"auto"` for one per core.
+            threads: threads of one worker.
+            ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
+            ray_cpus: CPUs that each of its actors takes.
+            ray_gpus: GPUs that each of its actors takes.
+            channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
+            compile: compile the training step: slow at first, fast in long runs; changes the last bits.
+            device: where training runs.
+            eval_every: rounds between evaluations.
+            eval_clients: also evaluate the global model on every client's own data.
+            target: accuracy to reach, for rounds-to-target.
+            stop_at_target: end when it is reached.
+            checkpoint_seconds: least time between checkpoints.
+            probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
+            probe_every: rounds between measurements; the last planned one is measured.
+            probe_clients: clients measured per round, at most.
+            probe_examples: examples per client, and for comparing clients, at most.
 
     Raises:
         UsageError: if anything does not fit, before the first round.
@@ -113,138 +117,133 @@ class Federation:
         model: nn.Module,
         clients: Sequence[Any],
         test: Any = None,
+        settings: Settings | None = None,
         *,
-        method: str | Method = "fedavg",
-        rounds: int = 20,
-        participation: int | float = 1.0,
-        epochs: int = 1,
-        steps: int | None = None,
-        batch_size: int = 32,
-        lr: float = 0.1,
-        optimizer: str = "sgd",
-        schedule: str = "constant",
-        clip: float | None = None,
-        augment: str = "none",
-        buffers: Buffers | None = None,
-        seed: int = 0,
-        engine: str = "auto",
-        workers: int | str = 1,
-        threads: int = 1,
-        ray_address: str = "local",
-        ray_cpus: float = 1.0,
-        ray_gpus: float = 0.0,
-        channels_last: bool = True,
-        compile: bool = False,
-        device: str = "cpu",
-        eval_every: int = 1,
-        eval_clients: bool = False,
-        target: float | None = None,
-        stop_at_target: bool = False,
         out: str | Path | None = None,
         resume: bool = False,
-        checkpoint_seconds: float = 20.0,
-        probe: str | None = None,
-        probe_every: int = 1,
-        probe_clients: int = 10,
-        probe_examples: int = 256,
         archs: Mapping[str, nn.Module] | None = None,
         arch_of: Callable[[int], str] | None = None,
         public: Any = None,
+        engine: str | Engine | None = None,
+        store: Store | None = None,
+        around: RoundFilter | None = None,
         recipe: Mapping[str, Any] | None = None,
         class_names: Sequence[str] = (),
         notes: Sequence[str] = (),
         profile: bool = False,
+        **keywords: Unpack[SettingsKeywords],
     ) -> None:
-        given = dict(locals())
-        chosen = techniques.method(method)
-        if buffers is not None and chosen.base.buffers not in (None, buffers):
-            raise UsageError(f"the method says buffers={chosen.base.buffers!r}, but buffers={buffers!r}: leave one out")
-        self.method = chosen.with_buffers(buffers)
-        said = given | {"method": str(self.method), "buffers": self.method.buffers}
-        self.settings = checked(Settings, {name: said[name] for name in Settings.model_fields})
-        if self.settings.stop_at_target and self.method.epilogue:
-            raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
-        for module in (model, *(archs or {}).values()):
-            check_module(module)
-        parties = per_client(clients)
-        self.test = None if test is None else as_examples(test, "the test set")
-        self.notes = (*self.method.notes, *notes)
+        named = {"engine": engine} if isinstance(engine, str) else {}
+        self.method, self.settings = resolve_settings(settings, {**keywords, **named})
+        setup = build_setup(self.method, self.settings.batch_size, model, clients, test, archs or {}, arch_of, public)
+        self.test, self.strata = setup.test, setup.strata
+        self.notes = (*self.method.notes, *notes, *idle_note(self.strata))
         self.clock = Clock() if profile else None
-        inputs = None if public is None else unlabelled(public)
-        models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
-        arch_of = arch_of or (lambda client: "")
-        if self.method.branches:
-            models, arch_of = isolate_architectures(models, arch_of, len(parties))
-        with own_rng():  # a dataset's own transforms may draw random numbers
-            sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
-        architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
-        self.strata: tuple[Stratum, ...] = used_by_any(
-            architectures[""].strata, *(a.strata for a in architectures.values())
-        )
-        architectures[""] = replace(architectures[""], strata=self.strata)
-        self.notes += idle_note(self.strata)
-        context = ClientContext(
-            build=partial(copy_of, models),
-            method=self.method,
-            augment=build_augment(augment, tuple(sample.shape[1:])),
-            device=device_of(device),
-            sample=sample,
-            channels_last=channels_last,
-            compile=compile,
-            archs=tuple(models),
-            strata={name: held.strata for name, held in architectures.items()},
-        )
-        self._context = context
-        self._schedule = build_schedule(schedule)
-        self.sampler = ClientSampler(
-            parties,
-            arch_of,
-            self.settings.participation,
-            self.settings.seed,
-            self.settings.rounds,
-            self.method.centralised,
-            drop_single=normalises_batches(models[""]),
-        )
+        self._around = around or RoundFilter()
+        self._context = self._build_context(setup)
+        self._schedule = build_schedule(self.settings.schedule)
+        self.sampler = self._build_sampler(setup)
         self.clients = self.sampler.clients
-        work, augments, policy = self._work(0), context.augment is not None, self.method.buffers
-        settings = {
-            name: Setting(module, architectures[name].strata, work, sample, inputs, augments, name, policy)
-            for name, module in models.items()
-        }
-        for technique in self.method.at("check"):
-            for setting in settings.values():
-                technique.check(setting)
-        self._server = Server(
-            self.method,
-            architectures,
-            len(self.clients),
-            self.settings.seed,
-            self.sampler.arch_of,
-            rounds=self.settings.rounds,
-            model=partial(context.model, turn=True),
-            like=sample[:0].clone(),
-            members=self.sampler.everybody,
-            public=inputs,
-        )
-        s = self.settings
-        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.sampled
-        self.engine, self._engine = build_engine(
-            s.engine, s.workers, s.threads, context, self.clients, self.test, visits, cluster
-        )
-        about = self.method, s.seed, context, self._engine.evaluate, self.sampler, architectures, self.clients
-        self._recorder = RunRecorder(out, s.checkpoint_seconds, self._misfit)
-        self._examiner = Evaluator(*about, self._recorder.recall, s.eval_clients)
-        self._prober = Prober(named(probe), self.settings, context, architectures, self.clients, self.test)
-        self.probes: list[dict[str, Any]] = []
-        self._facts = cache(partial(facts, models[""], self.strata, self.clients, sample, class_names))
-        self.state = self._server.start(
-            clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
-        )
+        self._server = self._build_server(setup)
+        self.state = self._start(setup)
+        self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
+        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._misfit, store)
+        self._evaluator = self._build_evaluator(evaluate)
+        self._prober = self._build_prober()
         self.records: list[Record] = []
+        self.probes: list[dict[str, Any]] = []
+        self._facts = cache(partial(facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
         said = {**self.settings.model_dump(), **(recipe or {})}
         self._config = {name: value for name, value in said.items() if value is not None}
         self._since = time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
+        self._begin(resume)
+
+    def _build_context(self, setup: Setup) -> ClientContext:
+        """What visits and evaluations in this process share."""
+        s = self.settings
+        return ClientContext(
+            build=partial(copy_of, setup.models),
+            method=self.method,
+            augment=build_augment(s.augment, tuple(setup.sample.shape[1:])),
+            device=device_of(s.device),
+            sample=setup.sample,
+            channels_last=s.channels_last,
+            compile=s.compile,
+            archs=tuple(setup.models),
+            strata={name: held.strata for name, held in setup.architectures.items()},
+        )
+
+    def _build_sampler(self, setup: Setup) -> ClientSampler:
+        """Who takes part."""
+        s = self.settings
+        return ClientSampler(
+            setup.clients,
+            setup.arch_of,
+            s.participation,
+            s.seed,
+            s.rounds,
+            self.method.centralised,
+            drop_single=normalises_batches(setup.models[""]),
+        )
+
+    def _build_server(self, setup: Setup) -> Server:
+        """What opens and closes rounds."""
+        return Server(
+            self.method,
+            setup.architectures,
+            len(self.clients),
+            self.settings.seed,
+            self.sampler.arch_of,
+            rounds=self.settings.rounds,
+            model=partial(self._context.model, turn=True),
+            like=setup.sample[:0].clone(),
+            members=self.sampler.everybody,
+            public=setup.public,
+        )
+
+    def _start(self, setup: Setup) -> ServerState:
+        """The state before the first round, once every technique has agreed to what it will run with."""
+        offered = setup.settings_of(self.method, self._work(0), self._context.augment is not None)
+        for technique in self.method.at("check"):
+            for setting in offered.values():
+                technique.check(setting)
+        whole = setup.models[""]
+        return self._server.start(clone(dict(whole.named_parameters())), clone(running(whole)), offered[""])
+
+    def _choose_engine(self, given: str | Engine | None, recipe: Mapping[str, Any]) -> tuple[str, Engine, Evaluate]:
+        """(its name, the engine, what evaluates): one of the caller's own trains only, and the recipe may name it."""
+        if given is not None and not isinstance(given, str):
+            here = Serial(self._context, self.clients, self.test)
+            return str(recipe.get("engine", "own")), given, here.evaluate
+        s = self.settings
+        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.sampled
+        name, engine = build_engine(
+            s.engine, s.workers, s.threads, self._context, self.clients, self.test, visits, cluster
+        )
+        return name, engine, engine.evaluate
+
+    def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
+        """What judges the states."""
+        return Evaluator(
+            self.method,
+            self.settings.seed,
+            self._context,
+            evaluate,
+            self.sampler,
+            self._server.architectures,
+            self.clients,
+            self._recorder.recall,
+            self.settings.eval_clients,
+        )
+
+    def _build_prober(self) -> Prober:
+        """What measures rounds."""
+        named, architectures = chosen(self.settings.probe), self._server.architectures
+        return Prober(named, self.settings, self._context, architectures, self.clients, self.test)
+
+    def _begin(self, resume: bool) -> None:
+        """Make the run's directory, or go on with what is in it."""
         if resume:
             self._resume()
         else:
@@ -355,13 +354,14 @@ class Federation:
         memories = partial(self._recorder.recall, state), partial(self._recorder.keep, state)
         trained = self._close(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
-        request = self._examiner.begin(trained.after) if self.test is not None and due else None
+        request = self._evaluator.begin(trained.after) if self.test is not None and due else None
         return replace(trained, request=request, seconds=self._lap())
 
     def _close(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
     ) -> ClosedRound:
         """Open a round on a state, train its clients, and close it."""
+        state = self._around.open(state)
         number = state.round
         with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
             work = self._work(number)
@@ -374,7 +374,7 @@ class Federation:
                 after, outcome = self._server.close(state, assignments, counted, keep)
         if outcome.diverged:
             raise self._diverged(number, "its updates are not finite numbers")
-        return ClosedRound(state, after, outcome, assignments, work, watch)
+        return self._around.close(ClosedRound(state, after, outcome, assignments, work, watch))
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
@@ -391,7 +391,8 @@ class Federation:
         self.notes += self._engine.told()
         if result.loss is not None and not math.isfinite(result.loss):
             raise self._diverged(after.round - 1, f"the test loss is {result.loss}")
-        record = trained.record(result, trained.seconds + self._lap(), peak_memory())
+        cost = RoundCost(lr=trained.work.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
+        record = trained.record(result, cost)
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
             self._recorder.measured(self.probes[-1])
@@ -433,8 +434,9 @@ class Federation:
 
     def _work(self, number: int) -> Work:
         s = self.settings
-        lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
-        return self.sampler.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
+        named = {field.name: getattr(s, field.name) for field in fields(Work)}
+        named["lr"] = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
+        return self.sampler.work(number, Work(**named))
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""

@@ -48,12 +48,11 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
     model, archs = models_of(config, dataset)
-    settings = {name: getattr(config, name) for name in Settings.model_fields}
     return Federation(
         model,
         dataset.train.split(parts),
         dataset.test,
-        **settings,
+        config,
         out=out,
         resume=resume,
         archs=archs,

@@ -31,7 +31,23 @@ EVEN = [[1000] * 10] * 5
 
 
 def record(number: int, accuracy: float | None, loss: Any = 1.0, train_loss: Any = 1.0) -> Record:
-    return Record(number, accuracy, loss, 1, 1, 1, 1.0, [0], STRATA, [], train_loss, 1, 1, 0.1, 1)
+    return Record(
+        round=number,
+        accuracy=accuracy,
+        loss=loss,
+        bytes_up=1,
+        bytes_down=1,
+        flops=1,
+        seconds=1.0,
+        clients=[0],
+        active=STRATA,
+        refused=[],
+        train_loss=train_loss,
+        examples=1,
+        steps=1,
+        lr=0.1,
+        memory=1,
+    )
 
 
 def run(

@@ -25,7 +25,7 @@ from fedstrata.flower import client_app, server, server_app, transport
 from fedstrata.flower.client import Site
 from fedstrata.flower.messages import ClientInfo, TrainReply, opened, sealed
 from fedstrata.flower.reorder_buffer import ReorderBuffer
-from fedstrata.flower.server import FlowerFederation
+from fedstrata.flower.server import build_federation
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
 from fedstrata.techniques.scaffold import Scaffold
@@ -396,7 +396,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     first = plan(**settings).with_config({})
     transport = Transport(box, 5.0)  # type: ignore[arg-type]
     directory = SiteDirectory(transport, 5.0, print)
-    stopped = FlowerFederation(first, transport, directory, directory.gather(None))
+    stopped = build_federation(first, transport, directory, directory.gather(None))
     rounds = stopped.rounds()
     for _ in range(3):
         next(rounds)

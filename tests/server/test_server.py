@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
-from fedstrata.server.server import RunningMean, Server
+from fedstrata.server.server import Server
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.techniques.fedavg import chain
 from fedstrata.wire.messages import encode
@@ -176,7 +177,7 @@ def test_policies_of_running_statistics(policy: str, sent: bool, kept: float):
     made, state = server(buffers=policy)
     buffers = {} if policy == "drop" else {"a.mean": torch.tensor([2.0]), "a.count": torch.tensor(1)}
     after, outcome = play(made, state, [0, 1], lambda a: answer(a, buffers=buffers))
-    assert outcome.refused == ()
+    assert outcome.refused == []
     assert after.buffers["a.mean"].tolist() == [kept]
     (again,) = made.open(after, [0], Work())
     assert ("a.mean" in again.buffers) is sent
@@ -204,7 +205,7 @@ def test_what_a_round_counts():
     assert (outcome.train_loss, outcome.flops, outcome.steps, outcome.examples) == (3.0, 30.0, 7, 3)
     assert outcome.bytes_up == sum(len(encode(u)) for u in updates)
     assert outcome.bytes_down == sum(len(encode(a)) for a in assignments)
-    assert outcome.active == ("a", "c")
+    assert outcome.active == ["a", "c"]
     assert outcome.accepted == (0, 1)
     assert not outcome.diverged
 
@@ -216,7 +217,7 @@ def test_more_steps_than_were_asked_for_are_refused(work: Work, most: int):
     for steps, refused in ((most, []), (most + 1, [0])):
         assignments = made.open(state, [0], work)
         _, outcome, _ = close(made, state, assignments, [answer(assignments[0], examples=10, steps=steps)])
-        assert [client for client, _ in outcome.refused] == refused
+        assert [row["client"] for row in outcome.refused] == refused
 
 
 # Techniques -------------------------------------------------------------------------------------------------
@@ -399,7 +400,7 @@ def test_a_plan_may_change_the_work():
 def test_only_the_active_strata_are_named_and_change():
     made, state = server(planning("p", lambda a: replace(a, trains=("c.w",), uploads=("c.w",))))
     after, outcome = play(made, state, [0, 1])
-    assert outcome.active == ("c",)
+    assert outcome.active == ["c"]
     assert after.params["a.w"] is state.params["a.w"]
     assert after.params["c.w"].item() == 5.0
 
@@ -546,11 +547,11 @@ def test_sub_models_get_and_give_their_own_names_only():
     given = ((1.0, 1), (3.0, 2), (8.0, 5))
     updates = [answer(a, value, n) for a, (value, n) in zip(assignments, given, strict=True)]
     after, outcome, _ = close(made, state, assignments, updates)
-    assert outcome.refused == ()
+    assert outcome.refused == []
     assert after.params["a.b"].item() == pytest.approx(3.0 + 47 / 8)
     assert after.params["c.w"].item() == 4.0 + 8.0
     _, only = play(made, after, [0, 1])
-    assert only.active == ("a",)
+    assert only.active == ["a"]
 
 
 # Refusals ---------------------------------------------------------------------------------------------------
@@ -631,8 +632,8 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(fault: str, keeps: bool):
     after, outcome, memories = close(made, state, assignments, updates)
 
     assert len(outcome.refused) == (2 if updates[1].client != 1 else 1)  # then client 1 itself did not come
-    assert outcome.refused[0][0] == updates[1].client
-    assert says in outcome.refused[0][1]
+    assert outcome.refused[0]["client"] == updates[1].client
+    assert says in outcome.refused[0]["why"]
     assert outcome.accepted == (0, 2)
     assert (outcome.examples, outcome.steps, outcome.train_loss) == (3, 2, 0.5)
     assert 2.0 <= outcome.flops <= 3.0  # what a refused update took was spent all the same
@@ -662,15 +663,15 @@ def test_a_long_name_is_cut():
 def test_under_drop_no_running_statistics_may_arrive():
     made, state = server(buffers="drop")
     _, outcome = play(made, state, [0, 1], lambda a: answer(a, buffers={} if a.client else answer(a).buffers))
-    assert [c for c, _ in outcome.refused] == [0]
-    assert "unexpected" in outcome.refused[0][1]
+    assert [row["client"] for row in outcome.refused] == [0]
+    assert "unexpected" in outcome.refused[0]["why"]
 
 
 def test_a_partial_update_must_hold_what_travels_and_no_more():
     made, state = server(planning("p", lambda a: replace(a, trains=("a.b",), uploads=("a.b",))))
     more = {n: torch.zeros_like(p) for n, p in state.params.items()}
     after, outcome = play(made, state, [0, 1], lambda a: answer(a, delta=more) if a.client else answer(a))
-    assert [c for c, _ in outcome.refused] == [1]
+    assert [row["client"] for row in outcome.refused] == [1]
     assert after.params["a.b"].item() == 4.0
 
 
@@ -720,7 +721,7 @@ def test_a_lost_update_is_reported():
     assignments = made.open(state, [0, 1], Work())
     after, outcome, _ = close(made, state, assignments, [answer(assignments[1], value=2.0)])
     assert outcome.accepted == (1,)
-    assert outcome.refused == ((0, "it did not come"),)
+    assert outcome.refused == [{"client": 0, "why": "it did not come"}]
     assert after.params["c.w"].item() == 6.0
     assert after.held.tolist() == [-1, 0, -1, -1]
     assert outcome.bytes_down == sum(len(encode(a)) for a in assignments)
@@ -733,20 +734,20 @@ def test_an_update_counts_once():
     first, second = answer(assignments[0], value=1.0), answer(assignments[1], value=4.0)
     after, outcome, _ = close(made, state, assignments, [first, first, second])
     assert after.params["c.w"].item() == 6.5
-    assert [c for c, _ in outcome.refused] == [0]
+    assert [row["client"] for row in outcome.refused] == [0]
 
 
 @pytest.mark.parametrize("weight", ["examples", "uniform"])
 def test_a_number_of_examples_beyond_all_reason(weight: str):
     made, state = server(weight=weight)
     _, outcome = play(made, state, [0, 1], lambda a: answer(a, examples=10**400 if a.client else 1))
-    assert [c for c, _ in outcome.refused] == [1]
+    assert [row["client"] for row in outcome.refused] == [1]
 
 
 def test_what_a_round_counts_is_finite():
     made, state = server()
     _, outcome = play(made, state, [0, 1], lambda a: answer(a, metrics={"flops": 1.7e308, "train_loss": 1.7e308}))
-    assert [c for c, _ in outcome.refused] == [0, 1]
+    assert [row["client"] for row in outcome.refused] == [0, 1]
     _, outcome = play(made, state, [0, 1], lambda a: answer(a, metrics={"flops": 1e38, "train_loss": 1e38}))
     assert not outcome.refused
     assert math.isfinite(outcome.flops)

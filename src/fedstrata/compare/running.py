@@ -21,10 +21,11 @@ from pydantic import TypeAdapter
 from fedstrata.compare.plan import Plan, Run, identity
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.config.toml import read_toml
+from fedstrata.core.results import Count, Finite
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.runs.files import read_object
 from fedstrata.runs.reader import records_in
-from fedstrata.runs.records import Count, Finite, Record, rounds_to
+from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.signals import stopping, work_begins
 
 

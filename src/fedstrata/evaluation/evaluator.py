@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext
 from fedstrata.core.method import Method
+from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples, Slots
 from fedstrata.evaluation.evaluate import EvalRequest, judge
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
 
-
-@dataclass(frozen=True)
-class EvalResult:
-    """How good a state is; None and nothing where it was not evaluated."""
-
-    accuracy: float | None = None
-    loss: float | None = None
-    archs: dict[str, float] = field(default_factory=dict)
-    clients: list[float | None] | None = None
+Evaluate = Callable[[EvalRequest], Callable[[], tuple[float, float]]]
+"""Begins to judge on the test set; what it returns waits for (accuracy, mean loss)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +37,7 @@ class Evaluator:
     method: Method
     seed: int
     context: ClientContext
-    evaluate: Callable[[EvalRequest], Callable[[], tuple[float, float]]]
+    evaluate: Evaluate
     sampler: ClientSampler
     architectures: Mapping[str, Architecture]
     clients: Sequence[Examples]
@@ -74,7 +68,9 @@ class Evaluator:
             scores = {arch: part() for arch, part in parts.items()}
             accuracy, loss = scores[""]
             archs = {arch: scores.get(arch, scores[""])[0] for arch in self.architectures if arch}
-            return EvalResult(accuracy, loss, archs, self._on_clients(state))
+            return EvalResult(
+                accuracy=accuracy, loss=loss, arch_accuracy=archs, client_accuracy=self._on_clients(state)
+            )
 
         return wait
 
@@ -82,7 +78,7 @@ class Evaluator:
         """The mean over all clients' own models."""
         scores = [self.evaluate(self._own(state, client, seed))() for client in self.sampler.everybody]
         accuracy, loss = (sum(column) / len(scores) for column in zip(*scores, strict=True))
-        return EvalResult(accuracy, loss, {}, self._on_clients(state))
+        return EvalResult(accuracy=accuracy, loss=loss, client_accuracy=self._on_clients(state))
 
     def _on_clients(self, state: ServerState) -> list[float | None] | None:
         """Every client's part of the global model on its own data."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,9 +24,12 @@ from fedstrata.flower.messages import TrainReply, TrainRequest, TrainSettings, o
 from fedstrata.flower.reorder_buffer import ReorderBuffer
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Reply, Transport
+from fedstrata.runs.files import write_atomic
 from fedstrata.server.state import ServerState
 from fedstrata.system.timing import Clock
 
+RUN_ID = "flower.json"
+"""The file of a run's directory that says which run its clients know it as."""
 BARREN = 3
 """Rounds in a row without any update after which a run stops, rather than count rounds in which nothing is learnt."""
 KEPT: Slots = {"(kept)": {}}
@@ -74,13 +81,12 @@ class Flower:
         transport: sends messages.
         directory: where each client is.
         regime: how clients train.
-        run_id: identifies the run.
         limit: longest update that is looked at, in bytes.
         holds: True if clients should hold on to parameters.
         memories: which memories clients may drop.
         few: how many updates are fetched at once, and held in memory before their turn: what a round takes does not
             grow with its clients.
-        aside: the directory in which the others wait for their turn; None for the system's temporary one.
+        out: the run's directory, in which the others wait for their turn; None for the system's temporary one.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost what they held or remembered → which of the two.
         barren: rounds in a row in which nobody sent an update.
@@ -89,18 +95,22 @@ class Flower:
     transport: Transport
     directory: SiteDirectory
     regime: TrainSettings
-    run_id: str
     limit: int
     holds: bool
     memories: Memories
     few: int
-    aside: Path | None = None
+    out: Path | None = None
     state: ServerState | None = None
     lost: dict[int, str] = field(default_factory=dict)
     barren: int = 0
     spent: Clock = field(default_factory=Clock)
     workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False
+
+    @cached_property
+    def run_id(self) -> str:
+        """What clients know the run as; asked for once the directory is there."""
+        return read_run_id(self.out)
 
     def begin(self, state: ServerState) -> ServerState:
         """Take up a state, in which clients that have lost their memories begin anew."""
@@ -117,7 +127,7 @@ class Flower:
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """What came of the assignments, in client order."""
         self.look_for(assignments)
-        with ReorderBuffer(self.few, self.aside) as early:
+        with ReorderBuffer(self.few, self.out) as early:
             yield from self._visits(assignments, early)
 
     def _visits(self, assignments: Sequence[Assignment], early: ReorderBuffer) -> Iterator[Visit]:
@@ -233,3 +243,19 @@ class Flower:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def read_run_id(out: Path | None) -> str:
+    """What clients know a run as: the same after it was resumed, and no other's."""
+    new = secrets.token_hex(8)
+    if out is None:
+        return new
+    path = out / RUN_ID
+    try:
+        known = json.loads(path.read_text())["run"]
+        if re.fullmatch("[0-9a-f]{16}", known):
+            return str(known)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    write_atomic(path, json.dumps({"run": new}) + "\n")
+    return new

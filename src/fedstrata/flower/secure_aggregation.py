@@ -17,6 +17,7 @@ import torch
 
 from fedstrata import wire
 from fedstrata.core.method import Method
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Absence, Assignment, Update, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
@@ -86,13 +87,13 @@ class SecAggEngine(Flower):
     Every accepted client is then taken to have sent that mean, which leaves the mean of a round what it is.
 
     Args:
-        validate: (assignment, update) → why the update must be refused, or None.
+        validate: (assignment, update, running statistics) → why the update must be refused, or None.
         clip: largest number of a change that is sent, times the client's share of the largest client's examples.
         quorum: share of a round's clients that must hold out to the end, and that could unmask a client together.
         weighs: True if clients are weighed by their examples.
     """
 
-    validate: Callable[[Assignment, Update], str | None] = lambda assignment, update: None
+    validate: Callable[[Assignment, Update, Tensors], str | None] = lambda assignment, update, buffers: None
     clip: float = 1.0
     quorum: float = 0.67
     weighs: bool = True
@@ -166,7 +167,9 @@ class SecAggEngine(Flower):
         if update.client != assignment.client or update.delta or update.slots or update.buffers:
             raise UsageError("its update is not what secure aggregation leaves of one")
         nothing = {name: torch.zeros_like(assignment.params[name]) for name in assignment.uploads}
-        why = self.validate(assignment, replace(update, delta=nothing))  # later it would be in the sum already
+        assert self.state is not None
+        sent = replace(update, delta=nothing)  # later it would be in the sum already
+        why = self.validate(assignment, sent, self.state.buffers)
         if why is not None:
             raise UsageError(why)
         return update, KEPT if answer.kept else {}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +14,11 @@ from torch import nn
 
 from fedstrata import techniques
 from fedstrata.config.identity import LOOKING
+from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, checked
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, own_rng
-from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
-from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.flower.client import Model, built, weights_of
@@ -33,11 +28,11 @@ from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, chec
 from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
-from fedstrata.probes.runner import Prober
-from fedstrata.runs.closed_round import ClosedRound
-from fedstrata.runs.files import write_atomic
+from fedstrata.models.norms import running
+from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.records import Record
-from fedstrata.server.state import ServerState
+from fedstrata.server.state import Architecture, ServerState
+from fedstrata.server.validation import UpdateValidator
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
 
 AT_HOME = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "eval_clients", *LOOKING})
 """Settings that need the clients' data, or say how to train them, on the server."""
-RUN_ID = "flower.json"
-"""The file of a run's directory that says which run its clients know it as."""
 
 
 def server_app(
@@ -187,7 +180,7 @@ class ServerSpec:
         parties = directory.gather(self.given["clients"])
         if self.given["secure"]:
             check_clients(self.settings.get("participation", 1.0), parties, directory.node)
-        federation = FlowerFederation(self, transport, directory, parties)
+        federation = build_federation(self, transport, directory, parties)
         federation.fit(lambda record: logging.getLogger("flwr").info(told(record, federation.settings.rounds)))
         return federation
 
@@ -221,13 +214,6 @@ class ServerSpec:
         """How changes are clipped and the mean is noised."""
         return Privacy(float(self.given["dp_clip"]), float(self.given["dp_noise"]))
 
-    def engine(self, method: Method, fault: Callable[[Assignment, Update], str | None]) -> Callable[..., Flower]:
-        """What makes the engine; `validate` says what is wrong with an update."""
-        if not self.given["secure"]:
-            return Flower
-        clip, quorum = self.given["secure_clip"], self.given["secure_quorum"]
-        return partial(SecAggEngine, validate=fault, clip=clip, quorum=quorum, weighs=method.weight == "examples")
-
     def models(self) -> dict[str, nn.Module]:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
         seed = derive(int(self.settings.get("seed", 0)), "model")
@@ -239,86 +225,110 @@ class ServerSpec:
         return made
 
 
-class FlowerFederation(Federation):
-    """A federation whose clients are at other sites."""
+class SiteRounds(RoundFilter):
+    """Rounds at other sites: clients may have lost what they remembered, and the mean may need noise.
 
-    def __init__(
-        self, plan: ServerSpec, transport: Transport, directory: SiteDirectory, parties: Sequence[ClientInfo]
-    ) -> None:
-        models = plan.models()
-        super().__init__(
-            models[""],
-            [RemoteExamples(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
-            plan.test() if callable(plan.test) else plan.test,
-            **plan.settings,
-            engine="serial",  # judges the global model, and trains nobody
-            archs={name: model for name, model in models.items() if name},
-            arch_of=plan.arch_of,
-            public=plan.public() if callable(plan.public) else plan.public,
-            out=plan.out,
-            resume=plan.resumes,
-            recipe={"engine": "flower", **plan.protection},
-            notes=plan.notes,
-        )
-        s = self.settings
-        arch_of = plan.arch_of or (lambda client: "")
-        used = sorted({arch_of(party.client) for party in parties})
-        regime = TrainSettings(
-            method=str(self.method),
-            buffers=self.method.buffers,
-            augment=s.augment,
-            channels_last=s.channels_last,
-            compile=s.compile,
-            threads=s.threads,
-            branches=used if self.method.branches else [],
-            clip=plan.privacy.clip,
-        )
-        self._privacy = plan.privacy
-        memories, weights = Memories(), weights_of(models.values())
-        self._recorder.store = memories
-        self._sites = self._engine = plan.engine(self.method, self._fault)(
-            transport=transport,
-            directory=directory,
-            regime=regime,
-            run_id=run_id(plan.out),
-            limit=allowance(weights),
-            holds=self._holds(len(models)),
-            memories=memories,
-            few=max(AHEAD, AHEAD_BYTES // max(weights, 1)),
-            aside=plan.out,
-        )
-        self.engine = "flower"
+    Args:
+        engine: knows which clients have lost something, and counts rounds without any update.
+        privacy: what noise there is.
+        server_lr: how far the server moves along the mean.
+    """
 
-    def _fault(self, assignment: Assignment, update: Update) -> str | None:
-        return self._server.validate(assignment, update, self.state.buffers)
+    def __init__(self, engine: Flower, privacy: Privacy, server_lr: float) -> None:
+        self._engine, self._privacy, self._server_lr = engine, privacy, server_lr
 
-    def _holds(self, architectures: int) -> bool:
-        """True if some parameters may stay as they are in a round: clients then hold on to them."""
-        frozen = any(not p.requires_grad for p in self._context.build("").parameters())
-        return frozen or architectures > 1 or any(self.method.at("plan"))
+    def open(self, state: ServerState) -> ServerState:
+        """The state, in which clients that have lost their memories begin anew."""
+        return self._engine.begin(state)
 
-    def _close(
-        self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
-    ) -> ClosedRound:
-        trained = super()._close(self._sites.begin(state), prober, recall, keep)
-        self._sites.heard(bool(trained.outcome.accepted))
-        return self._privacy.noised(trained, self.method.server_lr)
+    def close(self, closed: ClosedRound) -> ClosedRound:
+        """The round, with noise where the run has any."""
+        self._engine.heard(bool(closed.outcome.accepted))
+        return self._privacy.noised(closed, self._server_lr)
 
 
-def run_id(out: Path | None) -> str:
-    """What clients know a run as: the same after it was resumed, and no other's."""
-    new = secrets.token_hex(8)
-    if out is None:
-        return new
-    path = out / RUN_ID
-    try:
-        known = json.loads(path.read_text())["run"]
-        if re.fullmatch("[0-9a-f]{16}", known):
-            return str(known)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    write_atomic(path, json.dumps({"run": new}) + "\n")
-    return new
+def build_federation(
+    spec: ServerSpec, transport: Transport, directory: SiteDirectory, parties: Sequence[ClientInfo]
+) -> Federation:
+    """A federation whose clients are at other sites: the same as any other, with another engine and another store."""
+    models, memories = spec.models(), Memories()
+    method, settings = resolve_settings(None, spec.settings)
+    engine = build_engine(spec, method, settings, models, parties, transport, directory, memories)
+    return Federation(
+        models[""],
+        [RemoteExamples(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
+        spec.test() if callable(spec.test) else spec.test,
+        settings,
+        method=method,
+        engine=engine,
+        store=memories,
+        around=SiteRounds(engine, spec.privacy, method.server_lr),
+        archs={name: model for name, model in models.items() if name},
+        arch_of=spec.arch_of,
+        public=spec.public() if callable(spec.public) else spec.public,
+        out=spec.out,
+        resume=spec.resumes,
+        recipe={"engine": "flower", **spec.protection},
+        notes=spec.notes,
+    )
+
+
+def build_engine(
+    spec: ServerSpec,
+    method: Method,
+    settings: Settings,
+    models: Mapping[str, nn.Module],
+    parties: Sequence[ClientInfo],
+    transport: Transport,
+    directory: SiteDirectory,
+    memories: Memories,
+) -> Flower:
+    """What trains clients at their sites; under secure aggregation it sees their sum alone."""
+    weights = weights_of(models.values())
+    common: dict[str, Any] = {
+        "transport": transport,
+        "directory": directory,
+        "regime": _train_settings(spec, method, settings, parties),
+        "limit": allowance(weights),
+        "holds": _keep_parameters(method, models),
+        "memories": memories,
+        "few": max(AHEAD, AHEAD_BYTES // max(weights, 1)),
+        "out": spec.out,
+    }
+    if not spec.given["secure"]:
+        return Flower(**common)
+    names = Architecture(tuple(dict(models[""].named_parameters())), tuple(running(models[""])), ())
+    return SecAggEngine(
+        **common,
+        validate=UpdateValidator(method, {"": names}),
+        clip=spec.given["secure_clip"],
+        quorum=spec.given["secure_quorum"],
+        weighs=method.weight == "examples",
+    )
+
+
+def _train_settings(
+    spec: ServerSpec, method: Method, settings: Settings, parties: Sequence[ClientInfo]
+) -> TrainSettings:
+    """How clients train, the same in every round."""
+    arch_of = spec.arch_of or (lambda client: "")
+    used = sorted({arch_of(party.client) for party in parties})
+    return TrainSettings(
+        method=str(method),
+        buffers=method.buffers,
+        augment=settings.augment,
+        channels_last=settings.channels_last,
+        compile=settings.compile,
+        threads=settings.threads,
+        branches=used if method.branches else [],
+        clip=spec.privacy.clip,
+    )
+
+
+def _keep_parameters(method: Method, models: Mapping[str, nn.Module]) -> bool:
+    """True if some parameters may stay as they are in a round: clients then hold on to them."""
+    frozen = any(not p.requires_grad for p in models[""].parameters())
+    return frozen or len(models) > 1 or any(method.at("plan"))
 
 
 def told(record: Record, rounds: int) -> str:

@@ -4,6 +4,7 @@ The measures (`fedstrata.probes.measures`) can be used from here by themselves: 
 are imported when the first of them is asked for.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    from fedstrata.probes import measures
-
+    measures = importlib.import_module("fedstrata.probes.measures")
     if name in measures.__all__:
         return getattr(measures, name)
     raise AttributeError(f"module 'fedstrata.probes' has no attribute '{name}'")

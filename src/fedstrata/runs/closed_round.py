@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedstrata.core.results import EvalResult, RoundCost
 from fedstrata.core.types import Assignment, Work
-from fedstrata.evaluation.evaluator import EvalResult
 from fedstrata.probes.runner import UpdateRecorder
 from fedstrata.runs.records import Record
 from fedstrata.server.state import Outcome, ServerState
@@ -36,26 +36,18 @@ class ClosedRound:
     request: Callable[[], EvalResult] | None = None
     seconds: float = 0.0
 
-    def record(self, result: EvalResult, seconds: float, memory: int) -> Record:
+    def record(self, result: EvalResult, cost: RoundCost) -> Record:
         """The round, evaluated."""
-        outcome = self.outcome
-        return Record(
-            round=self.before.round + 1,
-            accuracy=result.accuracy,
-            loss=result.loss,
-            bytes_up=outcome.bytes_up,
-            bytes_down=outcome.bytes_down,
-            slots_up=outcome.slots_up,
-            flops=round(outcome.flops),
-            seconds=seconds,
-            clients=[a.client for a in self.assignments],
-            active=list(outcome.active),
-            refused=[{"client": client, "why": why} for client, why in outcome.refused],
-            train_loss=outcome.train_loss,
-            examples=outcome.examples,
-            steps=outcome.steps,
-            lr=self.work.lr,
-            memory=memory,
-            arch_accuracy=result.archs,
-            client_accuracy=result.clients,
-        )
+        return Record.compose(self.before.round + 1, result, self.outcome, cost)
+
+
+class RoundFilter:
+    """Looks at every round before it is opened and after it is closed; this one changes nothing."""
+
+    def open(self, state: ServerState) -> ServerState:
+        """The state that the round is opened on."""
+        return state
+
+    def close(self, closed: ClosedRound) -> ClosedRound:
+        """What counts of the round."""
+        return closed

@@ -42,12 +42,15 @@ class RunRecorder:
         out: the run's directory; None keeps everything in memory.
         seconds: least time between two checkpoints.
         misfit: looks at every memory that is read.
+        store: where memories are kept; None for the directory, or for memory where there is none.
     """
 
-    def __init__(self, out: str | Path | None, seconds: float, misfit: Misfit) -> None:
+    def __init__(self, out: str | Path | None, seconds: float, misfit: Misfit, store: Store | None = None) -> None:
         self._misfit = misfit
         self._directory = None if out is None else RunDirectory(Path(out))
-        self.store: Store = DictStore() if self._directory is None else self._directory.store()
+        self._injected = store is not None
+        own = DictStore() if self._directory is None else self._directory.store()
+        self.store: Store = own if store is None else store
         self._seconds = seconds
         self._deciding: Mapping[str, str] = {}
         self._saved_at, self._saved_round = time.monotonic(), -1
@@ -77,7 +80,7 @@ class RunRecorder:
         """
         if self._directory is None:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
-        directory, store = self._directory, self._directory.store()
+        directory = self._directory
         notes = directory.check_unedited()
         same_config(directory.config, dict(config))
         self._deciding = deciding(config)
@@ -89,8 +92,10 @@ class RunRecorder:
         notes += directory.differences({**versions(), **about})
         instead = "the checkpoint before it was used" if states else "the run starts from the beginning"
         notes += tuple(f"{path.name} was damaged: {instead}" for path in damaged)
-        store.sweep([state.remembers for state in states])
-        self.store = store
+        if not self._injected:
+            store = directory.store()
+            store.sweep([state.remembers for state in states])
+            self.store = store
         if not states:
             return ResumedRun(None, (), (), notes)
         self._saved_round = states[0].round

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from fedstrata.core.results import Count, EvalResult, RoundCost, RoundOutcome
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -17,68 +18,27 @@ if TYPE_CHECKING:
 
     from fedstrata.core.method import Method
 
-MOST = 10**30
-"""Largest whole number that is believed of a file: sums and products of such numbers are finite."""
-Real = Annotated[float, Field(strict=True)]
-Finite = Annotated[Real, Field(ge=-MOST, le=MOST)]
-Whole = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
-Count = Annotated[Whole, Field(ge=0)]
 
-
-def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """An update that was not used, if that is what is told here."""
-    if not isinstance(row.get("client"), int) or not isinstance(row.get("why"), str):
-        raise ValueError("it needs a client and a why")
-    return row
-
-
-Refused = Annotated[dict[str, Any], AfterValidator(_told)]
-
-
-@dataclass(frozen=True)
-class Record:
-    """One round, as written to metrics.jsonl.
-
-    Args:
-        round: from 1.
-        accuracy: of the global model on the test set; None in rounds without evaluation.
-        loss: mean cross-entropy on the test set.
-        bytes_up: sum of the lengths of all encoded updates.
-        bytes_down: sum of the lengths of all encoded assignments.
-        flops: of local training, counted on real steps (matrix products, convolutions, attention, recurrent layers).
-        seconds: wall time of the round, evaluation included.
-        clients: numbers of the clients that took part.
-        active: names of the strata that trained.
-        refused: updates that were not used: `{"client": …, "why": …}`.
-        train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
-        examples: of the clients whose updates were used.
-        steps: optimiser steps of those clients.
-        lr: learning rate of the round.
-        memory: peak resident memory of the process so far, in bytes.
-        slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
-            send none.
-        arch_accuracy: architecture → accuracy of its part of the global model, where clients have different ones.
-        client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Number:
+    """Which round it is, from 1."""
 
     round: Annotated[Count, Field(ge=1)]
-    accuracy: Real | None
-    loss: Real | None
-    bytes_up: Count
-    bytes_down: Count
-    flops: Count
-    seconds: Annotated[Finite, Field(ge=0)]
-    clients: list[Whole]
-    active: list[str]
-    refused: list[Refused]
-    train_loss: Real | None
-    examples: Count
-    steps: Count
-    lr: Finite
-    memory: Count
-    slots_up: dict[str, Count] = field(default_factory=dict)
-    arch_accuracy: dict[str, Real] = field(default_factory=dict)
-    client_accuracy: list[Real | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(RoundCost, RoundOutcome, EvalResult, _Number):
+    """One round, as written to metrics.jsonl: its number, how good the model is, what the server counted, what it cost.
+
+    The fields are those of its parts (`fedstrata.core.results`).
+    """
+
+    @staticmethod
+    def compose(number: int, *parts: EvalResult | RoundOutcome | RoundCost) -> Record:
+        """The record of a round from its parts; what a part has beside a record's fields is left out."""
+        known = {f.name for f in fields(Record)}
+        values = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.name in known}
+        return Record(round=number, **values)
 
     def __str__(self) -> str:
         accuracy = "–" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"

@@ -5,36 +5,22 @@ Both are functions of a frozen ServerState, so an interrupted round leaves nothi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
-from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.core.technique import RoundView, Setting, Technique
-from fedstrata.core.tensors import Tensors, add, all_finite, clone, mismatch, scale
-from fedstrata.core.types import Absence, Assignment, Examples, Slots, Stratum, Update, Visit, Work, altered
+from fedstrata.core.tensors import Tensors, add, all_finite, scale
+from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Visit, Work, altered
+from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.state import Architecture, Outcome, ServerState
-from fedstrata.system.timing import timed
-
-NOT_FINITE = "it holds NaN or infinite numbers"
-
-
-NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
-
-
-COUNT_LIMIT = 2**53
-"""Largest number of examples or steps that is believed: every whole number up to it is a float."""
-
-
-METRIC_LIMIT = 1e38
-"""Largest metric that is believed; the sum of any number of them is finite."""
+from fedstrata.server.validation import UpdateValidator
 
 
 class Server:
@@ -71,12 +57,8 @@ class Server:
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
-        self._rescales, self._applies = tuple(method.at("rescale")), tuple(method.at("apply"))
-        self._accumulates, self._validates = tuple(method.at("accumulate")), tuple(method.at("validate"))
-        self._names = {t.name for t in method.techniques}
-        self._reducer = method.reducer
-        self._needed = any(t.needs_deltas for t in self._applies) or self._reducer is not None
-        self._keeps = bool(self._rescales) or self._needed
+        self._applies = tuple(method.at("apply"))
+        self.validate = UpdateValidator(method, architectures)
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
         """The state before the first round; the setting is that of the server's own model."""
@@ -187,140 +169,42 @@ class Server:
         is asked for, and never after.
         """
         asked = {a.client: a for a in assignments}
-        delta_mean, buffer_mean = RunningMean(), RunningMean()
-        kept: list[Update] = []
-        totals: Slots = {t.name: {} for t in self._accumulates}
-        weights: list[float] = []
-        refused: list[tuple[int, str]] = []
-        accepted: dict[int, bool] = {}  # client → it has something to remember
-        answered: set[int] = set()
-        bytes_up = finite_failures = 0
-        absent = False
-        slots_up: Counter[str] = Counter()
-        flops = 0.0
-        for update, memory in visits:
-            answered.add(update.client)
-            if isinstance(update, Absence):
-                refused.append((update.client, update.why))
-                absent = True
-                continue
-            with timed("check updates"):
-                why = self.validate(asked.get(update.client), update, state.buffers)
-            if update.client in accepted:
-                why = "it was answered already"
-            if why != NOT_CARRIED:
-                with timed("count bytes"):
-                    bytes_up += wire.size(update)
-                    slots_up.update({n: size for n, size in wire.slot_sizes(update).items() if n in self._names})
-                flops += _cost(update)
-            if why is not None:
-                refused.append((update.client, why))
-                finite_failures += why == NOT_FINITE
-                continue
-            weight = float(update.examples) if self.method.weight == "examples" else 1.0
-            with timed("fold updates"):
-                if self._reducer is None:
-                    buffer_mean.add(update.buffers, weight)
-                if not self._keeps:
-                    delta_mean.add(update.delta, weight)
-                kept.append(self._let_go(update, totals, weight))
-            weights.append(weight)
-            accepted[update.client] = bool(memory)
-            if memory:
-                with timed("keep memories"):
-                    keep(update.client, memory)
-        refused += [(client, "it did not come") for client in asked if client not in answered]
-        after, diverged = state, not kept and finite_failures > 0 and not absent
-        if kept:
-            answers = [asked[u.client] for u in kept]
-            if self._keeps:
-                delta, buffers = self._reduced(kept, weights, answers, delta_mean, buffer_mean)
-            else:
-                delta, buffers = delta_mean.result(), buffer_mean.result()
-            after = self._advance(state, delta, buffers, kept, totals, weights, answers)
+        validate = partial(self.validate, buffers=state.buffers)
+        folded = RoundAccumulator(self.method, asked, validate, keep)
+        folded.take_all(visits)
+        after, diverged = state, folded.only_infinite
+        if folded.updates:
+            after = self._advance(state, folded)
             diverged = not all_finite(after.params.values())
-        after = self._remember(after, state.round, accepted)
-        outcome = Outcome(
-            accepted=tuple(accepted),
-            refused=tuple(refused),
-            active=self._active(assignments),
-            bytes_up=bytes_up,
-            bytes_down=sum(wire.size(a) for a in assignments),
-            slots_up=dict(slots_up),
-            examples=sum(u.examples for u in kept),
-            steps=sum(u.steps for u in kept),
-            flops=flops,
-            train_loss=_mean_loss(kept),
+        after = self._remember(after, state.round, folded.accepted)
+        return after, self._outcome(assignments, folded, diverged)
+
+    def _outcome(self, assignments: Sequence[Assignment], folded: RoundAccumulator, diverged: bool) -> Outcome:
+        return Outcome(
+            accepted=tuple(folded.accepted),
             diverged=diverged,
-        )
-        return after, outcome
-
-    def _reduced(
-        self,
-        kept: Sequence[Update],
-        weights: Sequence[float],
-        asked: Sequence[Assignment],
-        delta_mean: RunningMean,
-        buffer_mean: RunningMean,
-    ) -> tuple[Tensors, Tensors]:
-        """(delta, buffers) of all updates: rescaled by who gathers them, then the mean, or what takes its place."""
-        gathered = kept
-        for technique in self._rescales:
-            gathered = technique.rescale(gathered, weights, asked)
-        if self._reducer is not None:
-            return self._reducer([u.delta for u in gathered], [u.buffers for u in kept], weights)
-        for update, weight in zip(gathered, weights, strict=True):
-            delta_mean.add(update.delta, weight)
-        return delta_mean.result(), buffer_mean.result()
-
-    def _let_go(self, update: Update, totals: Slots, weight: float) -> Update:
-        """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
-        for technique in self._accumulates:
-            slot = update.slots.get(technique.name, {})
-            folded = technique.accumulate(totals[technique.name], slot, update.delta, weight)
-            theirs = {_memory_of(t) for t in (*slot.values(), *update.delta.values())}
-            totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
-        return altered(
-            update,
-            delta=clone(update.delta) if self._keeps else {},
-            buffers=clone(update.buffers) if self._needed else {},
-            slots={name: clone(slot) for name, slot in update.slots.items() if name not in totals},
+            clients=[a.client for a in assignments],
+            active=self._active(assignments),
+            refused=[{"client": client, "why": why} for client, why in folded.refused],
+            bytes_up=folded.bytes_up,
+            bytes_down=sum(wire.size(a) for a in assignments),
+            slots_up=dict(folded.slots_up),
+            flops=round(folded.flops),
+            train_loss=folded.mean_loss(),
+            examples=sum(u.examples for u in folded.updates),
+            steps=sum(u.steps for u in folded.updates),
         )
 
-    def _active(self, assignments: Sequence[Assignment]) -> tuple[str, ...]:
+    def _active(self, assignments: Sequence[Assignment]) -> list[str]:
+        """The strata of which something trained."""
         trained = {n for trains in {a.trains for a in assignments} for n in trains}
-        return tuple(s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params))
+        return [s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params)]
 
-    def _advance(
-        self,
-        state: ServerState,
-        delta: Tensors,
-        buffers: Tensors,
-        kept: Sequence[Update],
-        totals: Slots,
-        weights: Sequence[float],
-        asked: Sequence[Assignment],
-    ) -> ServerState:
-        told = tuple(buffers)
-        buffers = {**state.buffers, **buffers}
-        view = RoundView(
-            number=state.round,
-            rounds=self.rounds,
-            params=state.params,
-            buffers=buffers,
-            strata=self.architectures[""].strata,
-            updates=tuple(kept),
-            asked=tuple(asked),
-            totals=totals,
-            weights=tuple(weights),
-            population=len(self._members),
-            owners=self.owners,
-            arrived=_arrived(asked),
-            model=self.model,
-            like=self.like,
-            public=self.public,
-            seed=derive(self.seed, "server", state.round),
-        )
+    def _advance(self, state: ServerState, folded: RoundAccumulator) -> ServerState:
+        """The state after a round: the mean of its updates, as techniques apply it."""
+        delta, sent = folded.aggregate()
+        buffers = {**state.buffers, **sent}
+        view = self._view(state, buffers, folded)
         states = dict(state.techniques)
         if self._applies:
             seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
@@ -334,7 +218,29 @@ class Server:
             params=add(state.params, delta),
             buffers=buffers,
             techniques=states,
-            changed={**state.changed, **dict.fromkeys([*delta, *told], state.round)},
+            changed={**state.changed, **dict.fromkeys([*delta, *sent], state.round)},
+        )
+
+    def _view(self, state: ServerState, buffers: Tensors, folded: RoundAccumulator) -> RoundView:
+        """What techniques may see of a round when it is closed."""
+        answers = folded.answers
+        return RoundView(
+            number=state.round,
+            rounds=self.rounds,
+            params=state.params,
+            buffers=buffers,
+            strata=self.architectures[""].strata,
+            updates=tuple(folded.updates),
+            asked=tuple(answers),
+            totals=folded.totals,
+            weights=tuple(folded.weights),
+            population=len(self._members),
+            owners=self.owners,
+            arrived=_count_senders(answers),
+            model=self.model,
+            like=self.like,
+            public=self.public,
+            seed=derive(self.seed, "server", state.round),
         )
 
     def _remember(self, state: ServerState, number: int, accepted: Mapping[int, bool]) -> ServerState:
@@ -357,44 +263,6 @@ class Server:
         """How many of the population's sub-models hold a parameter."""
         return self._owners[name]
 
-    def validate(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
-        """Why an update must be refused, or None if it is sound; `buffers` show the shapes of running statistics."""
-        if assignment is None:
-            return "it was not asked for"
-        if update.method != self.digest:
-            return f"it ran another method ({update.method[:40]} instead of {self.digest})"
-        if update.round != assignment.round:
-            return f"it answers round {str(update.round)[:20]} in round {assignment.round}"
-        least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
-        if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
-            return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
-        most = _most_steps(update.examples, assignment.work)
-        if update.steps > most:
-            return f"it took {str(update.steps)[:20]} steps, and {str(most)[:20]} were asked for"
-        if not {"flops", "train_loss"} <= update.metrics.keys():
-            return "its metrics are incomplete"
-        none = self.method.buffers == "drop" or not assignment.trains
-        values = () if none else self._reported(assignment)
-        wrong = mismatch(assignment.uploads, assignment.params, update.delta)
-        wrong = wrong or mismatch(values, buffers, update.buffers)
-        if wrong:
-            return wrong
-        if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
-            return NOT_CARRIED
-        strangers = update.slots.keys() - self._names
-        if strangers:
-            return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
-        if not (update.finite or _all_finite(update)) or not all(
-            abs(value) <= METRIC_LIMIT for value in update.metrics.values()
-        ):
-            return NOT_FINITE
-        slots = ((t, update.slots.get(t.name, {})) for t in self._validates)
-        return next((why for t, slot in slots if (why := t.validate(slot, assignment))), None)
-
-    def _reported(self, assignment: Assignment) -> tuple[str, ...]:
-        names = assignment.upload_buffers
-        return self.architectures[assignment.arch].buffers if names is None else names
-
 
 def _narrowed(
     held: tuple[str, ...], before: tuple[str, ...] | None, after: tuple[str, ...] | None
@@ -404,12 +272,7 @@ def _narrowed(
     return tuple(n for n in held if all(n in names for names in chosen)) if chosen else None
 
 
-def _most_steps(examples: int, work: Work) -> int:
-    """How many steps a client with so many examples may take."""
-    return work.epochs * -(-examples // work.batch_size) if work.steps is None else work.steps
-
-
-def _arrived(asked: Sequence[Assignment]) -> dict[str, int]:
+def _count_senders(asked: Sequence[Assignment]) -> dict[str, int]:
     """Parameter name → how many of these were asked to send it."""
     alike: dict[tuple[str, ...], int] = {}
     for assignment in asked:
@@ -419,25 +282,3 @@ def _arrived(asked: Sequence[Assignment]) -> dict[str, int]:
         for name in names:
             counts[name] = counts.get(name, 0) + count
     return counts
-
-
-def _mean_loss(updates: Sequence[Update]) -> float | None:
-    """The clients' training loss, weighted by examples; None where nobody trained."""
-    trained = [u for u in updates if u.steps]
-    examples = sum(u.examples for u in trained)
-    return sum(u.metrics["train_loss"] * u.examples for u in trained) / examples if trained else None
-
-
-def _memory_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _all_finite(update: Update) -> bool:
-    tensors = [*update.delta.values(), *update.buffers.values()]
-    return all_finite([*tensors, *(t for slot in update.slots.values() for t in slot.values())])
-
-
-def _cost(update: Update) -> float:
-    """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
-    flops = update.metrics.get("flops", 0.0)
-    return flops if 0 <= flops <= METRIC_LIMIT else 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedstrata.core.results import RoundOutcome
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Stratum
 from fedstrata.models.norms import running
@@ -56,18 +57,9 @@ class Architecture:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What happened in a round, as counted by the server."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome(RoundOutcome):
+    """What happened in a round: what is told of it, whose updates were used, and whether it left the finite numbers."""
 
     accepted: tuple[int, ...]
-    refused: tuple[tuple[int, str], ...]
-    active: tuple[str, ...]
-    bytes_up: int
-    bytes_down: int
-    slots_up: dict[str, int]
-    examples: int
-    steps: int
-    flops: float
-    train_loss: float | None
     diverged: bool

@@ -1,0 +1,92 @@
+"""What a round came to, in plain numbers: the parts that a record of it is composed of.
+
+Each part is filled by whoever knows it: `RoundOutcome` by the server, `EvalResult` by the evaluator, `RoundCost` by the
+federation. A field that is added to a part is in every record, in metrics.jsonl and in its reader. No torch here:
+reports read these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+MOST = 10**30
+"""Largest whole number that is believed of a file: sums and products of such numbers are finite."""
+Real = Annotated[float, Field(strict=True)]
+Finite = Annotated[Real, Field(ge=-MOST, le=MOST)]
+Whole = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
+Count = Annotated[Whole, Field(ge=0)]
+
+
+def _check_refusal(row: dict[str, Any]) -> dict[str, Any]:
+    """An update that was not used, if that is what this is."""
+    if not isinstance(row.get("client"), int) or not isinstance(row.get("why"), str):
+        raise ValueError("it needs a client and a why")
+    return row
+
+
+Refused = Annotated[dict[str, Any], AfterValidator(_check_refusal)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """What the server counted in a round.
+
+    Args:
+        clients: numbers of the clients that took part.
+        active: names of the strata that trained.
+        refused: updates that were not used: `{"client": …, "why": …}`.
+        bytes_up: sum of the lengths of all encoded updates.
+        bytes_down: sum of the lengths of all encoded assignments.
+        slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
+            send none.
+        flops: of local training, counted on real steps (matrix products, convolutions, attention, recurrent layers).
+        train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
+        examples: of the clients whose updates were used.
+        steps: optimiser steps of those clients.
+    """
+
+    clients: list[Whole]
+    active: list[str]
+    refused: list[Refused]
+    bytes_up: Count
+    bytes_down: Count
+    slots_up: dict[str, Count] = field(default_factory=dict)
+    flops: Count
+    train_loss: Real | None
+    examples: Count
+    steps: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """How good a state is; None and nothing where it was not evaluated.
+
+    Args:
+        accuracy: of the global model on the test set; None in rounds without evaluation.
+        loss: mean cross-entropy on the test set.
+        arch_accuracy: architecture → accuracy of its part of the global model, where clients have different ones.
+        client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
+    """
+
+    accuracy: Real | None = None
+    loss: Real | None = None
+    arch_accuracy: dict[str, Real] = field(default_factory=dict)
+    client_accuracy: list[Real | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCost:
+    """What the federation itself knows of a round.
+
+    Args:
+        lr: learning rate of the round.
+        seconds: wall time of the round, evaluation included.
+        memory: peak resident memory of the process so far, in bytes.
+    """
+
+    lr: Finite
+    seconds: Annotated[Finite, Field(ge=0)]
+    memory: Count

@@ -1,0 +1,100 @@
+"""What a run is made of: its models by architecture, its clients' data, the test set; checked to fit together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedstrata.core.method import Method
+from fedstrata.core.rng import own_rng
+from fedstrata.core.technique import Setting
+from fedstrata.core.types import Examples, Stratum, Work
+from fedstrata.data.examples import as_examples, per_client, unlabelled
+from fedstrata.models.isolated_architectures import isolate_architectures
+from fedstrata.models.strata import used_by_any
+from fedstrata.server.compatibility import check_fit, check_module
+from fedstrata.server.state import Architecture
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Models and data of a run.
+
+    Args:
+        models: by architecture; "" is the server's own. They are copies, which nobody trains.
+        arch_of: client → the name of its architecture.
+        clients: everybody's examples.
+        test: the test set, if there is one.
+        public: the server's unlabelled inputs, if it has any.
+        sample: a small batch of inputs.
+        architectures: what each model holds, by names.
+    """
+
+    models: Mapping[str, nn.Module]
+    arch_of: Callable[[int], str]
+    clients: Sequence[Examples]
+    test: Examples | None
+    public: Examples | None
+    sample: Tensor
+    architectures: Mapping[str, Architecture]
+
+    @property
+    def strata(self) -> tuple[Stratum, ...]:
+        """Those of the server's own model."""
+        return self.architectures[""].strata
+
+    def settings_of(self, method: Method, work: Work, augments: bool) -> dict[str, Setting]:
+        """Architecture → what a method is about to run with."""
+        return {
+            name: Setting(
+                model=module,
+                strata=self.architectures[name].strata,
+                work=work,
+                sample=self.sample,
+                public=self.public,
+                augment=augments,
+                arch=name,
+                buffers=method.buffers,
+            )
+            for name, module in self.models.items()
+        }
+
+
+def build_setup(
+    method: Method,
+    batch_size: int,
+    model: nn.Module,
+    clients: Sequence[Any],
+    test: Any,
+    archs: Mapping[str, nn.Module],
+    arch_of: Callable[[int], str] | None,
+    public: Any,
+) -> Setup:
+    """Take up what a user gave, copy the models, and check that everything fits.
+
+    Raises:
+        UsageError: one sentence for the first thing that does not.
+    """
+    for module in (model, *archs.values()):
+        check_module(module)
+    examples = per_client(clients)
+    tested = None if test is None else as_examples(test, "the test set")
+    inputs = None if public is None else unlabelled(public)
+    models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **archs}.items()}
+    of_client = arch_of or (lambda client: "")
+    if method.branches:
+        models, of_client = isolate_architectures(models, of_client, len(examples))
+    with own_rng():  # a dataset's own transforms may draw random numbers
+        sample = check_fit(models, of_client, examples, tested, batch_size, inputs)
+    return Setup(models, of_client, examples, tested, inputs, sample, _architectures(models, sample))
+
+
+def _architectures(models: Mapping[str, nn.Module], sample: Tensor) -> dict[str, Architecture]:
+    """What each model holds; the server's strata are idle only where no sub-model uses them."""
+    found = {name: Architecture.of(module, sample) for name, module in models.items()}
+    used = used_by_any(found[""].strata, *(a.strata for a in found.values()))
+    return found | {"": replace(found[""], strata=used)}

@@ -1,0 +1,96 @@
+"""Is an update what was asked for? Everything that a client may send is looked at here before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedstrata import wire
+from fedstrata.core.method import Method
+from fedstrata.core.tensors import all_finite, mismatch
+from fedstrata.core.types import Assignment, Update, Work
+from fedstrata.server.state import Architecture
+
+NOT_FINITE = "it holds NaN or infinite numbers"
+NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
+COUNT_LIMIT = 2**53
+"""Largest number of examples or steps that is believed: every whole number up to it is a float."""
+METRIC_LIMIT = 1e38
+"""Largest metric that is believed; the sum of any number of them is finite."""
+
+
+class UpdateValidator:
+    """Says why an update must be refused.
+
+    Args:
+        method: that the server runs.
+        architectures: sub-models by name; "" is the server's own.
+    """
+
+    def __init__(self, method: Method, architectures: Mapping[str, Architecture]) -> None:
+        self._method, self._architectures = method, architectures
+        self._validates = tuple(method.at("validate"))
+        self._names = {t.name for t in method.techniques}
+
+    def __call__(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
+        """Why an update must be refused, or None if it is sound; `buffers` show the shapes of running statistics."""
+        if assignment is None:
+            return "it was not asked for"
+        return (
+            self._check_answer(assignment, update)
+            or self._check_tensors(assignment, update, buffers)
+            or self._check_slots(assignment, update)
+        )
+
+    def _check_answer(self, assignment: Assignment, update: Update) -> str | None:
+        """Method, round, counts and metrics."""
+        if update.method != self._method.digest:
+            return f"it ran another method ({update.method[:40]} instead of {self._method.digest})"
+        if update.round != assignment.round:
+            return f"it answers round {str(update.round)[:20]} in round {assignment.round}"
+        least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
+        if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
+            return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
+        most = _most_steps(update.examples, assignment.work)
+        if update.steps > most:
+            return f"it took {str(update.steps)[:20]} steps, and {str(most)[:20]} were asked for"
+        return None if {"flops", "train_loss"} <= update.metrics.keys() else "its metrics are incomplete"
+
+    def _check_tensors(self, assignment: Assignment, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
+        """Names, shapes and types of the delta and of the running statistics."""
+        none = self._method.buffers == "drop" or not assignment.trains
+        names = assignment.upload_buffers
+        held = self._architectures[assignment.arch].buffers if names is None else names
+        wrong = mismatch(assignment.uploads, assignment.params, update.delta)
+        return wrong or mismatch(() if none else held, buffers, update.buffers)
+
+    def _check_slots(self, assignment: Assignment, update: Update) -> str | None:
+        """What techniques send, and that all numbers are finite."""
+        if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
+            return NOT_CARRIED
+        strangers = update.slots.keys() - self._names
+        if strangers:
+            return f"it has a slot for '{min(strangers)[:100]}', which is not in the method"
+        if not (update.finite or _all_finite(update)) or not all(
+            abs(value) <= METRIC_LIMIT for value in update.metrics.values()
+        ):
+            return NOT_FINITE
+        slots = ((t, update.slots.get(t.name, {})) for t in self._validates)
+        return next((why for t, slot in slots if (why := t.validate(slot, assignment))), None)
+
+
+def _most_steps(examples: int, work: Work) -> int:
+    """How many steps a client with so many examples may take."""
+    return work.epochs * -(-examples // work.batch_size) if work.steps is None else work.steps
+
+
+def _all_finite(update: Update) -> bool:
+    tensors = [*update.delta.values(), *update.buffers.values()]
+    return all_finite([*tensors, *(t for slot in update.slots.values() for t in slot.values())])
+
+
+def believable_flops(update: Update) -> float:
+    """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
+    flops = update.metrics.get("flops", 0.0)
+    return flops if 0 <= flops <= METRIC_LIMIT else 0.0

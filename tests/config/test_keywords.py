@@ -1,0 +1,55 @@
+"""Settings as keywords: the same fields, built into one object once."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.config.keywords import SettingsKeywords, resolve_settings
+from fedstrata.config.schema import Settings
+from tests.engines.worlds import check_same, flat, mlp, points
+
+
+def test_keywords_are_the_fields_of_settings() -> None:
+    """With the types that they have there, or more: a method may also be an object."""
+    keywords, hints = SettingsKeywords.__annotations__, get_type_hints(Settings)
+    assert {*keywords, "engine"} == Settings.model_fields.keys()
+    for name in keywords.keys() - {"method", "buffers"}:
+        kind = hints[name]
+        theirs = kind.__name__ if isinstance(kind, type) else str(kind)
+        assert set(keywords[name].__forward_arg__.split(" | ")) == set(theirs.split(" | ")), name
+
+
+def test_every_setting_is_explained_where_a_federation_is() -> None:
+    explained = inspect.getdoc(fs.Federation)
+    assert explained is not None
+    for name in Settings.model_fields:
+        assert f" {name}: " in explained, name
+
+
+def test_one_object_is_the_same_as_keywords() -> None:
+    given: dict[str, Any] = {"method": "scaffold + fedprox(mu=0.1)", "rounds": 2, "lr": 0.05, "participation": 3}
+    data = [mlp(), flat(), points(40, 99)]
+    by_keywords = fs.Federation(*data, **given)
+    by_keywords.fit()
+    whole = fs.Federation(*data, Settings(**given))
+    whole.fit()
+    check_same(whole, by_keywords)
+    assert whole.settings == by_keywords.settings
+
+
+def test_a_keyword_goes_before_the_object() -> None:
+    method, settings = resolve_settings(Settings(rounds=3, lr=0.5, method="fedprox"), {"rounds": 7, "method": "fedavg"})
+    assert (settings.rounds, settings.lr, settings.method, str(method)) == (7, 0.5, "fedavg", "fedavg")
+
+
+def test_a_keyword_that_does_not_exist() -> None:
+    """One sentence, with the nearest one."""
+    pair = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(fs.UsageError, match=r"there is no setting 'roundz'.*rounds"):
+        fs.Federation(nn.Linear(2, 2), [pair], roundz=3)  # type: ignore[call-arg]
