@@ -33,9 +33,9 @@ def federation(model: str, engine: str, workers: int, rounds: int) -> fs.Federat
         (torch.randn(EXAMPLES, *SHAPE, generator=rng), torch.randint(0, 10, (EXAMPLES,), generator=rng))
         for _ in range(CLIENTS)
     ]
-    built = fs.build_model(MODELS[model], SHAPE, 10, seed=0)
+    make_model = fs.build_model(MODELS[model], SHAPE, 10, seed=0)
     settings: dict[str, Any] = {"rounds": rounds + WARM, "batch_size": 16, "lr": 0.01}
-    return fs.Federation(built, clients, method="fedavg", engine=engine, workers=workers, **settings)
+    return fs.Federation(make_model, clients, method="fedavg", engine=engine, workers=workers, **settings)
 
 
 def lap(rounds: Iterator[fs.Record]) -> float:

@@ -51,8 +51,8 @@ from fedstrata.flower.messages import (
     TrainRequest,
     TrainSettings,
     allowance,
-    opened,
-    sealed,
+    from_records,
+    to_records,
 )
 from fedstrata.flower.site_directory import Directory
 from fedstrata.flower.transport import Post
@@ -291,7 +291,7 @@ def one_population(kind: str, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         begin = time.perf_counter()
         federation = _populated(clients, place)
-        built = time.perf_counter() - begin
+        make_model = time.perf_counter() - begin
         found = _cost_of(federation, Path(place) / "run" / "checkpoints")
         memory = resident() - start
         del federation
@@ -299,7 +299,7 @@ def one_population(kind: str, count: int) -> dict[str, Any]:
         _populated(clients, place, resume=True)
         resumed = time.perf_counter() - begin
     sizes = {"memory_MB": memory / 1e6, "peak_MB": (peak_memory() - start) / 1e6}
-    return {"clients": count, "begin_s": built, "resume_s": resumed, **found, **sizes}
+    return {"clients": count, "begin_s": make_model, "resume_s": resumed, **found, **sizes}
 
 
 def _populated(clients: Sequence[Any], place: str, **more: Any) -> Remote:
@@ -431,7 +431,7 @@ class Grid:
 
 def _greeted(message: Any) -> Any:
     party = ClientInfo(client=message.metadata.dst_node_id - 1, examples=20, shape=list(SHAPE), dtype="float32")
-    return sealed(Greeting(parties=[party]))
+    return to_records(Greeting(parties=[party]))
 
 
 def one_sites(count: int) -> dict[str, Any]:
@@ -453,8 +453,8 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
     def trained(message: Any) -> Any:
         if message.metadata.message_type == "query":
             return _greeted(message)
-        _, letter = opened(message.content, TrainRequest, 1 << 40)
-        return sealed(TrainReply(), answer(wire.decode_assignment(letter), change))
+        _, letter = from_records(message.content, TrainRequest, 1 << 40)
+        return to_records(TrainReply(), answer(wire.decode_assignment(letter), change))
 
     federation = Remote(f"resnet18(width={width})", sites(count), rounds=2)
     post = Post(Grid(count, trained), 600.0)
@@ -469,11 +469,11 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
     lower()
     record = next(federation.rounds())
     assert not record.refused
-    letters = sum(len(m.content.array_records["fedstrata.message"][""].data) for m in _sent(post))
+    letters = sum(len(m.content.array_records["fedstrata.message"][""].data) for m in _send(post))
     return {"peak": watermark() - before - letters, "bytes": record.bytes_up}
 
 
-def _sent(post: Any) -> list[Any]:
+def _send(post: Any) -> list[Any]:
     return [m for m in post.grid._waiting.values() if m.metadata.message_type == "train"]
 
 

@@ -23,7 +23,7 @@ from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Slots, Stratum, Update
 from fedstrata.engines import grouping
-from fedstrata.evaluation.evaluate import judge as plain
+from fedstrata.evaluation.evaluate import evaluate as plain
 from fedstrata.wire.messages import encode
 
 Pair = tuple[Tensor, Tensor]
@@ -370,7 +370,7 @@ def test_eval_every_and_always_at_the_end(every: int, evaluated: list[int]):
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that answer 0.2, 0.6, 0.5, 0.9, 0.9, …"""
     answers = iter([0.2, 0.6, 0.5, 0.9] + [0.9] * 9)
-    monkeypatch.setattr("fedstrata.engines.serial.judge", lambda *args: (next(answers), 1.0))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: (next(answers), 1.0))
 
 
 @pytest.mark.usefixtures("scripted")
@@ -904,7 +904,7 @@ def test_divergence():
 
 def test_divergence_of_the_test_loss(monkeypatch: pytest.MonkeyPatch):
     losses: list[float] = [1.0, math.nan]
-    monkeypatch.setattr("fedstrata.engines.serial.judge", lambda *args: (0.5, losses.pop(0)))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: (0.5, losses.pop(0)))
     federation = Federation(mlp(), clients(5), toy(9), rounds=5)
     with pytest.raises(Diverged, match=r"round 2.*test loss is nan"):
         federation.fit()
@@ -1113,13 +1113,13 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     )
     used: list[Tensors] = []
 
-    def judge(replica: Any, *args: Any) -> tuple[float, float]:
+    def evaluate(replica: Any, *args: Any) -> tuple[float, float]:
         answer = plain(replica, *args)
         used.append({n: b.clone() for n, b in replica.buffers.items() if n.endswith("mean")})
         return answer
 
-    monkeypatch.setattr("fedstrata.evaluation.evaluator.judge", judge)
-    monkeypatch.setattr("fedstrata.engines.serial.judge", judge)
+    monkeypatch.setattr("fedstrata.evaluation.evaluator.evaluate", evaluate)
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", evaluate)
     federation.fit()
     everywhere, _, _, one, two = used  # the whole model, the part, then each client's
     own = federation._recorder.recall(federation.state, 2)[BUFFERS]

@@ -40,12 +40,12 @@ from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.directory import versions
-from fedstrata.runs.dry_run import DryRun, tried
+from fedstrata.runs.dry_run import DryRun, dry_run
 from fedstrata.runs.reader import SavedRun
-from fedstrata.runs.recorder import RunRecorder, remembered
+from fedstrata.runs.recorder import RunRecorder, read_memory
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
-from fedstrata.runs.run_facts import facts
-from fedstrata.server.compatibility import fingerprint, memory_misfit, misfit
+from fedstrata.runs.run_facts import run_facts
+from fedstrata.server.compatibility import fingerprint, memory_mismatch, state_mismatch
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
@@ -147,12 +147,12 @@ class Federation:
         self._server = self._build_server(setup)
         self.state = self._start(setup)
         self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
-        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._misfit, store)
+        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._check_memory, store)
         self._evaluator = self._build_evaluator(evaluate)
         self._prober = self._build_prober()
         self.records: list[Record] = []
         self.probes: list[dict[str, Any]] = []
-        self._facts = cache(partial(facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
+        self._facts = cache(partial(run_facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
         said = {**self.settings.model_dump(), **(recipe or {})}
         self._config = {name: value for name, value in said.items() if value is not None}
         self._since = time.perf_counter()
@@ -217,7 +217,7 @@ class Federation:
             here = Serial(self._context, self.clients, self.test)
             return str(recipe.get("engine", "own")), given, here.evaluate
         s = self.settings
-        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.sampled
+        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.per_round
         name, engine = build_engine(
             s.engine, s.workers, s.threads, self._context, self.clients, self.test, visits, cluster
         )
@@ -344,9 +344,9 @@ class Federation:
         """True when all rounds are run, or the target is reached and the run is to stop there."""
         if self.state.round >= self.total:
             return True
-        return self.settings.stop_at_target and self._reached() is not None
+        return self.settings.stop_at_target and self._rounds_to_target() is not None
 
-    def _reached(self) -> int | None:
+    def _rounds_to_target(self) -> int | None:
         return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
 
     def _train(self, state: ServerState) -> ClosedRound:
@@ -369,11 +369,11 @@ class Federation:
                 assignments = self._server.open(state, self.sampler.sample(number), work)
             watch = None if prober is None else prober.watch(assignments)
             visits = self._engine.run(assignments, recall)
-            counted = self._counted(visits, len(assignments), watch)
+            counted = self._watch_visits(visits, len(assignments), watch)
             with timed("train and close"):
                 after, outcome = self._server.close(state, assignments, counted, keep)
         if outcome.diverged:
-            raise self._diverged(number, "its updates are not finite numbers")
+            raise self._divergence(number, "its updates are not finite numbers")
         return self._around.close(ClosedRound(state, after, outcome, assignments, work, watch))
 
     def _lap(self) -> float:
@@ -390,12 +390,12 @@ class Federation:
                     result = trained.request()
         self.notes += self._engine.told()
         if result.loss is not None and not math.isfinite(result.loss):
-            raise self._diverged(after.round - 1, f"the test loss is {result.loss}")
+            raise self._divergence(after.round - 1, f"the test loss is {result.loss}")
         cost = RoundCost(lr=trained.work.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
         record = trained.record(result, cost)
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
-            self._recorder.measured(self.probes[-1])
+            self._recorder.add_probes(self.probes[-1])
         with using(self.clock), timed("write to disk"):
             self._recorder.add(record)
             self.records.append(record)
@@ -409,22 +409,22 @@ class Federation:
         Where the run has measured nothing so far, its next few rounds are tried and measured, or its last ones once
         more; nothing comes of them.
         """
-        saved = self.saved()
-        return diagnose(saved if saved.probes else self.tried(rounds).put_into(saved))
+        saved = self.saved_run()
+        return diagnose(saved if saved.probes else self.dry_run(rounds).put_into(saved))
 
-    def tried(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
+    def dry_run(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
         start, memories = state or self.state, store or self._recorder.store
-        why = misfit(self.state, start)
+        why = state_mismatch(self.state, start)
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(remembered, memories, self._misfit, start)
-        found = tried(self._close, prober, start, rounds, self.settings.rounds, recall)
+        recall = partial(read_memory, memories, self._check_memory, start)
+        found = dry_run(self._close, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
 
-    def _counted(self, visits: Iterator[Visit], total: int, watch: UpdateRecorder | None) -> Iterator[Visit]:
+    def _watch_visits(self, visits: Iterator[Visit], total: int, watch: UpdateRecorder | None) -> Iterator[Visit]:
         for done, visit in enumerate(visits, 1):
             if watch is not None and isinstance(visit[0], Update):
                 watch.see(visit[0])
@@ -442,13 +442,13 @@ class Federation:
         """What a client remembers after the last round: technique name → its tensors."""
         return self._recorder.recall(self.state, client)
 
-    def _misfit(self, state: ServerState, client: int, memory: Slots) -> str | None:
+    def _check_memory(self, state: ServerState, client: int, memory: Slots) -> str | None:
         """Why a memory cannot be what a client remembers at a state, or None."""
         held = self._server.architectures[self.sampler.arch_of(client)]
         params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
-        return memory_misfit(self.method, memory, params, buffers)
+        return memory_mismatch(self.method, memory, params, buffers)
 
-    def _diverged(self, number: int, why: str) -> Diverged:
+    def _divergence(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""
         return Diverged(f"training diverged in round {number + 1}: {why}{where}; a smaller lr may help")
 
@@ -479,7 +479,7 @@ class Federation:
         """The run in a few numbers, as written to summary.json."""
         return summarise(self.records, self.method, self.settings.target, self.notes, self.probes)
 
-    def saved(self) -> SavedRun:
+    def saved_run(self) -> SavedRun:
         """The run so far, as its files would tell it."""
         name = "this run" if self.out is None else self.out.name
         seen = tuple(self.records), tuple(self.probes)
@@ -491,7 +491,7 @@ class Federation:
         """Write the run so far as one HTML file; without a path, as report.html in the run's directory."""
         if path is None and self.out is None:
             raise UsageError("say where to write the report: report('report.html'), or give the run a directory, out=")
-        return write([self.saved()], Path(path or f"{self.out}/report.html"))
+        return write([self.saved_run()], Path(path or f"{self.out}/report.html"))
 
     def history(self) -> History:
         """The records so far, the model and the totals."""

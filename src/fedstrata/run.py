@@ -71,11 +71,11 @@ def models_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, dict[str,
 
     Where clients have models of their own and nothing is said of the server's, it is the deepest of these.
     """
-    archs = {} if config.archs is None else {name: _built(name, config, dataset) for name in shares(config.archs)}
-    return _built(config.model, config, dataset) if config.model else archs[deepest(archs)], archs
+    archs = {} if config.archs is None else {name: _build_model(name, config, dataset) for name in shares(config.archs)}
+    return _build_model(config.model, config, dataset) if config.model else archs[deepest(archs)], archs
 
 
-def _built(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
+def _build_model(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
     """A model by name, with the weights of the run's seed."""
     try:
         return build_model(name, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
@@ -151,7 +151,7 @@ def _recipe(directory: Path) -> dict[str, Any]:
     return values
 
 
-def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> DryRun:
+def dry_run_of(directory: Path, rounds: int, data_dir: str | None = None) -> DryRun:
     """What the probes find in a few rounds more of a run, which start from the state that it has now."""
     values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
     RunDirectory(directory).check_unedited()
@@ -159,4 +159,4 @@ def tried_on(directory: Path, rounds: int, data_dir: str | None = None) -> DryRu
     states, _ = load_all(directory / "checkpoints")
     if not states:
         raise UsageError(f"{directory} has no checkpoint yet: there is no model to measure")
-    return federation.tried(rounds, states[0], RunDirectory(directory).store())
+    return federation.dry_run(rounds, states[0], RunDirectory(directory).store())

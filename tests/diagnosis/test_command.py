@@ -17,7 +17,7 @@ import fedstrata as fs
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.diagnosis import Diagnosis
 from fedstrata.errors import UsageError
-from fedstrata.run import open_run, tried_on
+from fedstrata.run import dry_run_of, open_run
 from fedstrata.system.machine import computing
 from tests.engines.worlds import check_same, convnet, federation, pictures, run
 from tests.small_runs import SETTINGS, config, fedstrata, one_sentence, options, same
@@ -64,7 +64,7 @@ def test_a_run_with_probes(probed: Path, capsys: pytest.CaptureFixture[str], mon
     """It is read: nothing is built, and nothing trains."""
     before = contents(probed)
     monkeypatch.setattr("fedstrata.run.open_run", None)
-    monkeypatch.setattr("fedstrata.run.tried_on", None)
+    monkeypatch.setattr("fedstrata.run.dry_run_of", None)
     assert fedstrata("diagnose", probed) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -98,14 +98,14 @@ def test_the_same_again(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rounds_are_tried_on_the_model_that_the_run_has_now(bare: Path, tmp_path: Path) -> None:
     """The last round once more, of the same clients, batches and learning rate, but from the final weights: by hand."""
-    row = tried_on(bare, 1).rows[0]
+    row = dry_run_of(bare, 1).rows[0]
     last = open_run(config(**SMALL), None)
     last.fit()
-    expected = last.tried(1).rows[0]
+    expected = last.dry_run(1).rows[0]
     assert {**row, "seconds": 0} == {**expected, "seconds": 0}
     assert row["round"] == SMALL["rounds"] + 1
     assert row["tried"]
-    start = open_run(config(**SMALL), None).tried(1).rows[0]
+    start = open_run(config(**SMALL), None).dry_run(1).rows[0]
     assert start["round"] == 1
     assert start["divergence"] != row["divergence"]
 
@@ -310,7 +310,7 @@ def test_a_diagnosis_leaves_no_files(tmp_path: Path) -> None:
 
 def test_where_a_run_has_measured_something_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = run(**world(probe="divergence proxy", engine="serial", rounds=2))
-    monkeypatch.setattr(fed, "tried", None)
+    monkeypatch.setattr(fed, "dry_run", None)
     found = fed.diagnose()
     assert found.looked
     assert found.as_dict()["method"] == str(fed.method)
@@ -318,16 +318,16 @@ def test_where_a_run_has_measured_something_nothing_is_tried(monkeypatch: pytest
 
 def test_the_number_of_rounds_that_are_tried() -> None:
     fed = federation(**world(rounds=3, engine="serial"))
-    assert [row["round"] for row in fed.tried(2).rows] == [1, 2]
-    assert [row["round"] for row in fed.tried(9).rows] == [1, 2, 3]
+    assert [row["round"] for row in fed.dry_run(2).rows] == [1, 2]
+    assert [row["round"] for row in fed.dry_run(9).rows] == [1, 2, 3]
     next(fed.rounds())
-    assert [row["round"] for row in fed.tried(1).rows] == [2]
+    assert [row["round"] for row in fed.dry_run(1).rows] == [2]
     assert fed.state.round == 1
 
 
 def test_what_is_tried_is_what_the_run_would_measure() -> None:
     settings = world(rounds=3, engine="serial", method="scaffold")
-    tried = federation(**settings).tried(3).rows
+    tried = federation(**settings).dry_run(3).rows
     measured = run(**settings, probe="all").probes
     assert [{**row, "seconds": 0} for row in tried] == [{**row, "seconds": 0, "tried": True} for row in measured]
 
@@ -336,7 +336,7 @@ def test_a_finished_federation_is_measured_too() -> None:
     """Its last rounds once more; nothing of it changes."""
     fed = run(**world(rounds=3, engine="serial"))
     before = {n: t.clone() for n, t in fed.state.params.items()}
-    assert [row["round"] for row in fed.tried(2).rows] == [4, 5]
+    assert [row["round"] for row in fed.dry_run(2).rows] == [4, 5]
     assert "label-skew" in fed.diagnose(2).looked
     assert all(torch.equal(t, before[n]) for n, t in fed.state.params.items())
     assert (fed.state.round, fed.probes) == (3, [])
@@ -353,4 +353,4 @@ def test_a_diagnosis_of_a_diverging_federation() -> None:
 
 def test_rounds_cannot_be_tried_on_what_is_no_run(probed: Path) -> None:
     with pytest.raises(UsageError, match=r"run\.toml"):
-        tried_on(probed.parent, 1)
+        dry_run_of(probed.parent, 1)

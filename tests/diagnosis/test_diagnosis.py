@@ -751,7 +751,7 @@ def federated(
         },
     )
     federation.fit()
-    return federation.saved()
+    return federation.saved_run()
 
 
 def test_label_skew_is_found_first() -> None:

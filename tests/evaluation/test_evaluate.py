@@ -14,9 +14,22 @@ from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.core.technique import Buffers
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.data.examples import TensorExamples
-from fedstrata.evaluation.evaluate import evaluate
+from fedstrata.evaluation.evaluate import EvalRequest
+from fedstrata.evaluation.evaluate import evaluate as evaluate_request
 from fedstrata.models.norms import running
 from fedstrata.techniques.fedavg import chain
+
+
+def evaluate(
+    replica: ModelReplica,
+    params: Tensors,
+    buffers: Tensors,
+    examples: TensorExamples,
+    policy: Buffers,
+    batch_size: int = 512,
+) -> tuple[float, float]:
+    """(accuracy, mean loss) of a model with these parameters and running statistics."""
+    return evaluate_request(replica, EvalRequest(params, buffers, policy), examples, batch_size)
 
 
 def bench_of(model: nn.Module) -> ModelReplica:

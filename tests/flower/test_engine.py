@@ -23,7 +23,7 @@ import fedstrata as fs
 from fedstrata import wire
 from fedstrata.flower import client_app, server, server_app, transport
 from fedstrata.flower.client import Site
-from fedstrata.flower.messages import ClientInfo, TrainReply, opened, sealed
+from fedstrata.flower.messages import ClientInfo, TrainReply, from_records, to_records
 from fedstrata.flower.reorder_buffer import ReorderBuffer
 from fedstrata.flower.server import build_federation
 from fedstrata.flower.site_directory import SiteDirectory
@@ -243,8 +243,8 @@ def test_a_run_in_which_nothing_can_be_used_stops() -> None:
 
     def other(message: Message, answer: Any) -> Message:
         reply: Message = answer()
-        head, update = opened(reply.content, TrainReply, 10**9)
-        reply.content = sealed(head, wire.encode(replace(wire.decode_update(update), method="0" * 16)))
+        head, update = from_records(reply.content, TrainReply, 10**9)
+        reply.content = to_records(head, wire.encode(replace(wire.decode_update(update), method="0" * 16)))
         return reply
 
     for node in (100, 101, 102):
@@ -259,9 +259,9 @@ def test_one_client_alone_does_not_end_the_run_as_diverged() -> None:
 
     def endless(message: Message, answer: Any) -> Message:
         reply: Message = answer()
-        head, update = opened(reply.content, TrainReply, 10**9)
+        head, update = from_records(reply.content, TrainReply, 10**9)
         sent = wire.decode_update(update)
-        reply.content = sealed(
+        reply.content = to_records(
             head, wire.encode(replace(sent, delta={n: d * torch.nan for n, d in sent.delta.items()}))
         )
         return reply
@@ -278,11 +278,11 @@ def test_one_client_alone_does_not_end_the_run_as_diverged() -> None:
 def test_a_site_whose_first_answer_was_an_error_is_asked_again() -> None:
     world = grid(3)
     calls = iter([Error(2, "not yet"), Error(2, "not yet")])
-    answered = world._answer
+    answer_message = world._answer
 
     def first_fails(node: int, message: Message) -> Any:
         error = next(calls, None) if node == 101 and message.metadata.message_type == "query" else None
-        return answered(node, message) if error is None else Message(error, reply_to=message)
+        return answer_message(node, message) if error is None else Message(error, reply_to=message)
 
     world._answer = first_fails  # type: ignore[method-assign]
     assert not silos(world, participation=3, rounds=1).records[0].refused
@@ -328,7 +328,7 @@ def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tm
     filed: list[int] = []
     pull, write = world.pull_messages, ReorderBuffer._write
 
-    def noted(numbers: Any) -> Any:
+    def note_loss(numbers: Any) -> Any:
         found = list(pull(numbers))
         trained = sum(m.metadata.message_type == "train" for m in found)
         pulls.append((time.monotonic(), len(numbers), trained))
@@ -338,7 +338,7 @@ def test_updates_that_come_before_their_turn(monkeypatch: pytest.MonkeyPatch, tm
         filed.append(len(data))
         return write(early, data)
 
-    monkeypatch.setattr(world, "pull_messages", noted)
+    monkeypatch.setattr(world, "pull_messages", note_loss)
     monkeypatch.setattr(ReorderBuffer, "_write", counted)
     fed = silos(world, participation=12, rounds=1, timeout=5.0, out=tmp_path / "run")
     assert fed.records[0].refused == [{"client": 1, "why": "it did not answer in time"}]

@@ -18,7 +18,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 import fedstrata as fs
 from fedstrata import wire
 from fedstrata.flower import client_app
-from fedstrata.flower.messages import TrainReply, opened, sealed
+from fedstrata.flower.messages import TrainReply, from_records, to_records
 from tests.engines.worlds import mlp, staged
 
 
@@ -136,8 +136,8 @@ def test_sub_models_are_refused() -> None:
 def test_an_update_without_any_change_does_not_stop_the_server() -> None:
     def empty(message: Any, answer: Any) -> Any:
         reply = answer()
-        head, update = opened(reply.content, TrainReply, 10**9)
-        reply.content = sealed(head, wire.encode(replace(wire.decode_update(update), delta={})))
+        head, update = from_records(reply.content, TrainReply, 10**9)
+        reply.content = to_records(head, wire.encode(replace(wire.decode_update(update), delta={})))
         return reply
 
     world = grid(3, model=mlp, mods=[fixedclipping_mod])

@@ -82,7 +82,7 @@ def test_the_server_sees_no_update() -> None:
     made = grid(5, model=mlp, mods=[secaggplus_mod])
     pull = made.pull_messages
 
-    def noted(numbers: Any) -> Any:
+    def note_loss(numbers: Any) -> Any:
         replies = list(pull(numbers))
         for reply in replies:
             if not reply.has_error() and CONFIGS in reply.content.config_records:
@@ -91,7 +91,7 @@ def test_the_server_sees_no_update() -> None:
                     found.append(np.load(io.BytesIO(part), allow_pickle=False).ravel())
         return replies
 
-    made.pull_messages = noted  # type: ignore[method-assign]
+    made.pull_messages = note_loss  # type: ignore[method-assign]
     silos(made, **SECURE)
     numbers = np.concatenate(found)
     weights = sum(p.numel() for p in mlp().parameters())
@@ -137,12 +137,12 @@ def test_few_masked_vectors_are_here_at_once(monkeypatch: pytest.MonkeyPatch) ->
     fetched: list[int] = []
     pull = made.pull_messages
 
-    def noted(numbers: Any) -> Any:
+    def note_loss(numbers: Any) -> Any:
         replies = list(pull(numbers))
         fetched.append(sum("masked_params" in r.content.config_records.get(CONFIGS, {}) for r in replies))
         return replies
 
-    made.pull_messages = noted  # type: ignore[method-assign]
+    made.pull_messages = note_loss  # type: ignore[method-assign]
     found = silos(made, **{**SECURE, "rounds": 1, "timeout": 1.0})
     assert [row["client"] for row in found.records[0].refused] == [0]
     assert (max(fetched), sum(fetched)) == (2, 4)
@@ -240,7 +240,7 @@ def test_one_client_gives_one_share_of_a_secret() -> None:
     exchange.total = [np.zeros(1, np.int64)]
     many = {"nids": [1] * 1000, "shares": [bytes(20)] * 1000}
     with pytest.raises(fs.UsageError, match="1 of 3 clients stayed to the end"):
-        exchange.opened({1: (many, None)})  # type: ignore[dict-item]
+        exchange.open_sum({1: (many, None)})  # type: ignore[dict-item]
 
 
 def test_shares_of_unlike_length_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:

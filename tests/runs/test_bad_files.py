@@ -21,7 +21,7 @@ from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.report.page import page
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs import checkpoint
-from fedstrata.runs.client_memory import unpacked
+from fedstrata.runs.client_memory import unpack_memory
 from fedstrata.runs.files import Damaged, read_sealed, write_sealed
 from fedstrata.runs.reader import SavedRun
 from fedstrata.system.machine import computing
@@ -284,7 +284,7 @@ def test_a_memory_that_was_sealed_again(listed: Any, runs: Path, tmp_path: Path)
     for path in (run / "memory").iterdir():
         sealed_again(path, techniques=listed)
         with pytest.raises(WireError):
-            unpacked(read_sealed(path))
+            unpack_memory(read_sealed(path))
     with pytest.raises(Damaged, match=r"is damaged, and with it what client \d remembers"):
         resume_run(run).fit()
 

@@ -69,7 +69,7 @@ def test_what_a_federation_tells_of_itself(tmp_path: Path) -> None:
     """The same as its files do; without a directory it tells it too."""
     fed = federation(probe="proxy", out=tmp_path / "run")
     fed.fit()
-    told, read = fed.saved(), SavedRun.read(tmp_path / "run")
+    told, read = fed.saved_run(), SavedRun.read(tmp_path / "run")
     assert list(told.records) == list(read.records)
     assert list(told.probes) == list(read.probes)
     assert json.loads(json.dumps([told.facts, told.summary, told.versions])) == [
@@ -80,10 +80,10 @@ def test_what_a_federation_tells_of_itself(tmp_path: Path) -> None:
     assert (told.name, told.path, told.method) == (read.name, read.path, read.method)
     assert {n: v for n, v in told.config.items() if v is not None} == dict(read.config)
     alone = federation(probe="proxy", rounds=1)
-    assert alone.saved().records == ()
+    assert alone.saved_run().records == ()
     alone.fit()
-    assert alone.saved().path is None
-    assert [row["round"] for row in alone.saved().probes] == [1]
+    assert alone.saved_run().path is None
+    assert [row["round"] for row in alone.saved_run().probes] == [1]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl"])
@@ -91,9 +91,9 @@ def test_half_a_line_at_the_end(copied: Path, name: str) -> None:
     """Of a run that goes on: what is being written is not there yet."""
     (copied / "summary.json").unlink()
     whole = (copied / name).read_bytes()
-    lines = whole.splitlines(keepends=True)
-    for end in (lines[2][:-1], lines[2][:25], lines[2][:1], b"\xe2"):
-        (copied / name).write_bytes(b"".join(lines[:2]) + end)
+    read_lines = whole.splitlines(keepends=True)
+    for end in (read_lines[2][:-1], read_lines[2][:25], read_lines[2][:1], b"\xe2"):
+        (copied / name).write_bytes(b"".join(read_lines[:2]) + end)
         saved = SavedRun.read(copied)
         assert [row["round"] for row in saved.probes] == [1, 2]
         assert len(saved.records) == (2 if name == "metrics.jsonl" else 3)

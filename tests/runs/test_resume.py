@@ -258,7 +258,7 @@ def test_an_interrupt_at_any_place_of_a_round_leaves_a_run_that_goes_on(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in training, in evaluation, while memory is put away and while the metrics are written."""
-    places = ["fedstrata.engines.grouping.train_client", "fedstrata.engines.serial.judge"]
+    places = ["fedstrata.engines.grouping.train_client", "fedstrata.engines.serial.evaluate"]
     places += [
         "fedstrata.runs.client_memory.write_sealed",
         "fedstrata.runs.directory.append_line",

@@ -18,7 +18,7 @@ from fedstrata.data.examples import Split, TensorExamples
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.run import open_run
-from fedstrata.runs.run_facts import facts, skew
+from fedstrata.runs.run_facts import run_facts, skew
 from fedstrata.system.machine import computing
 from tests.engines.worlds import convnet, federation, flat, mlp, pictures, points, seeded
 from tests.small_runs import config
@@ -35,7 +35,7 @@ def told(out: Path, model: nn.Module, clients: Any, **settings: Any) -> dict[str
     """facts.json of a federation, which is there before the first round."""
     fed = fs.Federation(model, clients, out=out, rounds=1, batch_size=4, engine="serial", **settings)
     read: dict[str, Any] = json.loads((out / "facts.json").read_text())
-    assert read == json.loads(json.dumps(fed.saved().facts))
+    assert read == json.loads(json.dumps(fed.saved_run().facts))
     return read
 
 
@@ -154,7 +154,7 @@ def test_thousands_of_clients_stay_quick(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Split, "__getitem__", counted)
     model = mlp()
-    found = facts(model, strata(model), many(20_003), torch.randn(2, 6))
+    found = run_facts(model, strata(model), many(20_003), torch.randn(2, 6))
     assert calls <= 1500
     assert found["clients"] == 20_003
     assert len(found["counts"]) == len(found["examples"]) == 200
@@ -167,7 +167,7 @@ def test_the_skew_is_of_all_clients() -> None:
     y = (torch.arange(4000) // 2) % 2
     whole = TensorExamples(torch.randn(4000, 6), y)
     model = mlp()
-    found = facts(model, strata(model), whole.split(list(torch.arange(4000).split(2))), torch.randn(2, 6))
+    found = run_facts(model, strata(model), whole.split(list(torch.arange(4000).split(2))), torch.randn(2, 6))
     assert found["skew"] == pytest.approx(0.5, abs=1e-6)
 
 
@@ -273,7 +273,7 @@ def test_odd_models(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
     before = {n: t.clone() for n, t in model.state_dict().items()}
     groups = federation(model).strata
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    found = facts(model, groups, [TensorExamples(*pair) for pair in flat()], points(2, 0)[0])
+    found = run_facts(model, groups, [TensorExamples(*pair) for pair in flat()], points(2, 0)[0])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert all(np.array_equal(one, other) for one, other in zip(np.random.get_state(), states[2], strict=True))

@@ -31,12 +31,12 @@ def test_only_clients_with_examples_are_asked_and_all_of_them_after_the_last_rou
     assert all(len(set(clients)) == 2 and 1 not in clients for clients in drawn)
     assert len({tuple(clients) for clients in drawn}) > 1
     assert list(made.sample(3)) == [0, 2, 3, 4]
-    assert made.sampled == 2
+    assert made.per_round == 2
 
 
 def test_a_fraction_is_of_those_that_have_examples() -> None:
-    assert sampler(0.5).sampled == 2
-    assert sampler(0.01).sampled == 1
+    assert sampler(0.5).per_round == 2
+    assert sampler(0.01).per_round == 1
     with pytest.raises(fs.UsageError, match="participation = 5, but only 4 clients have examples"):
         sampler(5)
 

@@ -41,7 +41,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
-        "clients": f"{federation.sampler.sampled} of {len(federation.clients)} in every round",
+        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
     }
     if federation.records:

@@ -57,7 +57,7 @@ def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: in
         raise UsageError(f"{run} is a run, whose settings are its own: leave --{(others or ['set'])[0]} out")
     if not saved.probes:
         print(f"fedstrata: {run} has no probes: {rounds} more rounds are trained and measured", file=sys.stderr)
-        from fedstrata.run import tried_on
+        from fedstrata.run import dry_run_of
 
-        saved = tried_on(run, rounds, given.get("data_dir")).put_into(saved)
+        saved = dry_run_of(run, rounds, given.get("data_dir")).put_into(saved)
     return diagnosed(saved)

@@ -24,7 +24,7 @@ from fedstrata.config.toml import read_toml
 from fedstrata.core.results import Count, Finite
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.runs.files import read_object
-from fedstrata.runs.reader import records_in
+from fedstrata.runs.reader import read_records
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.signals import stopping, work_begins
 
@@ -91,7 +91,7 @@ def records(directory: Path) -> list[Record]:
         UsageError: if metrics.jsonl does not hold them.
     """
     path, rounds = directory / "metrics.jsonl", read_object(directory / "summary.json").get("rounds")
-    found = list(records_in(path, ended=True))
+    found = list(read_records(path, ended=True))
     if isinstance(rounds, int) and len(found) < rounds:
         raise UsageError(f"{path} does not hold the {rounds} rounds that summary.json tells of")
     return found

@@ -21,7 +21,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.engines.tensor_store import TensorStore
 from fedstrata.engines.worker import EvaluateTask, Failure, TensorRefs, VisitSpec
 from fedstrata.errors import FedstrataError
-from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, total
+from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, combine_scores
 from fedstrata.system.timing import Clock, timed
 
 QUEUE = 2
@@ -103,7 +103,7 @@ class _PoolEvaluation:
             if self._era != self._pool.era:
                 self._begin()
             self._pool.pump()
-        return total([result for result in self._scores if result is not None], self._examples)
+        return combine_scores([result for result in self._scores if result is not None], self._examples)
 
 
 class WorkerPool(ABC, Generic[W]):

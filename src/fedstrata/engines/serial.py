@@ -11,7 +11,7 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
-from fedstrata.evaluation.evaluate import EvalRequest, judge
+from fedstrata.evaluation.evaluate import EvalRequest, evaluate
 from fedstrata.system.timing import Clock
 
 Recall = Callable[[int], Slots]
@@ -48,7 +48,7 @@ class Serial:
         """What judges on the test set when it is called."""
         assert self.test is not None
         test = self.test
-        return lambda: judge(self.context.replica(request.arch), request, test)
+        return lambda: evaluate(self.context.replica(request.arch), request, test)
 
     def told(self) -> tuple[str, ...]:
         """Nothing happens to workers where there are none."""

@@ -56,8 +56,8 @@ def score_batches(
     return scores
 
 
-def total(scores: Iterable[BatchScore], examples: int) -> tuple[float, float]:
-    """(accuracy, mean loss) from the marks of all batches, in order."""
+def combine_scores(scores: Iterable[BatchScore], examples: int) -> tuple[float, float]:
+    """(accuracy, mean loss) from the scores of all batches, in order."""
     right, loss = 0, 0.0
     for correct, part in scores:
         right, loss = right + correct, loss + part
@@ -65,21 +65,8 @@ def total(scores: Iterable[BatchScore], examples: int) -> tuple[float, float]:
 
 
 def evaluate(
-    replica: ModelReplica,
-    params: Tensors,
-    buffers: Tensors,
-    examples: Examples,
-    policy: Buffers,
-    batch_size: int = 512,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """(accuracy, mean loss) of a model with these parameters and running statistics."""
-    return judge(replica, EvalRequest(params, buffers, policy, seed), examples, batch_size)
-
-
-def judge(
     replica: ModelReplica, request: EvalRequest, examples: Examples, batch_size: int = 512
 ) -> tuple[float, float]:
     """(accuracy, mean loss) of what is to be judged."""
     parts = eval_batches(examples, request.policy, batch_size)
-    return total(score_batches(replica, request, examples, parts, range(len(parts))), len(examples))
+    return combine_scores(score_batches(replica, request, examples, parts, range(len(parts))), len(examples))

@@ -10,7 +10,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples, Slots
-from fedstrata.evaluation.evaluate import EvalRequest, judge
+from fedstrata.evaluation.evaluate import EvalRequest, evaluate
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
 
@@ -88,7 +88,7 @@ class Evaluator:
         for client, examples in enumerate(self.clients):
             request = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
             per_client.append(
-                judge(self.context.replica(request.arch), request, examples)[0] if len(examples) else None
+                evaluate(self.context.replica(request.arch), request, examples)[0] if len(examples) else None
             )
         return per_client
 

@@ -30,14 +30,14 @@ from fedstrata.flower.messages import (
     TrainSettings,
     allowance,
     check_flower,
-    opened,
-    sealed,
+    from_records,
+    to_records,
 )
-from fedstrata.flower.mods import CONFIGS, Mod, check_mods, masked, masks, modified
+from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
 from fedstrata.flower.site_store import ClientStore, ContextStore, DirectoryStore, SiteStore
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running
-from fedstrata.server.compatibility import memory_misfit
+from fedstrata.server.compatibility import memory_mismatch
 from fedstrata.system.machine import device_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ NodeConfig = Mapping[str, Any]
 """What a SuperNode was started with, `--node-config`."""
 
 
-def built(model: Model) -> nn.Module:
+def make_model(model: Model) -> nn.Module:
     """A model, made if need be; random numbers are given back as they were."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).cpu()
@@ -97,14 +97,14 @@ def client_app(
 
     @app.query()
     def greet(message: Message, context: Context) -> Message:
-        return Message(sealed(site.greeting(context.node_config)), reply_to=message)
+        return Message(to_records(site.greeting(context.node_config)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if mods and masks(mods[0]):
-            return masked(mods[0], site.answered, message, context)
-        answer, update, _ = site.answered(message, context)
-        return Message(sealed(answer, b"" if update is None else wire.encode(update)), reply_to=message)
+            return answer_masked(mods[0], site.answer_message, message, context)
+        answer, update, _ = site.answer_message(message, context)
+        return Message(to_records(answer, b"" if update is None else wire.encode(update)), reply_to=message)
 
     return app
 
@@ -134,7 +134,7 @@ class Site:
     @cached_property
     def models(self) -> dict[str, nn.Module]:
         """The models by architecture."""
-        return {name: built(model) for name, model in {"": self.model, **self.archs}.items()}
+        return {name: make_model(model) for name, model in {"": self.model, **self.archs}.items()}
 
     def examples(self, client: int, config: NodeConfig) -> Examples:
         """A client's data."""
@@ -161,17 +161,17 @@ class Site:
             {"client": client, "examples": len(data), "shape": shape, "dtype": dtype, "population": population}
         )
 
-    def answered(self, message: Message, context: Context) -> tuple[TrainReply, Update | None, float]:
+    def answer_message(self, message: Message, context: Context) -> tuple[TrainReply, Update | None, float]:
         """The answer to a message, the update that goes with it, if any, and the client's weight in the mean."""
         try:
             if CONFIGS in message.content.config_records and not any(masks(mod) for mod in self.mods):
                 raise UsageError("secure aggregation needs Flower's mod here too: client_app(…, mods=[secaggplus_mod])")
-            ask, body = opened(message.content, TrainRequest, allowance(weights_of(self.models.values())))
+            ask, body = from_records(message.content, TrainRequest, allowance(weights_of(self.models.values())))
             if ask.client not in partitions(context.node_config):
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
             store: SiteStore = ContextStore(context.state) if self.keep is None else DirectoryStore(self.keep)
-            leave = partial(modified, self.mods, clip=ask.regime.clip, message=message, context=context)
+            leave = partial(apply_mods, self.mods, clip=ask.regime.clip, message=message, context=context)
             answer, update = self.visit(ask, body, data, ClientStore(store, ask.run, ask.client), leave)
             uniform = self.client_context(ask.regime, _like(data)).method.weight == "uniform"
             return answer, update, 1.0 if uniform else float(len(data))
@@ -203,7 +203,7 @@ class Site:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != client_context.method.digest:
             raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
-        if memory and memory_misfit(
+        if memory and memory_mismatch(
             client_context.method, memory, assignment.params, client_context.replica(assignment.arch).buffers
         ):
             return TrainReply(lost="memory"), None

@@ -58,7 +58,7 @@ class Privacy:
         """What a reader of the results must know."""
         return f"differential privacy: changes of norm {self.clip:g} at most, noise of {self.noise:g} times that over n"
 
-    def noised(self, trained: ClosedRound, server_lr: float) -> ClosedRound:
+    def add_noise(self, trained: ClosedRound, server_lr: float) -> ClosedRound:
         """A closed round with noise on what travelled; from a source that no seed tells."""
         accepted = len(trained.outcome.accepted)
         if not (self.clip and self.noise and accepted):

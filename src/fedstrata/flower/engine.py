@@ -20,7 +20,7 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluation.evaluate import EvalRequest
 from fedstrata.flower.differential_privacy import check_length
-from fedstrata.flower.messages import TrainReply, TrainRequest, TrainSettings, opened, sealed
+from fedstrata.flower.messages import TrainReply, TrainRequest, TrainSettings, from_records, to_records
 from fedstrata.flower.reorder_buffer import ReorderBuffer
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Reply, Transport
@@ -139,7 +139,7 @@ class Flower:
 
         def ask(assignment: Assignment) -> None:
             """Send an assignment, or note that it cannot be sent."""
-            message_id = self._sent(assignment)
+            message_id = self._send(assignment)
             if message_id is None:
                 early.put(assignment.client, (Absence(assignment.client, "its SuperNode is not connected"), {}))
             else:
@@ -177,16 +177,16 @@ class Flower:
             raise UsageError(f"nothing that can be used came from any client in {BARREN} rounds in a row")
         self.directory.find([a.client for a in assignments])
 
-    def heard(self, anything: bool) -> None:
+    def count_barren(self, anything: bool) -> None:
         """Count the rounds in a row in which nothing came."""
         self.barren = 0 if anything else self.barren + 1
 
-    def _sent(self, assignment: Assignment) -> str | None:
+    def _send(self, assignment: Assignment) -> str | None:
         """Send an assignment; the message's number, or None if its client's SuperNode is not there."""
         node = self.directory.node(assignment.client)
         if node is None:
             return None
-        content = sealed(self.head(assignment), wire.encode(assignment))
+        content = to_records(self.head(assignment), wire.encode(assignment))
         return self.transport.send(node, "train", content, str(assignment.round + 1))
 
     def head(self, assignment: Assignment) -> TrainRequest:
@@ -203,7 +203,7 @@ class Flower:
             holds=self.holds,
         )
 
-    def noted(self, client: int, answer: TrainReply) -> str:
+    def note_loss(self, client: int, answer: TrainReply) -> str:
         """Note what a client has lost; says what comes of it."""
         self.lost[client] = answer.lost
         if answer.lost == "memory":
@@ -218,11 +218,11 @@ class Flower:
         try:
             if reply.content is None:
                 raise UsageError(reply.why)
-            answer, message = opened(reply.content, TrainReply, self.limit)
+            answer, message = from_records(reply.content, TrainReply, self.limit)
             if answer.lost and not last:
                 return None
             if answer.lost:
-                raise UsageError(self.noted(client, answer))
+                raise UsageError(self.note_loss(client, answer))
             if answer.refusal:
                 raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
             update = wire.decode_update(message)

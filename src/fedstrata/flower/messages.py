@@ -126,7 +126,7 @@ class Greeting(Head):
 H = TypeVar("H", bound=Head)
 
 
-def sealed(head: Head, message: bytes = b"", inside: bool = False) -> RecordDict:
+def to_records(head: Head, message: bytes = b"", inside: bool = False) -> RecordDict:
     """A head and a message as Flower's records; a short message may be put inside the head's own."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -138,7 +138,7 @@ def sealed(head: Head, message: bytes = b"", inside: bool = False) -> RecordDict
     return content
 
 
-def opened(content: RecordDict, kind: type[H], limit: int) -> tuple[H, bytes]:
+def from_records(content: RecordDict, kind: type[H], limit: int) -> tuple[H, bytes]:
     """The head and the message of Flower's records; `limit` is the longest message that is looked at.
 
     Raises:

@@ -21,7 +21,7 @@ from fedstrata.core.rng import own_rng
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.errors import UsageError, one_line
-from fedstrata.flower.messages import TrainReply, sealed
+from fedstrata.flower.messages import TrainReply, to_records
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -62,7 +62,7 @@ def fresh_numbers() -> Iterator[None]:
         yield
 
 
-def modified(
+def apply_mods(
     mods: Sequence[Mod], asked: Assignment, update: Update, clip: float, message: Message, context: Context
 ) -> Update:
     """An update after the mods; `clip` is the largest norm that the server allows, 0 for any.
@@ -87,7 +87,7 @@ def modified(
     before = {name: asked.params[name] for name in update.delta}
     after = {name: tensor + update.delta[name] for name, tensor in before.items()}
     with fresh_numbers():
-        found = _called(inner, before, after, (update.examples, clip), message, context)
+        found = _call(inner, before, after, (update.examples, clip), message, context)
     return replace(update, delta={name: found[name] - tensor for name, tensor in before.items()}, finite=False)
 
 
@@ -95,7 +95,7 @@ Answered = Callable[["Message", "Context"], tuple[TrainReply, Update | None, flo
 """What trains: the answer, the update and the client's weight."""
 
 
-def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> Message:
+def answer_masked(mod: Mod, answer_message: Answered, message: Message, context: Context) -> Message:
     """The reply to one stage of secure aggregation; in the stage that asks for an update, what trains is called."""
     from flwr.app import Message as FlowerMessage
     from flwr.app import RecordDict as Records
@@ -103,17 +103,17 @@ def masked(mod: Mod, answered: Answered, message: Message, context: Context) -> 
     asked = message.content.config_records.get(CONFIGS)
     if asked is None:
         why = "this site sends updates only under secure aggregation: the server needs secure=true"
-        return FlowerMessage(sealed(TrainReply(refusal=why)), reply_to=message)
+        return FlowerMessage(to_records(TrainReply(refusal=why)), reply_to=message)
     why = _hides_nothing(asked)
     if why:
-        return FlowerMessage(sealed(TrainReply(refusal=why)), reply_to=message)
+        return FlowerMessage(to_records(TrainReply(refusal=why)), reply_to=message)
     content = Records()
     if asked.get("stage") == "collect_masked_vectors":
-        answer, update, weight = answered(message, context)
+        answer, update, weight = answer_message(message, context)
         if update is None:
-            return FlowerMessage(sealed(answer), reply_to=message)
+            return FlowerMessage(to_records(answer), reply_to=message)
         content = _result(update.delta, weight)
-        content.update(sealed(answer, wire.encode(replace(update, delta={})), inside=True))
+        content.update(to_records(answer, wire.encode(replace(update, delta={})), inside=True))
     with fresh_numbers():
         reply: Message = mod(message, context, lambda message, context: FlowerMessage(content, reply_to=message))
     return reply
@@ -141,7 +141,7 @@ def _result(delta: Tensors, weight: float) -> RecordDict:
     return fitres_to_recorddict(FitRes(Status(Code.OK, ""), arrays, int(weight), {}), keep_input=False)
 
 
-def _called(
+def _call(
     mods: Sequence[Mod],
     before: Tensors,
     after: Tensors,

@@ -22,7 +22,7 @@ from fedstrata.core.types import Absence, Assignment, Update, Visit
 from fedstrata.engines.serial import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.flower.engine import KEPT, Flower
-from fedstrata.flower.messages import ClientInfo, TrainReply, opened, sealed
+from fedstrata.flower.messages import ClientInfo, TrainReply, from_records, to_records
 from fedstrata.flower.mods import CONFIGS
 from fedstrata.flower.transport import Reply
 
@@ -135,34 +135,34 @@ class SecAggEngine(Flower):
         group = str(first.round + 1)
 
         def stage(configs: Configs) -> Answers:
-            return dict(self._asked(configs, {}, len(configs), clients, group, absent))
+            return dict(self._ask(configs, {}, len(configs), clients, group, absent))
 
         exchange.take_keys(stage(exchange.setup()))
         exchange.take_shares(stage(exchange.share_keys()))
         message_ids = {node: self._message(asked[node]) for node in exchange.shared}
         shapes = [first.params[name].shape for name in first.uploads]
         visits = {}
-        replies = self._asked(exchange.collect(), message_ids, self.few, clients, group, absent)
+        replies = self._ask(exchange.collect(), message_ids, self.few, clients, group, absent)
         for node, (configs, content) in replies:  # each is added to the sum as it comes
             try:
-                visits[clients[node]] = self._visited(asked[node], content)
+                visits[clients[node]] = self._read_update(asked[node], content)
                 exchange.take_masked(node, configs, shapes)
             except FedstrataError as error:
                 visits.pop(clients[node], None)
                 absent[clients[node]] = str(error)
-        mean = exchange.opened(stage(exchange.unmask()))
+        mean = exchange.open_sum(stage(exchange.unmask()))
         found = (torch.from_numpy(np.asarray(x)) for x in mean)
         delta = {n: x.to(first.params[n].dtype) for n, x in zip(first.uploads, found, strict=True)}
         return {client: (replace(update, delta=delta), kept) for client, (update, kept) in visits.items()}
 
     def _message(self, assignment: Assignment) -> RecordDict:
-        return sealed(self.head(assignment), wire.encode(assignment))
+        return to_records(self.head(assignment), wire.encode(assignment))
 
-    def _visited(self, assignment: Assignment, content: RecordDict) -> tuple[Update, Any]:
+    def _read_update(self, assignment: Assignment, content: RecordDict) -> tuple[Update, Any]:
         """A client's update without its change."""
-        answer, message = opened(content, TrainReply, self.limit)
+        answer, message = from_records(content, TrainReply, self.limit)
         if answer.lost:
-            raise UsageError(self.noted(assignment.client, answer))
+            raise UsageError(self.note_loss(assignment.client, answer))
         update = wire.decode_update(message)
         if update.client != assignment.client or update.delta or update.slots or update.buffers:
             raise UsageError("its update is not what secure aggregation leaves of one")
@@ -174,7 +174,7 @@ class SecAggEngine(Flower):
             raise UsageError(why)
         return update, KEPT if answer.kept else {}
 
-    def _asked(
+    def _ask(
         self,
         configs: Configs,
         extra: Mapping[int, RecordDict],
@@ -210,7 +210,7 @@ class SecAggEngine(Flower):
             raise UsageError(reply.why)
         said = reply.content.config_records.get(CONFIGS)
         if said is None:
-            answer, _ = opened(reply.content, TrainReply, self.limit)
+            answer, _ = from_records(reply.content, TrainReply, self.limit)
             if answer.refusal:
                 raise UsageError(f"it says: {one_line(answer.refusal, 300)}")
         return said or {}, reply.content
@@ -311,7 +311,7 @@ class Exchange:
         gone = [node for node in self.shared if node not in self.masked]
         return {node: {"stage": "unmask", "active_nids": self.masked, "dead_nids": gone} for node in self.masked}
 
-    def opened(self, answers: Answers) -> list[np.ndarray[Any, Any]]:
+    def open_sum(self, answers: Answers) -> list[np.ndarray[Any, Any]]:
         """The weighted mean, after the masks are taken away.
 
         Raises:

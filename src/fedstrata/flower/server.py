@@ -21,7 +21,7 @@ from fedstrata.core.rng import derive, own_rng
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
-from fedstrata.flower.client import Model, built, weights_of
+from fedstrata.flower.client import Model, make_model, weights_of
 from fedstrata.flower.differential_privacy import Privacy
 from fedstrata.flower.engine import Flower, Memories, RemoteExamples
 from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, check_flower
@@ -181,7 +181,7 @@ class ServerSpec:
         if self.given["secure"]:
             check_clients(self.settings.get("participation", 1.0), parties, directory.node)
         federation = build_federation(self, transport, directory, parties)
-        federation.fit(lambda record: logging.getLogger("flwr").info(told(record, federation.settings.rounds)))
+        federation.fit(lambda record: logging.getLogger("flwr").info(format_round(record, federation.settings.rounds)))
         return federation
 
     @property
@@ -221,7 +221,7 @@ class ServerSpec:
         with own_rng():
             for name, model in {"": self.model, **self.archs}.items():
                 torch.default_generator.manual_seed(seed)
-                made[name] = built(model)
+                made[name] = make_model(model)
         return made
 
 
@@ -243,8 +243,8 @@ class SiteRounds(RoundFilter):
 
     def close(self, closed: ClosedRound) -> ClosedRound:
         """The round, with noise where the run has any."""
-        self._engine.heard(bool(closed.outcome.accepted))
-        return self._privacy.noised(closed, self._server_lr)
+        self._engine.count_barren(bool(closed.outcome.accepted))
+        return self._privacy.add_noise(closed, self._server_lr)
 
 
 def build_federation(
@@ -331,7 +331,7 @@ def _keep_parameters(method: Method, models: Mapping[str, nn.Module]) -> bool:
     return frozen or len(models) > 1 or any(method.at("plan"))
 
 
-def told(record: Record, rounds: int) -> str:
+def format_round(record: Record, rounds: int) -> str:
     """A round in one line of a log."""
     parts = [f"round {record.round}/{rounds}"]
     if record.accuracy is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from fedstrata.errors import FedstrataError, UsageError
-from fedstrata.flower.messages import HEAD_LIMIT, ClientInfo, Greeting, Head, opened, sealed
+from fedstrata.flower.messages import HEAD_LIMIT, ClientInfo, Greeting, Head, from_records, to_records
 from fedstrata.flower.transport import Reply, Transport
 
 PAUSE = 0.5
@@ -39,7 +39,7 @@ class SiteDirectory:
     parties: dict[int, ClientInfo] = field(default_factory=dict)
     _where: dict[int, int] = field(default_factory=dict)
     _met: set[int] = field(default_factory=set)
-    _asked: dict[str, int] = field(default_factory=dict)
+    _ask: dict[str, int] = field(default_factory=dict)
     _online: set[int] = field(default_factory=set)
     _tries: dict[int, int] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class SiteDirectory:
         deadline = time.monotonic() + self.wait
         while True:
             self._look()
-            expected = population or self._said()
+            expected = population or self._agreed_population()
             if expected is not None and len(self._within(expected)) == expected:
                 return [self.parties[client] for client in range(expected)]
             if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ class SiteDirectory:
     def _within(self, population: int) -> list[int]:
         return [client for client in self.parties if client < population]
 
-    def _said(self) -> int | None:
+    def _agreed_population(self) -> int | None:
         """How many clients there are, if somebody said so."""
         said = {party.population for party in self.parties.values()} - {None}
         if len(said) > 1:
@@ -102,14 +102,14 @@ class SiteDirectory:
         """Ask nodes that are new who they are, and hear who has answered; nobody is waited for."""
         self._online = self.transport.online()
         self._met &= self._online
-        self._asked = {message_id: node for message_id, node in self._asked.items() if node in self._online}
+        self._ask = {message_id: node for message_id, node in self._ask.items() if node in self._online}
         transport = replace(self.transport, patience=HELLO)
-        for node in sorted(self._online - self._met - set(self._asked.values())):
-            message_id = transport.send(node, "query", sealed(Hello()), "hello")
+        for node in sorted(self._online - self._met - set(self._ask.values())):
+            message_id = transport.send(node, "query", to_records(Hello()), "hello")
             if message_id is not None:
-                self._asked[message_id] = node
-        for message_id, reply in transport.arrived(list(self._asked)):
-            self._hear(self._asked.pop(message_id), reply)
+                self._ask[message_id] = node
+        for message_id, reply in transport.fetch_replies(list(self._ask)):
+            self._hear(self._ask.pop(message_id), reply)
 
     def _hear(self, node: int, reply: Reply) -> None:
         """Note what a node answered; one that could not is asked again, a few times."""
@@ -120,7 +120,7 @@ class SiteDirectory:
         try:
             if reply.content is None:
                 raise UsageError(reply.why)
-            greeting, _ = opened(reply.content, Greeting, HEAD_LIMIT)
+            greeting, _ = from_records(reply.content, Greeting, HEAD_LIMIT)
             if greeting.refusal:
                 raise UsageError(greeting.refusal)
             self._welcome(node, greeting)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedstrata import wire
 from fedstrata.core.types import Assignment, Slots
 from fedstrata.errors import FedstrataError
-from fedstrata.runs.client_memory import packed, unpacked
+from fedstrata.runs.client_memory import pack_memory, unpack_memory
 from fedstrata.runs.files import disk_errors, read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ClientStore:
         if round < 0:
             return {}
         try:
-            return unpacked(self.store[self._name("memory", round)])
+            return unpack_memory(self.store[self._name("memory", round)])
         except (KeyError, wire.WireError):
             return None
 
@@ -133,4 +133,4 @@ class ClientStore:
 
     def remember(self, round: int, memory: Slots) -> None:
         """Keep a memory, to be confirmed."""
-        self.store[self._name("memory", round)] = packed(memory)
+        self.store[self._name("memory", round)] = pack_memory(memory)

@@ -173,7 +173,7 @@ Then, from anywhere: `flwr run . federation --stream`.
 """
 
 
-def _taken(package: str) -> bool:
+def _hides_another(package: str) -> bool:
     """True if a package of this name would hide another; what stands in the current directory is the user's own."""
     if package in {*sys.stdlib_module_names, "flwr", "fedstrata", "torch", "test", "tests"}:
         return True
@@ -189,7 +189,7 @@ def write_app(directory: Path, method: str, clients: int) -> None:
     """
     project = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "federation"
     package = project.replace("-", "_")
-    if not package.isidentifier() or keyword.iskeyword(package) or _taken(package):
+    if not package.isidentifier() or keyword.iskeyword(package) or _hides_another(package):
         project, package = f"app-{project}", f"app_{package}"
     names = {"project": project, "package": package, "method": method, "clients": clients}
     names["directory"] = directory.resolve()

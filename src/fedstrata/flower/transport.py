@@ -73,7 +73,7 @@ class Transport:
             looks = math.ceil(len(waiting) / few)
             for _ in range(looks if late else min(looks, LOOKS)):
                 some = [waiting.popleft() for _ in range(min(few, len(waiting)))]
-                found = dict(self.arrived(some))
+                found = dict(self.fetch_replies(some))
                 missing = [message_id for message_id in some if message_id not in found]
                 found |= dict.fromkeys(missing, LATE) if late else {}
                 waiting.extend(() if late else missing)
@@ -84,7 +84,7 @@ class Transport:
             if not anything:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
 
-    def arrived(self, message_ids: list[str]) -> list[tuple[str, Reply]]:
+    def fetch_replies(self, message_ids: list[str]) -> list[tuple[str, Reply]]:
         """What has come by now. Where one reply cannot be read, the others still can."""
         if not message_ids:
             return []
@@ -93,7 +93,7 @@ class Transport:
         except (ValueError, TypeError, KeyError) as error:
             if len(message_ids) == 1:
                 return [(message_ids[0], Reply(None, f"its reply cannot be read: {one_line(str(error), 200)}"))]
-        return [pair for message_id in message_ids for pair in self.arrived([message_id])]
+        return [pair for message_id in message_ids for pair in self.fetch_replies([message_id])]
 
 
 def _reply(message: Message) -> Reply:

@@ -19,14 +19,14 @@ from fedstrata.runs.files import Damaged, disk_errors, read_sealed, write_sealed
 from fedstrata.wire.packing import WireError, distinct, pack, sections, unpack
 
 
-def packed(memory: Slots) -> bytes:
+def pack_memory(memory: Slots) -> bytes:
     """A client's memory as bytes."""
     tensors = {f"{technique}/{name}": t for technique, slot in memory.items() for name, t in slot.items()}
     return pack({"techniques": list(memory)}, tensors)
 
 
-def unpacked(data: bytes) -> Slots:
-    """What `packed` packed.
+def unpack_memory(data: bytes) -> Slots:
+    """What `pack_memory` packed.
 
     Raises:
         WireError: if it is nothing of that form.
@@ -92,7 +92,7 @@ class DirectoryStore:
             return {}
         path = self._path(client, version)
         try:
-            return unpacked(read_sealed(path))
+            return unpack_memory(read_sealed(path))
         except (Damaged, WireError) as error:
             what = error if isinstance(error, Damaged) else f"{path} is damaged"
             raise Damaged(
@@ -103,7 +103,7 @@ class DirectoryStore:
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
         with disk_errors(self._directory):
             self._directory.mkdir(exist_ok=True)
-        write_sealed(self._path(client, version), packed(memory))
+        write_sealed(self._path(client, version), pack_memory(memory))
         if before >= 0:
             self._replaced.append((version, self._path(client, before)))
 

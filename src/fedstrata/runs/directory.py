@@ -41,7 +41,7 @@ from fedstrata.runs.files import (
     claim,
     disk_errors,
     leftovers,
-    parsed_object,
+    parse_object,
     read_object,
     write_atomic,
 )
@@ -103,7 +103,7 @@ class RunDirectory:
         """
         with disk_errors(self.path):
             if self.config.exists():
-                raise UsageError(f"{self.path} holds {self._held()}")
+                raise UsageError(f"{self.path} holds {self._what_is_there()}")
             if os.path.lexists(self.path) and not self._vacant():
                 raise UsageError(f"{self.path} exists and is not empty")
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -123,7 +123,7 @@ class RunDirectory:
                     self.path.mkdir(exist_ok=True)
             raise
 
-    def _held(self) -> str:
+    def _what_is_there(self) -> str:
         """The run that is there, and what to do about it."""
         if (self.path / "summary.json").exists():
             return "a finished run already: choose another --out"
@@ -251,7 +251,7 @@ class RunDirectory:
 
 def _row(line: bytes) -> dict[str, Any]:
     """A line of metrics.jsonl, empty where it is none."""
-    return parsed_object(line) or {}
+    return parse_object(line) or {}
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

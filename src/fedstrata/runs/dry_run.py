@@ -31,7 +31,7 @@ class DryRun:
 Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], ClosedRound]
 
 
-def tried(
+def dry_run(
     close: Close, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
 ) -> DryRun:
     """Run and measure a few rounds from a state on; clients' memories stay as they are.

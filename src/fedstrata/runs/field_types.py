@@ -102,20 +102,20 @@ SUMMARY: dict[str, Any] = {"notes": list[str]}
 
 def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """A line of probes.jsonl without the parts of a wrong type; `seconds` is always there."""
-    return {"seconds": {}, **_kept(found, _checks(tuple(ROW.items())))}
+    return {"seconds": {}, **_keep_valid(found, _checks(tuple(ROW.items())))}
 
 
 def facts_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a run without the parts of a wrong type."""
-    return _kept(found, _checks(tuple(FACTS.items())))
+    return _keep_valid(found, _checks(tuple(FACTS.items())))
 
 
 def summary_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a run without the parts of a wrong type."""
-    return _kept(found, _checks(tuple(SUMMARY.items())))
+    return _keep_valid(found, _checks(tuple(SUMMARY.items())))
 
 
-def _kept(found: Mapping[str, Any], checks: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
+def _keep_valid(found: Mapping[str, Any], checks: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in checks or _fits(checks[name], value)}
 
 

@@ -112,7 +112,7 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def parsed(text: bytes | str) -> Any:
+def parse_json(text: bytes | str) -> Any:
     """What JSON says, in a file that may have been edited; a number too large for a float is infinite.
 
     Raises:
@@ -128,10 +128,10 @@ def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) < 300 else float(digits)
 
 
-def parsed_object(text: bytes | str) -> dict[str, Any] | None:
+def parse_object(text: bytes | str) -> dict[str, Any] | None:
     """The JSON object that a text is, or None."""
     try:
-        found = parsed(text)
+        found = parse_json(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -140,7 +140,7 @@ def parsed_object(text: bytes | str) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any]:
     """What a file of one JSON object holds; nothing where it is missing or was edited."""
     try:
-        return parsed_object(path.read_bytes()) or {}
+        return parse_object(path.read_bytes()) or {}
     except OSError:
         return {}
 

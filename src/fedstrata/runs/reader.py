@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.config.schema import read_run
 from fedstrata.errors import UsageError
 from fedstrata.runs.field_types import facts_of, row_of, summary_of
-from fedstrata.runs.files import parsed_object, read_object
+from fedstrata.runs.files import parse_object, read_object
 from fedstrata.runs.records import Record
 
 
@@ -49,12 +49,12 @@ class SavedRun:
             raise UsageError(f"{directory} has no run.toml: there is no run")
         summary = summary_of(read_object(directory / "summary.json"))  # first: what it tells of is written by then
         ended = bool(summary)
-        records = records_in(directory / "metrics.jsonl", ended)
+        records = read_records(directory / "metrics.jsonl", ended)
         return SavedRun(
             name=directory.resolve().name,
             config=read_run(directory / "run.toml"),
             records=records,
-            probes=measured(directory / "probes.jsonl", len(records), ended),
+            probes=read_probes(directory / "probes.jsonl", len(records), ended),
             facts=facts_of(read_object(directory / "facts.json")),
             summary=summary,
             versions=read_object(directory / "versions.json"),
@@ -75,7 +75,7 @@ class SavedRun:
         return {row["round"]: row[probe] for row in self.probes if probe in row}
 
 
-def lines(path: Path, ended: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: Path, ended: bool = False) -> list[dict[str, Any]]:
     """The lines of a file of JSON objects.
 
     Args:
@@ -90,23 +90,23 @@ def lines(path: Path, ended: bool = False) -> list[dict[str, Any]]:
         found.pop()
     rows = []
     for number, line in enumerate(found, 1):
-        row = parsed_object(line)
+        row = parse_object(line)
         if row is None:
             raise UsageError(f"line {number} of {path} is not a JSON object: the file was edited or damaged")
         rows.append(row)
     return rows
 
 
-def records_in(path: Path, ended: bool = False) -> tuple[Record, ...]:
-    """The rounds of a metrics.jsonl; `ended` as in `lines`.
+def read_records(path: Path, ended: bool = False) -> tuple[Record, ...]:
+    """The rounds of a metrics.jsonl; `ended` as in `read_lines`.
 
     Raises:
         UsageError: if a line is no round, or not the next one.
     """
-    return records_of(lines(path, ended), path)
+    return check_records(read_lines(path, ended), path)
 
 
-def records_of(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[Record, ...]:
+def check_records(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[Record, ...]:
     """The rounds that the lines of a metrics.jsonl tell of.
 
     Raises:
@@ -120,11 +120,11 @@ def records_of(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[Record, .
     return tuple(records)
 
 
-def measured(path: Path, rounds: int, ended: bool = False) -> tuple[dict[str, Any], ...]:
-    """The lines of a probes.jsonl that are of the first `rounds` rounds; `ended` as in `lines`.
+def read_probes(path: Path, rounds: int, ended: bool = False) -> tuple[dict[str, Any], ...]:
+    """The lines of a probes.jsonl that are of the first `rounds` rounds; `ended` as in `read_lines`.
 
     Raises:
         UsageError: if a line is no JSON object.
     """
-    found = (row for row in lines(path, ended) if type(row.get("round")) is int and 0 < row["round"] <= rounds)
+    found = (row for row in read_lines(path, ended) if type(row.get("round")) is int and 0 < row["round"] <= rounds)
     return tuple(map(row_of, found))

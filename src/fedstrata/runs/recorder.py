@@ -16,12 +16,12 @@ from fedstrata.core.types import Slots
 from fedstrata.errors import UsageError
 from fedstrata.runs.client_memory import DictStore, Store
 from fedstrata.runs.directory import RunDirectory, versions
-from fedstrata.runs.reader import measured, records_of
+from fedstrata.runs.reader import check_records, read_probes
 from fedstrata.runs.records import Record
-from fedstrata.server.compatibility import misfit
+from fedstrata.server.compatibility import state_mismatch
 from fedstrata.server.state import ServerState
 
-Misfit = Callable[[ServerState, int, Slots], str | None]
+MemoryCheck = Callable[[ServerState, int, Slots], str | None]
 """(state, client, memory) → why this cannot be what the client remembers at that state, or None."""
 
 
@@ -41,12 +41,14 @@ class RunRecorder:
     Args:
         out: the run's directory; None keeps everything in memory.
         seconds: least time between two checkpoints.
-        misfit: looks at every memory that is read.
+        check_memory: looks at every memory that is read.
         store: where memories are kept; None for the directory, or for memory where there is none.
     """
 
-    def __init__(self, out: str | Path | None, seconds: float, misfit: Misfit, store: Store | None = None) -> None:
-        self._misfit = misfit
+    def __init__(
+        self, out: str | Path | None, seconds: float, check_memory: MemoryCheck, store: Store | None = None
+    ) -> None:
+        self._check_memory = check_memory
         self._directory = None if out is None else RunDirectory(Path(out))
         self._injected = store is not None
         own = DictStore() if self._directory is None else self._directory.store()
@@ -86,7 +88,7 @@ class RunRecorder:
         self._deciding = deciding(config)
         states, rows, damaged = directory.recover()
         for state in states[:1]:
-            why = misfit(fresh, state)
+            why = state_mismatch(fresh, state)
             if why is not None:
                 raise UsageError(f"{directory.path} was run with {why}")
         notes += directory.differences({**versions(), **about})
@@ -99,12 +101,12 @@ class RunRecorder:
         if not states:
             return ResumedRun(None, (), (), notes)
         self._saved_round = states[0].round
-        records = records_of(rows, directory.metrics)
-        return ResumedRun(states[0], records, measured(directory.probes, len(records)), notes)
+        records = check_records(rows, directory.metrics)
+        return ResumedRun(states[0], records, read_probes(directory.probes, len(records)), notes)
 
     def recall(self, state: ServerState, client: int) -> Slots:
         """What a client remembers at a state: technique name → its tensors."""
-        return remembered(self.store, self._misfit, state, client)
+        return read_memory(self.store, self._check_memory, state, client)
 
     def keep(self, state: ServerState, client: int, memory: Slots) -> None:
         """Keep what a client will remember if the round on this state counts."""
@@ -115,7 +117,7 @@ class RunRecorder:
         if self._directory is not None:
             self._directory.trim(rounds)
 
-    def measured(self, row: Mapping[str, Any]) -> None:
+    def add_probes(self, row: Mapping[str, Any]) -> None:
         """Write down what was measured in a round; before its record, which makes the round complete."""
         if self._directory is not None:
             self._directory.append_probes(row)
@@ -149,14 +151,14 @@ class RunRecorder:
             self._directory.finish(model, summary)
 
 
-def remembered(store: Store, misfit: Misfit, state: ServerState, client: int) -> Slots:
+def read_memory(store: Store, check: MemoryCheck, state: ServerState, client: int) -> Slots:
     """What a store holds of a client at a state.
 
     Raises:
         UsageError: if it cannot be a memory of the method and the model.
     """
     memory = store.get(client, int(state.remembers.numpy()[client]))
-    why = misfit(state, client, memory) if memory else None
+    why = check(state, client, memory) if memory else None
     if why is not None:
         raise UsageError(f"what client {client} remembers does not fit the run: {why}")
     return memory

@@ -18,7 +18,7 @@ SHOWN = 200
 """Clients whose class counts are written."""
 
 
-def facts(
+def run_facts(
     model: nn.Module,
     strata: Sequence[Stratum],
     clients: Sequence[Examples],

@@ -113,7 +113,7 @@ def first_unlike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> st
     return next((n for n in {**ours, **theirs} if shapes[0].get(n) != shapes[1].get(n)), None)
 
 
-def misfit(fresh: ServerState, state: ServerState) -> str | None:
+def state_mismatch(fresh: ServerState, state: ServerState) -> str | None:
     """What a run was made with, if its state cannot be one of the federation whose first state is `fresh`; else None.
 
     A technique's state may get names that it did not have at first, and keeps those that it had as they are.
@@ -132,7 +132,7 @@ def misfit(fresh: ServerState, state: ServerState) -> str | None:
     return None
 
 
-def memory_misfit(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
+def memory_mismatch(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
     """Why a client's memory cannot be one of this method and of a model with such tensors, or None."""
     kinds = {t.name for t in method.techniques} | {PERSONAL} | ({BUFFERS} if method.buffers == "local" else set())
     foreign = next((kind for kind in memory if kind not in kinds), None)

@@ -48,7 +48,7 @@ class ClientSampler:
         self.arch_of: Callable[[int], str] = (lambda client: "") if centralised else arch_of
 
     @property
-    def sampled(self) -> int:
+    def per_round(self) -> int:
         """How many clients take part in a round."""
         return 1 if self._centralised else self._count
 
@@ -57,16 +57,16 @@ class ClientSampler:
         """All clients that have examples."""
         return [0] if self._centralised else self._eligible
 
-    def _drawn(self, number: int) -> list[int]:
+    def _draw(self, number: int) -> list[int]:
         return random.Random(derive(self._seed, "sample", number)).sample(self._eligible, self._count)
 
     def sample(self, number: int) -> Sequence[int]:
         """The clients of a round."""
-        return self.everybody if self._centralised or number >= self._rounds else self._drawn(number)
+        return self.everybody if self._centralised or number >= self._rounds else self._draw(number)
 
     def work(self, number: int, work: Work) -> Work:
         """What a client of this round is asked to do: its share of the work, or all of it where one party does it."""
         if not self._centralised:
             return work
-        steps = (len(batch_sizes(self._size(client), work, self._drop_single)) for client in self._drawn(number))
+        steps = (len(batch_sizes(self._size(client), work, self._drop_single)) for client in self._draw(number))
         return replace(work, steps=sum(steps))

@@ -86,10 +86,10 @@ class Server:
                 template,
                 client=client,
                 seed=derive(self.seed, "visit", state.round, client),
-                to_send=self._fresh(state, client, template),
+                to_send=self._names_to_send(state, client, template),
             )
             for technique in plans:
-                assignment = self._planned(technique, assignment)
+                assignment = self._apply_plan(technique, assignment)
             if assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers:
                 assignment = self._first_statistics(state, assignment)
             if sends:
@@ -125,7 +125,7 @@ class Server:
             return assignment
         return altered(assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers})
 
-    def _fresh(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
+    def _names_to_send(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
         since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes
         if since < 0:
             return None
@@ -133,7 +133,7 @@ class Server:
         stale = {n for n in kept if state.changed.get(n, since) < since}
         return tuple(n for n in (*template.params, *template.buffers) if n not in stale) if stale else None
 
-    def _planned(self, technique: Technique, before: Assignment) -> Assignment:
+    def _apply_plan(self, technique: Technique, before: Assignment) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
         after = technique.plan(before, self._movable)
         trains, travels = set(after.trains), set(after.uploads)
@@ -142,10 +142,10 @@ class Server:
             after,
             trains=tuple(n for n in before.trains if n in trains),
             uploads=tuple(n for n in before.uploads if n in travels & trains),
-            upload_buffers=_narrowed(held, before.upload_buffers, after.upload_buffers)
+            upload_buffers=_intersect(held, before.upload_buffers, after.upload_buffers)
             if self.method.buffers == "average"
             else None,
-            update_buffers=_narrowed(held, before.update_buffers, after.update_buffers),
+            update_buffers=_intersect(held, before.update_buffers, after.update_buffers),
         )
 
     @cached_property
@@ -264,7 +264,7 @@ class Server:
         return self._owners[name]
 
 
-def _narrowed(
+def _intersect(
     held: tuple[str, ...], before: tuple[str, ...] | None, after: tuple[str, ...] | None
 ) -> tuple[str, ...] | None:
     """The names that two plans both allow, None for all that are held."""
