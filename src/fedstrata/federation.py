@@ -17,7 +17,7 @@ from torch import nn
 
 from fedstrata import techniques
 from fedstrata.client.context import ClientContext
-from fedstrata.config.schema import Settings, checked
+from fedstrata.config.schema import Settings, validate_settings
 from fedstrata.core.method import Method
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.rng import own_rng
@@ -27,9 +27,8 @@ from fedstrata.core.types import Slots, Stratum, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
-from fedstrata.engines.cluster import Cluster
-from fedstrata.engines.registry import build_engine
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.protocol import Recall
+from fedstrata.engines.registry import EngineRequest, build_engine, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import EvalResult, Evaluator
 from fedstrata.models.isolated_architectures import copy_of, isolate_architectures
@@ -161,7 +160,7 @@ class Federation:
             raise UsageError(f"the method says buffers={chosen.base.buffers!r}, but buffers={buffers!r}: leave one out")
         self.method = chosen.with_buffers(buffers)
         said = given | {"method": str(self.method), "buffers": self.method.buffers}
-        self.settings = checked(Settings, {name: said[name] for name in Settings.model_fields})
+        self.settings = validate_settings(Settings, {name: said[name] for name in Settings.model_fields})
         if self.settings.stop_at_target and self.method.epilogue:
             raise UsageError(f"stop_at_target would end the run before '{self.method}' finishes: leave one out")
         for module in (model, *(archs or {}).values()):
@@ -227,10 +226,9 @@ class Federation:
             public=inputs,
         )
         s = self.settings
-        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.sampled
-        self.engine, self._engine = build_engine(
-            s.engine, s.workers, s.threads, context, self.clients, self.test, visits, cluster
-        )
+        count, visits = s.workers if isinstance(s.workers, int) else None, s.rounds * self.sampler.sampled
+        request = EngineRequest(context, self.clients, self.test, count, s.threads, visits, s.model_dump())
+        self.engine, self._engine = build_engine(s.engine, request)
         about = self.method, s.seed, context, self._engine.evaluate, self.sampler, architectures, self.clients
         self._recorder = RunRecorder(out, s.checkpoint_seconds, self._misfit)
         self._examiner = Evaluator(*about, self._recorder.recall, s.eval_clients)
@@ -277,8 +275,8 @@ class Federation:
 
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
-        way = "trained many at once" if self.engine == "vmap" else "trained one by one"
-        return {"data": fingerprint(self.clients, self._server.public), "clients": way}
+        way = way_of_training(self.engine)
+        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}"}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -388,7 +386,7 @@ class Federation:
             if trained.request is not None:
                 with timed("evaluate"):
                     result = trained.request()
-        self.notes += self._engine.told()
+        self.notes += self._engine.take_events()
         if result.loss is not None and not math.isfinite(result.loss):
             raise self._diverged(after.round - 1, f"the test loss is {result.loss}")
         record = trained.record(result, trained.seconds + self._lap(), peak_memory())
