@@ -9,9 +9,9 @@ from typing import Any
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import UsageError, one_line
 
-EXECUTION_FIELDS = frozenset(
-    {"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "checkpoint_seconds", "data_dir"}
-)
+ENGINE_FIELDS = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus"})
+"""Fields that say which engine trains the clients, and those that single engines read."""
+EXECUTION_FIELDS = ENGINE_FIELDS | {"checkpoint_seconds", "data_dir"}
 """Fields that say how and where a run is executed: runs that differ in nothing else have the same result."""
 PROBE_FIELDS = frozenset({"probe", "probe_every", "probe_clients", "probe_examples"})
 """Fields that say what is measured: they change no result either, but what is known of it."""

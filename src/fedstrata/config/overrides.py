@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstrata.config.registries import load_table
@@ -27,19 +27,26 @@ def assign(values: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
         if len(path) == 1:
             out[path[0]] = value
             continue
-        field = path[0]
-        if field == "model" and out.get("archs") is not None and "model" not in out:
+        if path[0] == "model" and out.get("archs") is not None and "model" not in out:
             raise UsageError(f"--set {text}: the server's model is the deepest of archs; set it there")
-        default = RunConfig.model_fields[field].default if field in RunConfig.model_fields else None
-        current = str(out.get(field, default))
-        if field == "method" and len(path) == 3:
-            out[field] = _set_method_argument(current, path[1], path[2], value)
-        elif field in SPECS and len(path) == 2:
-            out[field] = _set_argument(current, field, load_table(f"{field}s"), path[1], value)
-        else:
+        changed = _set_part(out, path, value)
+        if changed is None:
             known = [f"{name}.…" for name in (*SPECS, "method")]
             raise UsageError(f"--set {text}: '{key}' has no such part{did_you_mean(key, known)}")
+        out[path[0]] = changed
     return out
+
+
+def _set_part(values: Mapping[str, Any], path: Sequence[str], value: Any) -> str | None:
+    """A field as text, with an argument of what it names set; None if it has no such part."""
+    field, *parts = path
+    default = RunConfig.model_fields[field].default if field in RunConfig.model_fields else None
+    current = str(values.get(field, default))
+    if field == "method" and len(parts) == 2:
+        return _set_method_argument(current, parts[0], parts[1], value)
+    if field in SPECS and len(parts) == 1:
+        return _set_argument(current, field, load_table(f"{field}s"), parts[0], value)
+    return None
 
 
 def _read_value(raw: str) -> Any:

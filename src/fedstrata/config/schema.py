@@ -22,6 +22,11 @@ from fedstrata.errors import UsageError, did_you_mean
 RAY_ADDRESS = re.compile(r"auto|local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
 
 
+def _is_count(value: Any) -> bool:
+    """True for a whole number above 0; True itself is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 class Settings(BaseModel):
     """How a federation trains, whatever its model and data. The fields are `Federation`'s arguments."""
 
@@ -64,21 +69,20 @@ class Settings(BaseModel):
     @field_validator("participation", mode="before")
     @classmethod
     def _check_participation(cls, value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not whole and not (isinstance(value, float) and 0 < value <= 1):
+        if not _is_count(value) and not (isinstance(value, float) and 0 < value <= 1):
             raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
         return value
 
     @field_validator("probe", mode="before")
     @classmethod
     def _join_probes(cls, value: Any) -> Any:
+        """A list of names is as good as a text."""
         return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("workers", mode="before")
     @classmethod
     def _check_workers(cls, value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not whole and value != "auto":
+        if not _is_count(value) and value != "auto":
             raise ValueError("give a number of processes, 1 or more, or auto")
         return value
 
@@ -91,6 +95,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Settings:
+        """All names but the engine's, whose table is not for those who only look."""
         from fedstrata.core.optim import build_optimizer, build_schedule
         from fedstrata.probes.registry import chosen
 

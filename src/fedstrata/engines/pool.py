@@ -83,16 +83,17 @@ class _PoolEvaluation:
         self._begin()
 
     def _begin(self) -> None:
+        """Queue the batches that have no score yet."""
         self._era = self._pool.era
         missing = [part for part, result in enumerate(self._scores) if result is None]
         pieces = min(len(missing), 2 * self._pool.workers)
         for piece in range(pieces):
-            self._pool.queue_evaluation(self._request, missing[piece::pieces], self._take, self._fail)
+            self._pool.queue_evaluation(self._request, missing[piece::pieces], self._take_scores, self._take_error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _take_error(self, error: BaseException) -> None:
         self._error = error
 
-    def _take(self, parts: Sequence[int], scores: Sequence[BatchScore]) -> None:
+    def _take_scores(self, parts: Sequence[int], scores: Sequence[BatchScore]) -> None:
         for part, result in zip(parts, scores, strict=True):
             self._scores[part] = result
 

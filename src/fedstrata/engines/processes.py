@@ -25,7 +25,7 @@ from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import PoolTask, Worker, WorkerPool
-from fedstrata.engines.protocol import Recall
+from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
@@ -39,7 +39,7 @@ MANY_SEGMENTS = 64
 """Segments in use from which on updates that wait are copied out of theirs: each takes a file descriptor."""
 
 
-def build_processes(request: EngineRequest, trainer: Trainer = ONE_BY_ONE) -> Processes:
+def build_processes(request: EngineRequest, trainer: Trainer = ONE_BY_ONE) -> Engine:
     """The engine `processes`; with another trainer, the workers of `vmap`."""
     assert request.workers is not None
     return Processes(request.context, request.clients, request.test, request.workers, request.threads, trainer)
@@ -142,6 +142,7 @@ class Processes(WorkerPool[_Worker]):
             self._send_bytes(worker, data)
 
     def _send_bytes(self, worker: _Worker, data: bytes) -> None:
+        """Write a message to a worker's pipe."""
         with suppress(ConnectionError):  # it is dead, which `pump` will see
             worker.pipe.send_bytes(data)
 

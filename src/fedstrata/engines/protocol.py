@@ -58,8 +58,8 @@ class Engine(Protocol):
         Args:
             assignments: what the server asks of each client, in client order. Their tensors are shared, and must not be
                 changed.
-            recall: gives a client's memory; asked at most once per attempt to train a client, and not before that
-                attempt.
+            recall: gives a client's memory; to be called right before the client is trained, since the memory is read
+                from disk where there are many clients.
 
         Yields:
             (update, what the client will remember if the update is accepted). The tensors of both are good until the
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """End all workers and release what they use; nothing that would be missed is lost.
 
         It may be called at any time, and more than once. An engine is as good as new afterwards: the next `run` or
-        `evaluate` starts what it needs again. A round under way is given up; an evaluation under way begins anew when
-        its result is asked for.
+        `evaluate` starts what it needs again. A round under way is given up, and must not be asked for more visits; an
+        evaluation under way begins anew when its result is asked for.
         """
         ...

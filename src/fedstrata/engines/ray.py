@@ -31,7 +31,7 @@ from fedstrata.data.examples import Loaded, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import MAX_DEATHS, PoolTask, Worker, WorkerPool
-from fedstrata.engines.protocol import Recall
+from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
 from fedstrata.engines.worker import EvaluateTask, Failure, Report, TensorRefs, TrainTask, WorkerLoop, write_slots
@@ -49,7 +49,7 @@ FIRST = 3
 """The first segment of the server's tensors; each put has one of its own."""
 
 
-def build_ray(request: EngineRequest) -> RayActors:
+def build_ray(request: EngineRequest) -> Engine:
     """The engine `ray`."""
     s = request.settings
     return RayActors(

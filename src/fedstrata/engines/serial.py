@@ -11,18 +11,18 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
-from fedstrata.engines.protocol import Recall
+from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.evaluation.evaluate import EvalRequest, judge
 from fedstrata.system.timing import Clock
 
 
-def build_serial(request: EngineRequest) -> Serial:
+def build_serial(request: EngineRequest) -> Engine:
     """The engine `serial`."""
     return Serial(request.context, request.clients, request.test)
 
 
-def build_wire(request: EngineRequest) -> Wire:
+def build_wire(request: EngineRequest) -> Engine:
     """The engine `wire`."""
     return Wire(request.context, request.clients, request.test)
 

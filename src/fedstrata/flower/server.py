@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config.identity import PROBE_FIELDS
+from fedstrata.config.identity import ENGINE_FIELDS, PROBE_FIELDS
 from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, own_rng
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "eval_clients", *PROBE_FIELDS})
+AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 RUN_ID = "flower.json"
 """The file of a run's directory that says which run its clients know it as."""
