@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedstrata.config.overrides import assign
-from fedstrata.config.schema import RunConfig, Settings, validate_settings
+from fedstrata.config.schema import RunConfig, Settings, validate_settings, validate_values
 from fedstrata.config.toml import flatten, read_toml, to_toml
 from fedstrata.errors import UsageError
 
@@ -221,3 +221,21 @@ def test_assignments_that_do_not_fit(text: str, said: str) -> None:
 def test_flatten_leaves_the_rest_alone() -> None:
     values = {"model": "cnn2", "other": {"name": "x"}}
     assert flatten(values) == values
+
+
+def test_an_engine_of_another_version_can_be_read_but_not_run() -> None:
+    """Whoever looks at a stored run need not know its engine."""
+    assert validate_values(RunConfig, {"engine": "quantum"}).engine == "quantum"
+    with pytest.raises(UsageError, match="there is no engine 'quantum'"):
+        validate_settings(RunConfig, {"engine": "quantum"})
+
+
+@pytest.mark.parametrize("address", ["local", "auto", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
+def test_addresses_of_a_cluster(address: str) -> None:
+    assert validate_settings(Settings, {"ray_address": address}).ray_address == address
+
+
+@pytest.mark.parametrize("address", ["", "head", "head:", ":6379", "ray://head:1", "a b:1", "head:123456", "::1:6379"])
+def test_what_is_no_address_of_a_cluster(address: str) -> None:
+    with pytest.raises(UsageError, match="does not fit: give local, auto or the HOST:PORT of a Ray cluster"):
+        validate_settings(Settings, {"ray_address": address})

@@ -1,4 +1,4 @@
-"""A worker's side: it takes tasks, reads their tensors in place from memory that it shares, and writes results there.
+"""A worker's side: it takes tasks, reads their tensors in place from segments of memory, and writes results there.
 
 Pipes carry small Python objects between processes of one program; nothing of this crosses a trust boundary.
 """
