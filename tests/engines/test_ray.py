@@ -415,7 +415,7 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     ids=["nothing", "another protocol", "HTTP/2", "gRPC"],
 )
 def test_somebody_else_at_the_address(answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "REACH", 0.5)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.5)
     says = pytest.raises(fs.UsageError, match=f"there is no Ray cluster at .*: {why}")
     with answering(answer) as address, says:
         cluster._ask(address)
@@ -440,15 +440,15 @@ def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_where_a_token_is(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Ray's order, the last first."""
-    assert cluster._token() == ""
+    assert cluster._read_token() == ""
     (no_token / ".ray").mkdir()
     (no_token / ".ray/auth_token").write_text("home\n")
-    assert cluster._token() == "home"
+    assert cluster._read_token() == "home"
     (no_token / "file").write_text("file")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(no_token / "file"))
-    assert cluster._token() == "file"
+    assert cluster._read_token() == "file"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "told")
-    assert cluster._token() == "told"
+    assert cluster._read_token() == "told"
 
 
 @pytest.mark.parametrize(
@@ -480,20 +480,20 @@ def test_a_token_is_used_where_it_is_asked_for(
 
     monkeypatch.setattr(cluster, "_ask", ask)
     if agreed in (None, "token", "disabled"):
-        cluster._agree(None, "host:1")
+        cluster._choose_mode(None, "host:1")
         assert os.environ.get("RAY_AUTH_MODE") == agreed
     else:
         with pytest.raises(fs.UsageError, match=f"the Ray cluster at host:1 {agreed}"):
-            cluster._agree(None, "host:1")
+            cluster._choose_mode(None, "host:1")
         assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
 def test_the_cluster_that_auto_means_is_asked_too(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would use a token there because this machine has one, whether the cluster asks for it or not."""
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:6379")
-    assert cluster._running_here(ray) == "192.0.2.9:6379"
+    assert cluster._find_running(ray) == "192.0.2.9:6379"
     monkeypatch.setenv("RAY_ADDRESS", "ray://192.0.2.9:10001")
-    assert cluster._running_here(ray) == "auto"  # another protocol, which is left to Ray
+    assert cluster._find_running(ray) == "auto"  # another protocol, which is left to Ray
 
 
 def free_port() -> int:
@@ -545,7 +545,7 @@ def test_the_command_joins_a_cluster_that_asks_for_a_token(no_token: Path) -> No
     (home / ".ray/auth_token").write_text(token)
     with started(home) as address:
         with pytest.raises(fs.UsageError, match=f"{address} asks for a token, and there is none: "):
-            cluster._agree(None, address)
+            cluster._choose_mode(None, address)
         assert cluster._ask(address, "wrong") == cluster.ASKS
         assert cluster._ask(address, token) == cluster.OPEN
         shutil.copytree(home / ".ray", no_token / ".ray")

@@ -57,7 +57,7 @@ class EngineSpec:
 
     Args:
         help: one line for `fedstrata list engines`.
-        build: makes the engine; `build_late` imports the engine's module when it is called.
+        build: makes the engine; `import_when_called` imports the engine's module when it is called.
         choose: names another row, which is taken instead; then `build` is not needed.
         parallel: True if it may have more than one worker.
         distributed: True if its workers are in a cluster: it counts itself how many there is room for.
@@ -78,7 +78,7 @@ class EngineSpec:
     reads: tuple[str, ...] = ()
 
 
-def build_late(module: str, function: str) -> Callable[[EngineRequest], Any]:
+def import_when_called(module: str, function: str) -> Callable[[EngineRequest], Any]:
     """A function of a module that is imported when it is called: a look at the table loads no engine."""
 
     def build(request: EngineRequest) -> Any:
@@ -90,31 +90,31 @@ def build_late(module: str, function: str) -> Callable[[EngineRequest], Any]:
 ENGINES: dict[str, EngineSpec] = {
     "auto": EngineSpec(
         help="What is fastest for the model and the number of workers: one of those below.",
-        choose=build_late("fedstrata.engines.auto", "choose_fastest"),
+        choose=import_when_called("fedstrata.engines.auto", "choose_fastest"),
         parallel=True,
     ),
     "serial": EngineSpec(
         help="One client after the other, in this process.",
-        build=build_late("fedstrata.engines.serial", "build_serial"),
+        build=import_when_called("fedstrata.engines.serial", "build_serial"),
         same_bits=True,
     ),
     "processes": EngineSpec(
         help="Clients at the same time in worker processes; the same bits as `serial`, for any number of workers.",
-        build=build_late("fedstrata.engines.processes", "build_processes"),
+        build=import_when_called("fedstrata.engines.processes", "build_processes"),
         parallel=True,
         needs_cpu="worker processes train on the CPU",
         same_bits=True,
     ),
     "vmap": EngineSpec(
         help="Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding.",
-        build=build_late("fedstrata.engines.vmap", "build_vmap"),
+        build=import_when_called("fedstrata.engines.vmap", "build_vmap"),
         parallel=True,
         needs_cpu="the engine 'vmap' trains on the CPU",
         way="many at once",
     ),
     "ray": EngineSpec(
         help="Clients at the same time in actors of a Ray cluster (extra `ray`); the same bits as `serial`.",
-        build=build_late("fedstrata.engines.ray", "build_ray"),
+        build=import_when_called("fedstrata.engines.ray", "build_ray"),
         parallel=True,
         distributed=True,
         same_bits=True,
@@ -122,7 +122,7 @@ ENGINES: dict[str, EngineSpec] = {
     ),
     "wire": EngineSpec(
         help="One after the other, with every message encoded and decoded as across a network; slow, for tests.",
-        build=build_late("fedstrata.engines.serial", "build_wire"),
+        build=import_when_called("fedstrata.engines.serial", "build_wire"),
         same_bits=True,
     ),
 }
