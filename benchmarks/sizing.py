@@ -42,7 +42,8 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.data.examples import Split
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
-from fedstrata.engines.serial import Recall, Serial
+from fedstrata.engines.protocol import Recall
+from fedstrata.engines.serial import Serial
 from fedstrata.flower.engine import Flower, Memories, RemoteExamples
 from fedstrata.flower.messages import (
     ClientInfo,

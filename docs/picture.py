@@ -13,13 +13,13 @@ from rich.text import Text
 
 from fedstrata.cli import console
 from fedstrata.cli.main import DEMO
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.run import open_run
 
 
 def main() -> None:
     screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    config = checked(RunConfig, DEMO)
+    config = validate_settings(RunConfig, DEMO)
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         federation = open_run(config, Path("runs/demo"))

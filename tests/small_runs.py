@@ -19,7 +19,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.cli.main import _guarded
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.runs import checkpoint
 
 LONG = 300
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 
 def config(**changes: Any) -> RunConfig:
     """The small run's configuration."""
-    made = checked(RunConfig, {**SETTINGS, **changes})
+    made = validate_settings(RunConfig, {**SETTINGS, **changes})
     assert isinstance(made, RunConfig)
     return made
 

@@ -99,7 +99,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         return update, kept
 
     monkeypatch.setattr(grouping, "train_client", train_client)
-    monkeypatch.setattr("fedstrata.engines.registry._vectorised_is_faster", lambda context: False)
+    monkeypatch.setattr("fedstrata.engines.auto.vectorised_is_faster", lambda context: False)
     return watched
 
 

@@ -25,10 +25,8 @@ from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.diagnosis import Diagnosis, diagnose
-from fedstrata.engines.cluster import Cluster
-from fedstrata.engines.protocol import Engine
-from fedstrata.engines.registry import build_engine
-from fedstrata.engines.serial import Recall, Serial
+from fedstrata.engines.protocol import Engine, Recall
+from fedstrata.engines.registry import EngineRequest, build_engine, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.models.isolated_architectures import copy_of
@@ -213,14 +211,13 @@ class Federation:
 
     def _choose_engine(self, given: str | Engine | None, recipe: Mapping[str, Any]) -> tuple[str, Engine, Evaluate]:
         """(its name, the engine, what evaluates): one of the caller's own trains only, and the recipe may name it."""
-        if given is not None and not isinstance(given, str):
-            here = Serial(self._context, self.clients, self.test)
-            return str(recipe.get("engine", "own")), given, here.evaluate
         s = self.settings
-        cluster, visits = Cluster(s.ray_address, s.ray_cpus, s.ray_gpus), s.rounds * self.sampler.per_round
-        name, engine = build_engine(
-            s.engine, s.workers, s.threads, self._context, self.clients, self.test, visits, cluster
-        )
+        workers, visits = s.workers if isinstance(s.workers, int) else None, s.rounds * self.sampler.per_round
+        request = EngineRequest(self._context, self.clients, self.test, workers, s.threads, visits, s.model_dump())
+        if given is not None and not isinstance(given, str):
+            _, here = build_engine("serial", replace(request, workers=1))
+            return str(recipe.get("engine", "own")), given, here.evaluate
+        name, engine = build_engine(s.engine, request)
         return name, engine, engine.evaluate
 
     def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
@@ -276,8 +273,8 @@ class Federation:
 
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
-        way = "trained many at once" if self.engine == "vmap" else "trained one by one"
-        return {"data": fingerprint(self.clients, self._server.public), "clients": way}
+        way = way_of_training(self.engine)
+        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}"}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -388,7 +385,7 @@ class Federation:
             if trained.request is not None:
                 with timed("evaluate"):
                     result = trained.request()
-        self.notes += self._engine.told()
+        self.notes += self._engine.take_events()
         if result.loss is not None and not math.isfinite(result.loss):
             raise self._divergence(after.round - 1, f"the test loss is {result.loss}")
         cost = RoundCost(lr=trained.work.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.rng import derive
 from fedstrata.data.datasets import load_dataset
@@ -131,7 +131,7 @@ def resume_run(directory: Path, profile: bool = False, **changed: Any) -> Federa
 
     What does not decide about the result may have changed, such as `workers`, `engine` or `data_dir`.
     """
-    config = checked(RunConfig, {**_recipe(directory), **changed})
+    config = validate_settings(RunConfig, {**_recipe(directory), **changed})
     return open_run(config, directory, resume=True, profile=profile)
 
 
@@ -155,7 +155,7 @@ def dry_run_of(directory: Path, rounds: int, data_dir: str | None = None) -> Dry
     """What the probes find in a few rounds more of a run, which start from the state that it has now."""
     values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
     RunDirectory(directory).check_unedited()
-    federation = open_run(checked(RunConfig, values), None)
+    federation = open_run(validate_settings(RunConfig, values), None)
     states, _ = load_all(directory / "checkpoints")
     if not states:
         raise UsageError(f"{directory} has no checkpoint yet: there is no model to measure")

@@ -20,7 +20,7 @@ from fedstrata.attack import Inversion, invert
 from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim, summary, total_variation
 from fedstrata.attack.sheet import contact_sheet
 from fedstrata.attack.victim import Pixels, open_victim
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run
 from fedstrata.techniques.fedimpro import moments, rows
@@ -40,7 +40,7 @@ def train(out: Path, **changes: Any) -> Path:
         "rounds": 2,
         "workers": 1,
     }
-    open_run(checked(RunConfig, settings | changes), out).fit()
+    open_run(validate_settings(RunConfig, settings | changes), out).fit()
     return out
 
 

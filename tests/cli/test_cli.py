@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 import fedstrata as fs
 from fedstrata.cli import console, main, run
-from fedstrata.config.registries import TABLES, table
+from fedstrata.config.registries import TABLES, load_table
 from fedstrata.config.schema import RunConfig
 from fedstrata.core import text as wording
 from fedstrata.data import fetch
@@ -246,7 +246,7 @@ def test_lists(what: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert max(cell_len(line) for line in printed.out.splitlines()) <= int(columns)
     assert fedstrata("list", what, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == list(table(what))
+    assert [row["name"] for row in rows] == list(load_table(what))
     for row in rows:
         assert re.search(rf"^. {row['name']} ", printed.out, re.M)
         assert row["help"].endswith((".", "…", ")")), row

@@ -73,14 +73,18 @@ def test_help_says_what_is_imported_too_late_for_it(capsys: Capture) -> None:
 
 # --- without torch ---------------------------------------------------------------------------------------------------
 
-CODE = """
+HEAVY = ("torch", "scipy", "sklearn", "fedstrata.engines")
+CODE = f"""
 import sys
 from fedstrata.cli import main
 try:
     main.main()
 finally:
-    print(*(m for m in ("torch", "scipy", "sklearn") if m in sys.modules), file=sys.stderr)
+    found = [m for m in {HEAVY} if m in sys.modules]
+    found += sorted(m for m in sys.modules if m.startswith("fedstrata.engines."))
+    print(*found, file=sys.stderr)
 """
+TABLE_OF_ENGINES = ["fedstrata.engines", "fedstrata.engines.registry"]
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +101,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def start(home: Path, *words: object) -> tuple[str, str]:
-    """What the command printed, and which large packages it had imported in the end."""
+def start(home: Path, *words: object) -> tuple[str, list[str]]:
+    """What the command printed, and which large packages and engines it had imported in the end."""
     done = process(*words, cwd=home, code=CODE)
     out, error = done.communicate(timeout=300)
     assert done.returncode == 0, error
-    return out, error.splitlines()[-1]
+    return out, error.splitlines()[-1].split()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def start(home: Path, *words: object) -> tuple[str, str]:
         ("--help", "Commands:"),
         ("run --help", "--participation"),
         ("attack invert --help", "--noise"),
-        *((f"list {what}", what) for what in registries.TABLES),
+        *((f"list {what}", what) for what in registries.TABLES if what != "engines"),
         ("report runs/one", "report.html"),
         ("report runs", "report.html"),
         ("diagnose runs/one", "Looked at"),
@@ -120,22 +124,28 @@ def start(home: Path, *words: object) -> tuple[str, str]:
         ("plot runs/one --format svg", ".svg"),
     ],
 )
-def test_without_torch(home: Path, words: str, told: str) -> None:
+def test_without_torch_and_engines(home: Path, words: str, told: str) -> None:
     out, imported = start(home, *words.split())
     assert told in out
-    assert imported == ""
+    assert imported == []
 
 
-def test_a_comparisons_table_without_torch(home: Path) -> None:
+def test_the_list_of_engines_imports_their_table_only(home: Path) -> None:
+    out, imported = start(home, "list", "engines")
+    assert "processes" in out
+    assert imported == TABLE_OF_ENGINES
+
+
+def test_a_comparisons_table_without_torch_and_engines(home: Path) -> None:
     words = (home / "options.txt").read_text().split("\n")
     out, imported = start(home, "compare", *words, "--out", "compared", "--table-only")
     assert out.count("fedprox") == 1
     assert " 1/1" not in out
     assert (home / "compared" / "report.html").exists()
-    assert imported == ""
+    assert imported == []
 
 
-def test_a_watched_run_without_torch(home: Path) -> None:
+def test_a_watched_run_without_torch_and_engines(home: Path) -> None:
     """The page is asked for once, and then the server ends."""
     code = """
 import sys, threading, urllib.request
@@ -152,19 +162,20 @@ watch.serve = lambda run, port, tell: serve(run, port, [*tell, ask])
 try:
     main.main()
 finally:
-    print("torch" in sys.modules)
+    print(*(m for m in sys.modules if m == "torch" or m.startswith("fedstrata.engines")), file=sys.stderr)
 """
     done = process("watch", home / "runs" / "one", cwd=home, code=code)
     out, error = done.communicate(timeout=300)
-    *_, size, torch = out.split()
-    assert int(size) > 10_000, error
-    assert torch == "False"
+    assert int(out.split()[-1]) > 10_000, error
+    assert error.splitlines()[-1] == ""
 
 
-def test_a_run_does_import_torch(home: Path) -> None:
+def test_a_run_does_import_torch_and_its_engine(home: Path) -> None:
     """Lest the tests above look for the wrong thing."""
-    words = ["--rounds", "1", "--steps", "1", "--model", "logreg", "--out", "trained", "--quiet"]
-    assert "torch" in start(home, "run", *words)[1].split()
+    words = ["--rounds", "1", "--steps", "1", "--model", "logreg", "--workers", "1", "--out", "trained", "--quiet"]
+    imported = start(home, "run", *words)[1]
+    assert {"torch", "fedstrata.engines.serial"} <= {*imported}
+    assert not {"fedstrata.engines.processes", "fedstrata.engines.ray"} & {*imported}
 
 
 # --- a lazy module ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid,
 from fedstrata.compare.plan import directory_name, identity
 from fedstrata.compare.running import _attempt, find, missing
 from fedstrata.compare.table import gap, rows, stat
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import to_toml
 from fedstrata.errors import Diverged, FedstrataError, UsageError
 from fedstrata.federation import Federation
@@ -52,7 +52,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**changes: Any) -> RunConfig:
-    return checked(RunConfig, {**SMALL, **changes})
+    return validate_settings(RunConfig, {**SMALL, **changes})
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------

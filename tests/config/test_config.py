@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedstrata.config.overrides import assign
-from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.schema import RunConfig, Settings, validate_settings, validate_values
 from fedstrata.config.toml import flatten, read_toml, to_toml
 from fedstrata.errors import UsageError
 
@@ -42,11 +42,11 @@ def test_none_is_left_out() -> None:
 
 
 def test_a_whole_configuration_is_read_back(tmp_path: Path) -> None:
-    config = checked(
+    config = validate_settings(
         RunConfig, {"lr": 1e-05, "participation": 3, "clip": 0.5, "model": "mlp(hidden=(4, 5))", "data_dir": 'a"\\\n✓'}
     )
     (tmp_path / "run.toml").write_text(to_toml(config.model_dump()), encoding="utf-8")
-    assert checked(RunConfig, read_toml(tmp_path / "run.toml")) == config
+    assert validate_settings(RunConfig, read_toml(tmp_path / "run.toml")) == config
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_a_whole_configuration_is_read_back(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        checked(RunConfig, values)
+        validate_settings(RunConfig, values)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_what_fits() -> None:
     for values in ({"participation": 1}, {"participation": 1.0}, {"participation": 1e-9}, {"lr": 1}, {"clip": None}):
-        checked(RunConfig, values)
-    assert isinstance(checked(Settings, {"participation": 1}).participation, int)
-    assert isinstance(checked(Settings, {"participation": 1.0}).participation, float)
-    checked(RunConfig, {"method": "fedavg(buffers='local')", "buffers": "local"})
+        validate_settings(RunConfig, values)
+    assert isinstance(validate_settings(Settings, {"participation": 1}).participation, int)
+    assert isinstance(validate_settings(Settings, {"participation": 1.0}).participation, float)
+    validate_settings(RunConfig, {"method": "fedavg(buffers='local')", "buffers": "local"})
 
 
 # --- TOML ------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_invalid_toml(tmp_path: Path, text: str | bytes, said: str) -> None:
 def test_tables_where_none_belong(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(UsageError):
-        checked(RunConfig, read_toml(tmp_path / "a.toml"))
+        validate_settings(RunConfig, read_toml(tmp_path / "a.toml"))
 
 
 # --- --set -----------------------------------------------------------------------------------------------------------
@@ -214,10 +214,28 @@ def test_assign(assignments: list[str], after: dict[str, Any]) -> None:
 )
 def test_assignments_that_do_not_fit(text: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        checked(RunConfig, assign({}, [text]))
+        validate_settings(RunConfig, assign({}, [text]))
     assert said in str(refused.value)
 
 
 def test_flatten_leaves_the_rest_alone() -> None:
     values = {"model": "cnn2", "other": {"name": "x"}}
     assert flatten(values) == values
+
+
+def test_an_engine_of_another_version_can_be_read_but_not_run() -> None:
+    """Whoever looks at a stored run need not know its engine."""
+    assert validate_values(RunConfig, {"engine": "quantum"}).engine == "quantum"
+    with pytest.raises(UsageError, match="there is no engine 'quantum'"):
+        validate_settings(RunConfig, {"engine": "quantum"})
+
+
+@pytest.mark.parametrize("address", ["local", "auto", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
+def test_addresses_of_a_cluster(address: str) -> None:
+    assert validate_settings(Settings, {"ray_address": address}).ray_address == address
+
+
+@pytest.mark.parametrize("address", ["", "head", "head:", ":6379", "ray://head:1", "a b:1", "head:123456", "::1:6379"])
+def test_what_is_no_address_of_a_cluster(address: str) -> None:
+    with pytest.raises(UsageError, match="does not fit: give local, auto or the HOST:PORT of a Ray cluster"):
+        validate_settings(Settings, {"ray_address": address})

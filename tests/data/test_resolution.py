@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from fedstrata.config.overrides import assign
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core import spec
 from fedstrata.data.datasets import DATASETS, load_dataset
 from fedstrata.data.examples import TensorExamples
@@ -94,7 +94,7 @@ def test_one_option_of_a_run(tmp_path: Path) -> None:
     values = assign({"dataset": "digits(examples=40)", "clients": 2, "partition": "iid"}, ["dataset.resolution=16"])
     assert values["dataset"] == "digits(examples=40, resolution=16)"
     small = {"model": "cnn2(width=2, hidden=4)", "rounds": 1, "workers": 1}
-    federation = open_run(checked(RunConfig, values | small), tmp_path / "run")
+    federation = open_run(validate_settings(RunConfig, values | small), tmp_path / "run")
     assert any("images resized from 8×8 to 16×16" in note for note in federation.notes)
     assert federation.state.params["fc.linear.weight"].shape == (4, 4 * 4 * 4)
     assert len(federation.fit().records) == 1

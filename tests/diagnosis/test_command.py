@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.diagnosis import Diagnosis
 from fedstrata.errors import UsageError
 from fedstrata.run import dry_run_of, open_run
@@ -216,7 +216,7 @@ def test_runs_of_many_kinds(tmp_path: Path, changes: dict[str, Any], capsys: pyt
     settings = {**SETTINGS, **SMALL, **changes}
     if "archs" in changes:
         del settings["model"]
-    open_run(checked(RunConfig, settings), tmp_path / "run").fit()
+    open_run(validate_settings(RunConfig, settings), tmp_path / "run").fit()
     before = contents(tmp_path / "run")
     assert fedstrata("diagnose", tmp_path / "run", "--probing-rounds", 2, "--json") == 0
     assert json.loads(capsys.readouterr().out)["looked"]

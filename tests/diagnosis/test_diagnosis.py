@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
 from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
@@ -561,7 +561,7 @@ def test_every_remedy_can_be_run(own: str, model: dict[str, Any]) -> None:
             assert remedy.paper
             assert remedy.options or "model" not in known
             changed = {**({} if remedy.method is None else {"method": remedy.method}), **remedy.settings}
-            checked(RunConfig, {**{k: v for k, v in known.items() if k != "dataset"}, **changed})
+            validate_settings(RunConfig, {**{k: v for k, v in known.items() if k != "dataset"}, **changed})
             assert all(known.get(key) != value for key, value in changed.items())
             if remedy.method is not None:
                 assert mine <= {technique.name for technique in method(remedy.method).techniques}

@@ -12,7 +12,8 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.engines.registry import ENGINES, MANY, SMALL
+from fedstrata.engines.auto import MANY_VISITS, SMALL_MODEL
+from fedstrata.engines.registry import ENGINES
 from fedstrata.system.machine import cores
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.perturb import Perturb
@@ -149,7 +150,7 @@ def images() -> dict[str, Any]:
 
 
 def wide() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, SMALL // 10), nn.ReLU(), nn.Linear(SMALL // 10, 4))
+    return nn.Sequential(nn.Linear(6, SMALL_MODEL // 10), nn.ReLU(), nn.Linear(SMALL_MODEL // 10, 4))
 
 
 @pytest.mark.parametrize(
@@ -167,17 +168,17 @@ def wide() -> nn.Module:
     ids=["dense", "techniques", "perturb", "batch norm", "dropout", "wide", "convolutions", "group norm"],
 )
 def test_auto_takes_what_is_fastest(world: Any, serial: str, processes: str) -> None:
-    assert federation(**world(), rounds=MANY).engine == serial
-    assert federation(**world(), rounds=MANY, workers=2).engine == processes
+    assert federation(**world(), rounds=MANY_VISITS).engine == serial
+    assert federation(**world(), rounds=MANY_VISITS, workers=2).engine == processes
 
 
 def test_auto_does_not_vectorise_a_short_run() -> None:
-    assert federation(rounds=MANY // 3, participation=3).engine == "serial"
-    assert federation(rounds=MANY // 3 + 1, participation=3).engine == "vmap"
+    assert federation(rounds=MANY_VISITS // 3, participation=3).engine == "serial"
+    assert federation(rounds=MANY_VISITS // 3 + 1, participation=3).engine == "vmap"
 
 
 def test_auto_is_one_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.engines.registry.MANY", 1)
+    monkeypatch.setattr("fedstrata.engines.auto.MANY_VISITS", 1)
     check_same(run(engine="auto"), run(engine="vmap"))
     check_same(run(staged(), engine="auto", workers=2), run(staged(), engine="serial"))
 
@@ -215,7 +216,7 @@ def test_the_list_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def spawning(fed: fs.Federation) -> fs.Federation:
     """The federation, with workers that begin as fresh interpreters."""
-    fed._engine._context = torch.multiprocessing.get_context("spawn")  # type: ignore[attr-defined]
+    fed._engine._multiprocessing = torch.multiprocessing.get_context("spawn")  # type: ignore[attr-defined]
     return fed
 
 

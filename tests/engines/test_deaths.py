@@ -104,7 +104,7 @@ def test_a_worker_that_dies_in_an_evaluation(tmp_path: Path) -> None:
     check_same(found, run(engine="serial"))
 
 
-def test_a_worker_that_dies_with_a_cohort(tmp_path: Path) -> None:
+def test_a_worker_that_dies_with_a_group(tmp_path: Path) -> None:
     clients = with_client(2, Fatal(flat()[2], signal.SIGKILL, tmp_path / "dead"))
     found = run(clients=clients, engine="vmap", workers=2, participation=1.0)
     assert (tmp_path / "dead").exists()
@@ -193,7 +193,7 @@ def test_a_client_that_kills_every_worker(how: signal.Signals, why: str, workers
     assert fed.state.round == 0
 
 
-def test_a_cohort_that_kills_every_worker_names_its_clients() -> None:
+def test_a_group_that_kills_every_worker_names_its_clients() -> None:
     clients = with_client(2, Fatal(flat()[2], signal.SIGKILL))
     fed = federation(clients=clients, engine="vmap", workers=2, participation=1.0)
     with pytest.raises(fs.FedstrataError, match=r"clients [\d, …]+: its worker process died 3 times"):

@@ -36,11 +36,11 @@ def test_every_tensor_in_shared_memory_is_aligned() -> None:
     memory.close()
 
 
-def test_the_shelf_knows_tensors_by_name_too() -> None:
+def test_the_store_knows_tensors_by_name_too() -> None:
     memory = SharedMemory()
-    shelf = TensorStore(memory, 0)
+    store = TensorStore(memory, 0)
     one, two = torch.ones(2), torch.zeros(3)
-    first, second = shelf.put({"a": one, "b": two}), shelf.put({"c": one, "d": two})
+    first, second = store.put({"a": one, "b": two}), store.put({"c": one, "d": two})
     assert list(memory.read(*first)) == ["a", "b"]
     assert list(memory.read(*second)) == ["c", "d"]
     memory.close()

@@ -54,7 +54,7 @@ class Folded(Kept):
 @ENGINES
 @pytest.mark.parametrize("weight", ["examples", "uniform"])
 def test_slots_are_folded_in_client_order_and_not_kept(engine: str, workers: int, weight: Any) -> None:
-    """Clients of decreasing size, so that workers would finish, and cohorts be formed, in another order."""
+    """Clients of decreasing size, so that workers would finish, and groups be formed, in another order."""
     data = flat(30, 4, 22, 3, 17, 2)
     method = fs.chain(Folded(), Kept(), weight=weight)
     fed = federation(clients=data, method=method, engine=engine, workers=workers, participation=1.0, rounds=2)

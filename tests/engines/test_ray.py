@@ -27,7 +27,7 @@ import fedstrata as fs
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.engines import cluster, pool
 from fedstrata.engines import ray as actors
-from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan
+from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan_layout
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
@@ -109,9 +109,11 @@ def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("kind", [OwnMemory, SharedMemory])
 def test_what_is_written_to_tensors_of_two_types_stays(kind: type[SegmentedMemory]) -> None:
-    """Also where the section grows as they are read: all of them lie in what it has become."""
+    """Also where the segment grows as they are read: all of them are in what it has become."""
     memory = kind()
-    layout, _ = plan({"a": torch.empty(3000), "b": torch.empty(3000, dtype=torch.float64), "c": torch.empty(0)}, 64)
+    layout, _ = plan_layout(
+        {"a": torch.empty(3000), "b": torch.empty(3000, dtype=torch.float64), "c": torch.empty(0)}, 64
+    )
     for tensor in memory.read(0, layout).values():
         tensor.fill_(7)
     assert all((tensor == 7).all() for tensor in memory.read(0, layout).values())
@@ -126,9 +128,9 @@ def test_nothing_is_sent_twice(on_ray: dict[str, Any], monkeypatch: pytest.Monke
     """Every actor is sent a client's examples once, and the server's tensors are put once per round for all clients."""
     puts: list[int] = []
     sent: list[int] = []
-    put, packed = ray.put, actors.packed
+    put, pack = ray.put, actors.pack_examples
     monkeypatch.setattr(ray, "put", lambda value: puts.append(0) or put(value))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(actors, "packed", lambda data: sent.append(len(data)) or packed(data))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(actors, "pack_examples", lambda data: sent.append(len(data)) or pack(data))  # type: ignore[func-returns-value]
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     clients: list[Any] = flat(*range(5, 17))
     clients[3] = Shy(*clients[3])
@@ -139,7 +141,7 @@ def test_nothing_is_sent_twice(on_ray: dict[str, Any], monkeypatch: pytest.Monke
     fed.fit()
     assert fed.clients[4]._made is None  # type: ignore[attr-defined]
     assert sorted(sent) == [*range(5, 14), 13, *range(14, 17)]  # twelve clients, and the test set
-    assert len(puts) == 1 + 5  # the workshop; the first parameters, and those of each round, evaluated and sent out
+    assert len(puts) == 1 + 5  # the context; the first parameters, and those of each round, evaluated and sent out
     check_same(fed, run(**settings, engine="serial"))
 
 
@@ -162,14 +164,14 @@ def test_the_main_process_holds_few_updates(on_ray: dict[str, Any], monkeypatch:
 def test_only_a_clients_own_rows_are_sent() -> None:
     x, y = torch.arange(40.0).view(20, 2), torch.arange(20) % 3
     whole = fs.TensorExamples(x, y)
-    rows = actors.packed(whole.split([torch.tensor([3, 7, 5]), torch.tensor([1])])[0])
+    rows = actors.pack_examples(whole.split([torch.tensor([3, 7, 5]), torch.tensor([1])])[0])
     assert isinstance(rows, actors.Rows)
     assert rows.x.shape == (3, 2)
     back = rows.open()
     assert torch.equal(back.x, x[[3, 7, 5]])
     assert torch.equal(back.labels(), y[[3, 7, 5]])
     strange = fs.TensorExamples(x.bfloat16(), y).select(torch.tensor([2]))
-    kept = actors.packed(strange)
+    kept = actors.pack_examples(strange)
     assert isinstance(kept, fs.TensorExamples)
     assert len(kept.x) == 1
 
@@ -246,7 +248,7 @@ def test_a_node_that_dies(on_ray: dict[str, Any], nodes: Any) -> None:
 
 
 def test_a_client_that_kills_every_actor(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LIVES", 2)
+    monkeypatch.setattr(pool, "MAX_DEATHS", 2)
     fed = federation(participation=1.0, method=fs.chain(Doomed(main=os.getpid(), client=3)), **on_ray, workers=1)
     with pytest.raises(fs.FedstrataError, match=r"client 3: its Ray actor died 2 times \(worker process has died\)"):
         fed.fit()
@@ -312,19 +314,19 @@ class Locked(Wrong):
 
 def test_a_cluster_without_room(on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing will ever fit, a run gives up sooner than where it has to wait for its turn."""
-    monkeypatch.setattr(actors, "LOOK", 0.5)
-    monkeypatch.setattr(actors, "PATIENCE", 1.0)
+    monkeypatch.setattr(actors, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(actors, "START_SECONDS", 1.0)
     fed = federation(**{**on_ray, "ray_cpus": 64}, workers=1)
     with pytest.raises(
         fs.UsageError,
         match=r"in \d+ seconds: each wants ray_cpus = 64 .* has \d+ CPUs and 0 GPUs, \d+ and 0 of them free",
     ):
         fed.fit()
-    monkeypatch.setattr(actors, "BUSY", 2.0)
+    monkeypatch.setattr(actors, "BUSY_SECONDS", 2.0)
     with taken(4), pytest.raises(fs.UsageError, match=r"in \d+ seconds: .* of them free"):
         federation(**on_ray, workers=1, rounds=1).fit()
-    monkeypatch.setattr(actors, "PATIENCE", 0.0)
-    monkeypatch.setattr(actors, "BUSY", float(LONG))
+    monkeypatch.setattr(actors, "START_SECONDS", 0.0)
+    monkeypatch.setattr(actors, "BUSY_SECONDS", float(LONG))
     assert federation(**on_ray, workers=1, rounds=1).fit().records
 
 
@@ -413,7 +415,7 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     ids=["nothing", "another protocol", "HTTP/2", "gRPC"],
 )
 def test_somebody_else_at_the_address(answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "REACH", 0.5)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.5)
     says = pytest.raises(fs.UsageError, match=f"there is no Ray cluster at .*: {why}")
     with answering(answer) as address, says:
         cluster._ask(address)
@@ -438,15 +440,15 @@ def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_where_a_token_is(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Ray's order, the last first."""
-    assert cluster._token() == ""
+    assert cluster._read_token() == ""
     (no_token / ".ray").mkdir()
     (no_token / ".ray/auth_token").write_text("home\n")
-    assert cluster._token() == "home"
+    assert cluster._read_token() == "home"
     (no_token / "file").write_text("file")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(no_token / "file"))
-    assert cluster._token() == "file"
+    assert cluster._read_token() == "file"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "told")
-    assert cluster._token() == "told"
+    assert cluster._read_token() == "told"
 
 
 @pytest.mark.parametrize(
@@ -478,20 +480,20 @@ def test_a_token_is_used_where_it_is_asked_for(
 
     monkeypatch.setattr(cluster, "_ask", ask)
     if agreed in (None, "token", "disabled"):
-        cluster._agree(None, "host:1")
+        cluster._choose_mode(None, "host:1")
         assert os.environ.get("RAY_AUTH_MODE") == agreed
     else:
         with pytest.raises(fs.UsageError, match=f"the Ray cluster at host:1 {agreed}"):
-            cluster._agree(None, "host:1")
+            cluster._choose_mode(None, "host:1")
         assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
 def test_the_cluster_that_auto_means_is_asked_too(no_token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would use a token there because this machine has one, whether the cluster asks for it or not."""
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:6379")
-    assert cluster._running_here(ray) == "192.0.2.9:6379"
+    assert cluster._find_running(ray) == "192.0.2.9:6379"
     monkeypatch.setenv("RAY_ADDRESS", "ray://192.0.2.9:10001")
-    assert cluster._running_here(ray) == "auto"  # another protocol, which is left to Ray
+    assert cluster._find_running(ray) == "auto"  # another protocol, which is left to Ray
 
 
 def free_port() -> int:
@@ -543,7 +545,7 @@ def test_the_command_joins_a_cluster_that_asks_for_a_token(no_token: Path) -> No
     (home / ".ray/auth_token").write_text(token)
     with started(home) as address:
         with pytest.raises(fs.UsageError, match=f"{address} asks for a token, and there is none: "):
-            cluster._agree(None, address)
+            cluster._choose_mode(None, address)
         assert cluster._ask(address, "wrong") == cluster.ASKS
         assert cluster._ask(address, token) == cluster.OPEN
         shutil.copytree(home / ".ray", no_token / ".ray")

@@ -127,7 +127,7 @@ def test_workers_of_more_than_one_thread() -> None:
 
 @WORKERS
 def test_vectorised_clients_have_the_same_bits_for_any_number_of_workers(workers: int | str) -> None:
-    """Twenty clients, so that there is more than one cohort to share out."""
+    """Twenty clients, so that there is more than one group to share out."""
     settings = {"clients": flat(*range(3, 23)), "participation": 1.0, "engine": "vmap"}
     check_same(run(**settings, workers=workers), run(**settings, workers=1))
 
@@ -241,8 +241,8 @@ def test_few_updates_wait_for_a_slow_client(tmp_path: Path, monkeypatch: pytest.
     check_same(fed, reference)
     before_the_first = int((marks / "0").read_text())
     assert before_the_first == window - 2  # one has to stay behind the first, in the same worker
-    sections = fed._engine._next_section - processes.STORE - 1  # type: ignore[attr-defined]
-    assert 0 < sections <= window + pool.QUEUE * 2
+    segments = fed._engine._next_segment - processes.STORE - 1  # type: ignore[attr-defined]
+    assert 0 < segments <= window + pool.QUEUE * 2
 
 
 def test_small_updates_may_all_wait(tmp_path: Path) -> None:
@@ -277,11 +277,11 @@ def test_many_clients_of_unequal_size_in_a_narrow_window(workers: int, monkeypat
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     found = run(**settings, engine="processes", workers=workers)
     check_same(found, reference)
-    sections = found._engine._next_section - processes.STORE - 1  # type: ignore[attr-defined]
-    assert 0 < sections <= (pool.AHEAD + pool.QUEUE) * workers
+    segments = found._engine._next_segment - processes.STORE - 1  # type: ignore[attr-defined]
+    assert 0 < segments <= (pool.AHEAD + pool.QUEUE) * workers
 
 
-def test_a_narrow_window_and_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_window_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"clients": flat(*range(3, 43)), "participation": 1.0, "engine": "vmap"}
     reference = run(**settings)
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
@@ -289,7 +289,7 @@ def test_a_narrow_window_and_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_much_larger_than_their_data() -> None:
-    """Updates of some megabytes, so that sections of the shared memory have to grow, and differ from each other."""
+    """Updates of some megabytes, so that segments of the shared memory have to grow, and differ from each other."""
     model = nn.Sequential(nn.Linear(6, 700), nn.ReLU(), nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 4))
     settings: dict[str, Any] = {
         "model": model,
@@ -329,7 +329,7 @@ def test_messages_longer_than_a_pipe(engine: str) -> None:
 
 
 def test_sub_models_of_very_different_size() -> None:
-    """A section that held a large update holds a small one next, and the other way round."""
+    """A segment that held a large update holds a small one next, and the other way round."""
     torch.manual_seed(0)  # some first weights of so wide a model diverge
     wide = nn.Sequential()
     wide.add_module("first", nn.Linear(6, 8))
@@ -357,7 +357,7 @@ def test_nothing_that_was_handed_out_changes_later() -> None:
         now = tensors(fed)
         seen.append((now, {n: v.clone() for n, v in now.items()}))
         for client in range(len(SIZES)):
-            memory = fed._journal.store.get(client, int(fed.state.remembers[client]))
+            memory = fed.memory(client)
             memories.append((memory, {t: {n: v.clone() for n, v in slot.items()} for t, slot in memory.items()}))
     assert any(memory for memory, _ in memories)
     for now, copy in seen:

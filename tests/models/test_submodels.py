@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.registry import build_model
@@ -123,7 +123,7 @@ def test_a_comparison_of_architectures_goes_on(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_an_architectures_accuracy_is_that_of_its_part() -> None:
-    federation = open_run(checked(RunConfig, RUN), None)
+    federation = open_run(validate_settings(RunConfig, RUN), None)
     federation.fit()
     part = build_model("resnet10(width=2)", (1, 8, 8), 10)
     part.load_state_dict({n: federation.model.state_dict()[n] for n in part.state_dict()})
@@ -172,14 +172,14 @@ def test_a_reducer_that_chooses_clients_would_mix_the_groups() -> None:
 
 def test_krum_may_leave_out_what_inco_crosses() -> None:
     """The layers that only unchosen clients hold have no change to cross."""
-    config = checked(RunConfig, {**RUN, "method": "fedavg(reduce='krum') + inco", "rounds": 3})
+    config = validate_settings(RunConfig, {**RUN, "method": "fedavg(reduce='krum') + inco", "rounds": 3})
     federation = open_run(config, None)
     federation.fit()
     assert all(torch.isfinite(p).all() for p in federation.state.params.values())
 
 
 def test_clients_are_judged_by_their_own_part() -> None:
-    config = checked(RunConfig, {**RUN, "method": "groupavg", "eval_clients": True})
+    config = validate_settings(RunConfig, {**RUN, "method": "groupavg", "eval_clients": True})
     federation = open_run(config, None)
     federation.fit()
     assert federation.records[-1].client_accuracy is not None

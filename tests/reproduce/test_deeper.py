@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstrata.compare import plan
 from fedstrata.compare.running import records
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
@@ -115,7 +115,7 @@ def test_divergence_is_that_of_the_finished_run(made: Made) -> None:
     """The last model's, after a run that nobody watched, and the same in the part that watches every round."""
     rounds, depth = (part for part in parts("deeper", "smoke") if part.name in ("rounds", "depth"))
     assert isinstance(rounds, OwnWork)
-    config = checked(RunConfig, {**rounds.settings["run"], "seed": 0})
+    config = validate_settings(RunConfig, {**rounds.settings["run"], "seed": 0})
     federation = open_run(config, None)
     federation.fit()
     wanted = divergence(client_gradients(federation.model, list(federation.clients)), federation.strata)
@@ -129,7 +129,7 @@ def test_watching_the_rounds_changes_nothing() -> None:
     run = {**SCALES["smoke"].run, "dataset": "digits", "partition": "iid", "model": "logreg", "augment": "none"}
     found = follow({"run": run}, 3, PartResources(None, 1))
     assert len(found["rounds"]) == run["rounds"]
-    config = checked(RunConfig, {**run, "seed": 3})
+    config = validate_settings(RunConfig, {**run, "seed": 3})
     history = open_run(config, None).fit()
     dataset, dealt = deal(config)
     model, _ = models_of(config, dataset)

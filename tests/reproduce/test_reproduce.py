@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.compare import plan
 from fedstrata.compare.running import records
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.models.stages import above as upper
@@ -252,7 +252,7 @@ def test_every_scale_can_be_planned(paper: str, scale: str) -> None:
             assert len(runs) >= 2
             assert {run.config.seed for run in runs} == set(part.values["seed"])
         else:
-            config = checked(RunConfig, {**part.settings["run"], "seed": part.seeds[0]})
+            config = validate_settings(RunConfig, {**part.settings["run"], "seed": part.seeds[0]})
             assert config.model
 
 
@@ -400,7 +400,7 @@ RUN: dict[str, Any] = {**FEDPART["smoke"].run, "rounds": 3, "steps": 4, "buffers
 
 
 def test_a_trace_changes_nothing() -> None:
-    config = checked(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
+    config = validate_settings(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
     plain = open_run(config, None).fit()
     federation = watched(config, Trace())
     found = follow(federation)
@@ -413,7 +413,9 @@ def test_a_trace_changes_nothing() -> None:
 
 def test_the_first_norm_is_the_gradients() -> None:
     """One client, one step over all of its data: the norm is that of the mean loss's gradient at the first model."""
-    config = checked(RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000})
+    config = validate_settings(
+        RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000}
+    )
     federation = watched(config, Trace())
     model, (data,) = federation.model, federation.clients
     x, y = data.batch(torch.arange(len(data)))
@@ -424,7 +426,7 @@ def test_the_first_norm_is_the_gradients() -> None:
 
 def test_a_smaller_last_batch_is_left_out() -> None:
     """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
-    config = checked(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
+    config = validate_settings(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
     assert [len(steps) for steps in follow(watched(config, Trace()))["norms"]] == [2]
 
 
@@ -458,7 +460,7 @@ IMPRO: dict[str, Any] = {**FEDIMPRO["smoke"].run, "participation": 2, "method": 
 
 
 def test_watching_changes_nothing() -> None:
-    config = checked(RunConfig, IMPRO)
+    config = validate_settings(RunConfig, IMPRO)
     plain = open_run(config, None).fit()
     federation = watched(config, LocalModels())
     found = follow_layers(federation, 2)
@@ -473,7 +475,7 @@ def test_watching_changes_nothing() -> None:
 
 def test_local_models_are_what_the_server_averages() -> None:
     """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
-    federation = watched(checked(RunConfig, IMPRO), LocalModels())
+    federation = watched(validate_settings(RunConfig, IMPRO), LocalModels())
     follow_layers(federation, 1)
     local = local_models(federation.state.techniques["watch"])
     assert sorted(local) == federation.records[-1].clients
@@ -501,7 +503,7 @@ def test_shared_features_are_those_of_the_statistics() -> None:
 
 def test_what_shared_features_change_can_go_either_way() -> None:
     """Sampled with a wide spread, features are further apart than the clients' own, and gradients differ more."""
-    federation = watched(checked(RunConfig, IMPRO), LocalModels())
+    federation = watched(validate_settings(RunConfig, IMPRO), LocalModels())
     federation.fit()
     model, clients = federation.model, list(federation.clients)
     state = federation.state.techniques["fedimpro"]
@@ -570,7 +572,7 @@ def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
 
 @pytest.mark.parametrize("method", ["heteroavg + inco", "groupavg"])
 def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> None:
-    config = checked(RunConfig, {**DEPTHS, "method": method})
+    config = validate_settings(RunConfig, {**DEPTHS, "method": method})
     plain = open_run(config, None).fit()
     run = watched_archs(config)
     found = follow_alike(run.federation)
@@ -586,7 +588,7 @@ def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> N
 @pytest.mark.parametrize(("method", "name"), [("heteroavg", "{}"), ("groupavg", "resnet10_width_2_0.{}")])
 def test_local_models_of_different_depth(method: str, name: str) -> None:
     """The stem's mean over the clients that share it is the server's; each local model is as deep as its client's."""
-    run = watched_archs(checked(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
+    run = watched_archs(validate_settings(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
     follow_alike(run.federation)
     local = run.local()
     assert [len(list(model.parameters())) for model in local] == [len(list(m.parameters())) for m in run.models]
@@ -608,7 +610,7 @@ def test_a_model_is_filled_with_a_groups_tensors() -> None:
 
 
 def test_without_running_statistics_local_models_have_none() -> None:
-    run = watched_archs(checked(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
+    run = watched_archs(validate_settings(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
     follow_alike(run.federation)
     assert not any("running" in name for model in run.local() for name in model.state_dict())
     assert any("running" in name for name in run.models[0].state_dict())

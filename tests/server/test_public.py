@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.data.examples import unlabelled
 from fedstrata.run import open_run
 from tests.small_runs import fedstrata, one_sentence
@@ -152,4 +152,4 @@ def test_a_wrong_file_or_name_gets_one_sentence(
 
 def test_another_dataset() -> None:
     config = {"method": "feddf(steps=2)", "public": "digits", "rounds": 1, "steps": 1, "clients": 3, "model": "logreg"}
-    assert open_run(checked(RunConfig, config), None).fit().accuracy is not None
+    assert open_run(validate_settings(RunConfig, config), None).fit().accuracy is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.attack.search import Per, summary
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.rng import generator
 from fedstrata.data.examples import Dataset, TensorExamples
@@ -159,7 +159,7 @@ def _config(directory: Path, data_dir: str | None) -> RunConfig:
             "be read back"
         )
     RunDirectory(directory).check_unedited()
-    config = checked(RunConfig, values if data_dir is None else values | {"data_dir": data_dir})
+    config = validate_settings(RunConfig, values if data_dir is None else values | {"data_dir": data_dir})
     if not (directory / "model.safetensors").exists():
         raise UsageError(
             f"{directory} has no model.safetensors: finish the run first, with "

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedstrata.cli.options import Json, open_screen
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 
 app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def show(
     from fedstrata.data.picture import plot, terminal
     from fedstrata.run import deal
 
-    config = checked(
+    config = validate_settings(
         RunConfig,
         {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedstrata.cli.options import Json, open_screen
-from fedstrata.config.registries import TABLES, table
+from fedstrata.config.registries import TABLES, load_table
 from fedstrata.core.spec import signature, summary
 from fedstrata.errors import UsageError, did_you_mean
 
@@ -20,7 +20,7 @@ def list_(
     """List what a run can name, with arguments and one line of help: methods, models, datasets, …"""
     if what not in TABLES:
         raise UsageError(f"there is no list of '{what}'{did_you_mean(what, TABLES)}")
-    rows = [{"name": n, "arguments": signature(f), "help": summary(f)} for n, f in table(what).items()]
+    rows = [describe_entry(name, entry) for name, entry in load_table(what).items()]
     if as_json:
         print(json.dumps(rows))
         return
@@ -33,3 +33,10 @@ def list_(
     for row in rows:
         shown.add_row(row["name"], row["arguments"], row["help"])
     open_screen().print(shown)
+
+
+def describe_entry(name: str, entry: Any) -> dict[str, str]:
+    """A row of the list: a callable says its arguments and its help itself, an engine's row has a help only."""
+    if callable(entry):
+        return {"name": name, "arguments": signature(entry), "help": summary(entry)}
+    return {"name": name, "arguments": "", "help": entry.help}

@@ -19,7 +19,7 @@ from fedstrata.cli.attack import app as attack_app
 from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
 from fedstrata.cli.model import app as model_app
-from fedstrata.config.registries import table
+from fedstrata.config.registries import load_table
 from fedstrata.errors import FedstrataError, Stopped, one_line
 from fedstrata.system import signals
 
@@ -105,7 +105,7 @@ def _gathered(arguments: list[str]) -> list[str]:
 
 def _is_file(word: str) -> bool:
     """Whether a word is a file's name; a probe's is meant as such even where a file has the same name."""
-    return os.path.exists(word) and word not in (*table("probes"), "all")
+    return os.path.exists(word) and word not in (*load_table("probes"), "all")
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:

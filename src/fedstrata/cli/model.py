@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Json, open_screen
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.lazy import torch
 from fedstrata.core.text import bytes_text, flops_text
 from fedstrata.errors import UsageError
@@ -49,7 +49,7 @@ def show(
     from fedstrata.run import models_of
 
     given = {} if dataset is None else {"dataset": dataset}
-    config = checked(RunConfig, {"model": name, "data_dir": data_dir, **given})
+    config = validate_settings(RunConfig, {"model": name, "data_dir": data_dir, **given})
     if input_shape is not None and dataset is not None:
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from fedstrata.config.overrides import assign
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 
 if TYPE_CHECKING:
@@ -91,4 +91,4 @@ def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
 def config_of(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
     """File, then options, then --set."""
     values = {} if path is None else read_toml(path)
-    return checked(RunConfig, assign(values | numbers(given), sets or []))
+    return validate_settings(RunConfig, assign(values | numbers(given), sets or []))

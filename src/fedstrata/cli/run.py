@@ -28,8 +28,8 @@ from fedstrata.cli.options import (
     with_fields,
 )
 from fedstrata.cli.report import browse
-from fedstrata.config.identity import FREE, LOOKING
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.text import percent, plural
 from fedstrata.errors import Diverged, Stopped, one_line
@@ -81,7 +81,7 @@ def run(
     _follow(opened, lambda: settings, _Wish(quiet, as_json, tensorboard, report, open_))
 
 
-@partial(with_fields, of=FREE | LOOKING)
+@partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS)
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
     quiet: Quiet = False,
@@ -99,7 +99,7 @@ def resume(
     opened = partial(resume_run, directory, profile, **numbers(given))
     _follow(
         opened,
-        lambda: checked(RunConfig, read_toml(directory / "run.toml")),
+        lambda: validate_settings(RunConfig, read_toml(directory / "run.toml")),
         _Wish(quiet, as_json, tensorboard, report, open_),
     )
 
@@ -115,7 +115,7 @@ def demo(
     from fedstrata.run import open_run
     from fedstrata.runs.directory import fresh_directory
 
-    config = checked(RunConfig, DEMO)
+    config = validate_settings(RunConfig, DEMO)
     opened = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
     _follow(opened, lambda: config, _Wish(quiet, as_json, False, report, open_))
 

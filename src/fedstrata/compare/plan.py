@@ -11,9 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config.identity import FREE
+from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.overrides import assign
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.config.toml import flatten
 from fedstrata.core.spec import parse_call
 from fedstrata.errors import UsageError, one_line
@@ -111,7 +111,7 @@ def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
     methods = _methods(values.pop("method", RunConfig.model_fields["method"].default))
     axes = {name: _axis(name, value) for name, value in values.items() if isinstance(value, list | tuple)}
     seeds = axes.pop("seed", None) or [values.get("seed", RunConfig.model_fields["seed"].default)]
-    for name in FREE & axes.keys():
+    for name in EXECUTION_FIELDS & axes.keys():
         raise UsageError(f"{name} changes no result, so there is nothing to compare: give it one value")
     for label, own in methods:
         for name in own.keys() & {*axes, "seed"}:
@@ -120,7 +120,9 @@ def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
     for chosen in product(*axes.values()):
         for label, own in methods:
             for seed in seeds:
-                config = checked(RunConfig, {**values, **dict(zip(axes, chosen, strict=True)), **own, "seed": seed})
+                config = validate_values(
+                    RunConfig, {**values, **dict(zip(axes, chosen, strict=True)), **own, "seed": seed}
+                )
                 varied = {name: getattr(config, name) for name, several in axes.items() if len(several) > 1}
                 rest = {name: getattr(config, name) for name in own if name != "method"}
                 runs.append(Run(label, varied, rest, config, Path(out) / directory_name(config)))
@@ -183,7 +185,7 @@ def _check_distinct(runs: Sequence[Run]) -> None:
 def identity(config: RunConfig) -> dict[str, Any]:
     """What a result depends on; the accuracy to reach does not count unless the run ends there."""
     chosen = method(config.method).with_buffers(config.buffers)
-    left_out = FREE if config.stop_at_target else FREE | {"target"}
+    left_out = EXECUTION_FIELDS if config.stop_at_target else EXECUTION_FIELDS | {"target"}
     values = {name: value for name, value in config.model_dump().items() if name not in left_out}
     return values | {"method": str(chosen), "buffers": chosen.buffers}
 

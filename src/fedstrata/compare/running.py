@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedstrata.compare.plan import Plan, Run, identity
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_settings, validate_values
 from fedstrata.config.toml import read_toml
 from fedstrata.core.results import Count, Finite
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
@@ -60,7 +60,7 @@ def find(run: Run) -> Result | None:
     if not recipe.exists():
         return None
     try:
-        found = identity(checked(RunConfig, read_toml(recipe)))
+        found = identity(validate_values(RunConfig, read_toml(recipe)))
     except UsageError as error:
         raise UsageError(f"{recipe} does not describe a run: {error}") from None
     if repr(found) != repr(identity(run.config)):
@@ -311,7 +311,9 @@ def attend() -> None:
     with stopping() as stop:
         work_begins()
         try:
-            failure = _attempt(checked(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None)
+            failure = _attempt(
+                validate_settings(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None
+            )
         except KeyboardInterrupt:
             stop.heard()
             sys.exit(Stopped.exit_code)

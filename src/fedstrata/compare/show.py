@@ -18,7 +18,7 @@ from rich.text import Text
 from fedstrata.compare.plan import Plan
 from fedstrata.compare.running import News, missing
 from fedstrata.compare.table import MEASURED, Comparison, ComparisonRow, spread
-from fedstrata.config.identity import FREE
+from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.text import bytes_text, flops_text, percent, plural
 from fedstrata.errors import one_line
@@ -91,7 +91,9 @@ _ALWAYS = ("dataset", "model", "partition", "clients", "participation", "rounds"
 
 def settings(comparison: Comparison) -> str:
     """One line with what all runs have in common and a reader must know."""
-    fixed = {n: v for n, v in comparison.plan.fixed.items() if n not in FREE | {"buffers"} and v is not None}
+    fixed = {
+        n: v for n, v in comparison.plan.fixed.items() if n not in EXECUTION_FIELDS | {"buffers"} and v is not None
+    }
     if "steps" in fixed:
         fixed.pop("epochs", None)
     others = [n for n, v in fixed.items() if n not in _ALWAYS and repr(v) != repr(RunConfig.model_fields[n].default)]

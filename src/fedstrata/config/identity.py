@@ -9,38 +9,39 @@ from typing import Any
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import UsageError, one_line
 
-FREE = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "checkpoint_seconds", "data_dir"})
-"""Fields that do not change a result: runs that differ in nothing else are the same run."""
+ENGINE_FIELDS = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus"})
+"""Fields that say which engine trains the clients, and those that single engines read."""
+EXECUTION_FIELDS = ENGINE_FIELDS | {"checkpoint_seconds", "data_dir"}
+"""Fields that say how and where a run is executed: runs that differ in nothing else have the same result."""
+PROBE_FIELDS = frozenset({"probe", "probe_every", "probe_clients", "probe_examples"})
+"""Fields that say what is measured: they change no result either, but what is known of it."""
 
 
-LOOKING = frozenset({"probe", "probe_every", "probe_clients", "probe_examples"})
-"""Fields that say what is measured; they change no result either, but what is known of it."""
+def select_deciding(config: Mapping[str, Any]) -> dict[str, str]:
+    """What decides about a run's result, of its configuration, as text: one client, 1, is not all of them, 1.0."""
+    others = EXECUTION_FIELDS | PROBE_FIELDS
+    return {name: repr(value) for name, value in config.items() if name not in others and value is not None}
 
 
-def same_config(path: Path, config: Mapping[str, Any]) -> None:
+def check_same_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume a run under other settings than its run.toml's: the result would be of neither."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
-    for name, (before, now) in _unlike(deciding(read_toml(path)), deciding(config)).items():
+    for name, (before, now) in _differences(select_deciding(read_toml(path)), select_deciding(config)).items():
         raise UsageError(f"{path.parent} was run with {name} = {before}, not {now}")
-
-
-def deciding(config: Mapping[str, Any]) -> dict[str, str]:
-    """What decides about a run's result, of its configuration, as text: one client, 1, is not all of them, 1.0."""
-    return {name: repr(v) for name, v in config.items() if name not in FREE | LOOKING and v is not None}
 
 
 def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
     """Refuse a run.toml that says other than what the run began with: the result would be of neither."""
-    changed = _unlike(begun, deciding(read_toml(path)))
-    if changed:
-        told = ", ".join(f"{name} was {a or 'not set'}, is {b or 'not set'}" for name, (a, b) in changed.items())
+    changes = _differences(begun, select_deciding(read_toml(path)))
+    if changes:
+        listed = ", ".join(f"{name} was {a or 'not set'}, is {b or 'not set'}" for name, (a, b) in changes.items())
         raise UsageError(
-            f"{path} was edited after the run began: {one_line(told, 300)}; put it back, or start a new run"
+            f"{path} was edited after the run began: {one_line(listed, 300)}; put it back, or start a new run"
         )
 
 
-def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What differs: name → (before, now), None for what is not said."""
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """What differs: name → (before, now), None for what is not set."""
     names = [*before, *(name for name in now if name not in before)]
     return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}

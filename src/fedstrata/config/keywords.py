@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fedstrata.config.schema import Settings, checked
+from fedstrata.config.schema import Settings, validate_settings
 from fedstrata.core.types import Buffers
 from fedstrata.errors import UsageError
 
@@ -67,7 +67,7 @@ def resolve_settings(settings: Settings | None, keywords: Mapping[str, Any]) -> 
     if buffers is not None and chosen.base.buffers not in (None, buffers):
         raise UsageError(f"the method says buffers={chosen.base.buffers!r}, but buffers={buffers!r}: leave one out")
     chosen = chosen.with_buffers(buffers)
-    found = checked(Settings, {**said, "method": str(chosen), "buffers": chosen.buffers})
+    found = validate_settings(Settings, {**said, "method": str(chosen), "buffers": chosen.buffers})
     if found.stop_at_target and chosen.epilogue:
         raise UsageError(f"stop_at_target would end the run before '{chosen}' finishes: leave one out")
     return chosen, found

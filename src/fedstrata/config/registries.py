@@ -1,14 +1,13 @@
 """What can be named in a run: the tables, each imported when it is first looked at.
 
-To add a technique, a model or a dataset is a line in its own table; only a new kind of thing gets a line here.
+A new technique, model or engine is a row in its own table; only a new kind of thing gets a row here.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-
-from fedstrata.core.spec import Registry
+from typing import Any
 
 TABLES: Mapping[str, tuple[str, str]] = {
     "methods": ("fedstrata.techniques", "TECHNIQUES"),
@@ -25,8 +24,8 @@ TABLES: Mapping[str, tuple[str, str]] = {
 """What a table lists → the module that it is in, and its name there."""
 
 
-def table(what: str) -> Registry:
-    """The table of methods, of models, of datasets, …"""
+def load_table(what: str) -> Mapping[str, Any]:
+    """The table of methods, of models, of datasets, …: name → a callable, or for engines an `EngineSpec`."""
     module, name = TABLES[what]
-    found: Registry = getattr(importlib.import_module(module), name)
-    return found
+    table: Mapping[str, Any] = getattr(importlib.import_module(module), name)
+    return table

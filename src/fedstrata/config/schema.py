@@ -1,7 +1,12 @@
-"""One schema for every run: checked once, written to run.toml, read back by `fedstrata resume`."""
+"""One schema for every run: validated once, written to run.toml, read back by `fedstrata resume`.
+
+Whoever is about to train validates with `validate_settings`. Whoever looks at stored runs reads them with `read_run`,
+or with `validate_values` where a whole configuration is needed: neither imports engines or torch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,10 +14,17 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from fedstrata.config.registries import table
+from fedstrata.config.registries import load_table
 from fedstrata.config.toml import lower_first, read_toml
 from fedstrata.core.spec import Buffers, bind, lookup
 from fedstrata.errors import UsageError, did_you_mean
+
+RAY_ADDRESS = re.compile(r"auto|local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
+
+
+def _is_count(value: Any) -> bool:
+    """True for a whole number above 0; True itself is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class Settings(BaseModel):
@@ -56,40 +68,39 @@ class Settings(BaseModel):
 
     @field_validator("participation", mode="before")
     @classmethod
-    def _participation(cls, value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not whole and not (isinstance(value, float) and 0 < value <= 1):
+    def _check_participation(cls, value: Any) -> Any:
+        if not _is_count(value) and not (isinstance(value, float) and 0 < value <= 1):
             raise ValueError("give a fraction above 0.0 and up to 1.0, or a whole number of clients")
         return value
 
     @field_validator("probe", mode="before")
     @classmethod
-    def _probe(cls, value: Any) -> Any:
+    def _join_probes(cls, value: Any) -> Any:
+        """A list of names is as good as a text."""
         return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("workers", mode="before")
     @classmethod
-    def _workers(cls, value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not whole and value != "auto":
+    def _check_workers(cls, value: Any) -> Any:
+        if not _is_count(value) and value != "auto":
             raise ValueError("give a number of processes, 1 or more, or auto")
         return value
 
     @field_validator("ray_address")
     @classmethod
-    def _ray_address(cls, value: str) -> str:
-        from fedstrata.engines.cluster import check_address
-
-        return check_address(value)
+    def _check_ray_address(cls, value: str) -> str:
+        if not RAY_ADDRESS.fullmatch(value):
+            raise ValueError("give local, auto or the HOST:PORT of a Ray cluster")
+        return value
 
     @model_validator(mode="after")
-    def _names(self) -> Settings:
+    def _check_names(self) -> Settings:
+        """All names but the engine's, whose table is not for those who only look."""
         from fedstrata.core.optim import build_optimizer, build_schedule
         from fedstrata.probes.registry import chosen
 
         build_optimizer(self.optimizer)
         build_schedule(self.schedule)
-        lookup("engine", table("engines"), self.engine)
         chosen(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
@@ -112,7 +123,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_model(cls, values: Any) -> Any:
+    def _leave_out_model(cls, values: Any) -> Any:
         """Where clients have models of their own and nothing is said of the server's, it is the deepest of these."""
         if isinstance(values, dict) and values.get("archs") is not None and "model" not in values:
             return {**values, "model": ""}
@@ -120,34 +131,46 @@ class RunConfig(Settings):
 
     @field_validator("public")
     @classmethod
-    def _whole_path(cls, value: str | None) -> str | None:
+    def _resolve_public_path(cls, value: str | None) -> str | None:
         """A file's whole path, so that a run means the same from another working directory."""
         return str(Path(value).expanduser().resolve()) if value is not None and value.endswith(".npy") else value
 
     @model_validator(mode="after")
-    def _sources(self) -> RunConfig:
+    def _check_sources(self) -> RunConfig:
         from fedstrata.models.submodels import shares
         from fedstrata.techniques import method
 
         said = method(self.method).base.buffers
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
-        bind("dataset", table("datasets"), self.dataset)
+        bind("dataset", load_table("datasets"), self.dataset)
         if self.archs is not None:
             shares(self.archs)
         if self.model or self.archs is None:
-            bind("model", table("models"), self.model)
-        bind("partition", table("partitions"), self.partition)
+            bind("model", load_table("models"), self.model)
+        bind("partition", load_table("partitions"), self.partition)
         if self.public is not None and not self.public.endswith(".npy"):
-            bind("dataset", table("datasets"), self.public)
+            bind("dataset", load_table("datasets"), self.public)
         return self
 
 
-S = TypeVar("S", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
+AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def checked(model: type[S], values: Mapping[str, Any]) -> S:
-    """Values as a checked configuration.
+def validate_settings(schema: type[AnySettings], values: Mapping[str, Any]) -> AnySettings:
+    """Values as the settings of a run that is about to be made; there must be an engine of that name, too.
+
+    Raises:
+        UsageError: one sentence that names the field, what is wrong and what would be right.
+    """
+    settings = validate_values(schema, values)
+    lookup("engine", load_table("engines"), settings.engine)
+    return settings
+
+
+def validate_values(schema: type[Model], values: Mapping[str, Any]) -> Model:
+    """Values as an object of a schema; of settings, all but the engine's name is checked.
 
     Raises:
         UsageError: one sentence that names the field, what is wrong and what would be right.
@@ -156,34 +179,19 @@ def checked(model: type[S], values: Mapping[str, Any]) -> S:
 
     values = {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
     for name, value in values.items():
-        if name not in model.model_fields:
-            raise UsageError(f"there is no setting '{name}'{did_you_mean(name, model.model_fields)}")
-        if isinstance(value, str) and not _encodable(value):
+        if name not in schema.model_fields:
+            raise UsageError(f"there is no setting '{name}'{did_you_mean(name, schema.model_fields)}")
+        if isinstance(value, str) and not _is_encodable(value):
             raise UsageError(f"{name} = {value!r} does not fit: it is not valid Unicode")
     try:
-        return model.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:
-            raise UsageError(message) from None
-        raise UsageError(f"{first['loc'][0]} = {first['input']!r} does not fit: {lower_first(message)}") from None
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-@cache
-def _kind(name: str) -> TypeAdapter[Any]:
-    """What checks one field by itself."""
-    field = RunConfig.model_fields[name]
-    kind: Any = Annotated[field.annotation, field]
-    return TypeAdapter(kind, config=RunConfig.model_config)
+            raise UsageError(_message(error)) from None
+        raise UsageError(
+            f"{first['loc'][0]} = {first['input']!r} does not fit: {lower_first(_message(error))}"
+        ) from None
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -197,8 +205,30 @@ def read_run(path: Path) -> dict[str, Any]:
     values = read_toml(path)
     for name in values.keys() & RunConfig.model_fields.keys():
         try:
-            _kind(name).validate_python(values[name])
+            _field_adapter(name).validate_python(values[name])
         except ValidationError as error:
-            why = lower_first(error.errors()[0]["msg"].removeprefix("Value error, "))
+            why = lower_first(_message(error))
             raise UsageError(f"{path} says {name} = {values[name]!r}, which does not fit: {why}") from None
     return values
+
+
+@cache
+def _field_adapter(name: str) -> TypeAdapter[Any]:
+    """What checks the kind of one field by itself."""
+    field = RunConfig.model_fields[name]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind, config=RunConfig.model_config)
+
+
+def _message(error: ValidationError) -> str:
+    """What is wrong first."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
+
+
+def _is_encodable(text: str) -> bool:
+    """True unless the text holds halves of characters, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -13,27 +13,10 @@ from fedstrata.errors import UsageError, one_line
 
 SPECS = ("dataset", "model", "partition", "optimizer", "schedule")
 """Fields that are a name with arguments, and may also be given as a table: `[model] name = "resnet8", width = 16`."""
-
-
-def lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables of names with arguments as strings: {"model": {"name": "resnet8", "width": 16}} → "resnet8(width=16)"."""
-    flat = dict(values)
-    for field in SPECS:
-        given = flat.get(field)
-        if isinstance(given, Mapping):
-            arguments = {k: plain_value(v) for k, v in given.items() if k != "name"}
-            if not isinstance(given.get("name"), str):
-                raise UsageError(f'the table [{field}] needs a name = "…"')
-            flat[field] = text_of(given["name"], arguments)
-    return flat
-
-
-def plain_value(value: Any) -> Any:
-    return tuple(plain_value(v) for v in value) if isinstance(value, list) else value
+MAX_DEPTH = 100
+"""How deep lists and tables may be nested."""
+LARGEST = 10**1000
+"""Whole numbers go no further."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -49,12 +32,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {lower_first(str(error))}") from None
     return flatten(values)
-
-
-_DEEPEST = 100
-
-
-_LARGEST = 10**1000
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -74,8 +51,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     except ValueError:
         raise ValueError(long) from None
     level: list[Any] = [values]
-    for _ in range(_DEEPEST):
-        if any(isinstance(value, int) and abs(value) > _LARGEST for value in level):
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(value, int) and abs(value) > LARGEST for value in level):
             raise ValueError(long)
         inner = (
             value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
@@ -86,16 +63,40 @@ def parse_toml(text: str) -> dict[str, Any]:
     return values
 
 
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of names with arguments as strings: {"model": {"name": "resnet8", "width": 16}} → "resnet8(width=16)"."""
+    flat = dict(values)
+    for field in SPECS:
+        given = flat.get(field)
+        if isinstance(given, Mapping):
+            arguments = {k: plain_value(v) for k, v in given.items() if k != "name"}
+            if not isinstance(given.get("name"), str):
+                raise UsageError(f'the table [{field}] needs a name = "…"')
+            flat[field] = text_of(given["name"], arguments)
+    return flat
+
+
+def plain_value(value: Any) -> Any:
+    """Lists as tuples, at every depth, as arguments are read elsewhere."""
+    return tuple(plain_value(v) for v in value) if isinstance(value, list) else value
+
+
 def to_toml(values: Mapping[str, Any], header: Sequence[str] = ()) -> str:
     """Flat values as TOML; None is left out."""
     lines = [f"# {one_line(line, 10_000)}" for line in header]
-    lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+    lines += [f"{name} = {_write_value(value)}" for name, value in values.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def _write_value(value: Any) -> str:
+    """One value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML escapes more
     return repr(value)
+
+
+def lower_first(text: str) -> str:
+    """The text with a small first letter, to go on in a sentence."""
+    return text[:1].lower() + text[1:]

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedstrata.errors import UsageError, did_you_mean
 
 Registry = Mapping[str, Callable[..., Any]]
+Entry = TypeVar("Entry")
 Buffers = Literal["average", "local", "drop"]
 """What may happen to running statistics; here, because the schema and the core both say it."""
 
@@ -131,7 +132,7 @@ def _default(kind: Any, default: Any) -> str:
     return "|".join(sorted(choices, key=lambda c: c != repr(default))) or repr(default)
 
 
-def lookup(kind: str, table: Registry, name: str) -> Callable[..., Any]:
+def lookup(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
     """The table's entry, or a refusal with the nearest name."""
     if name not in table:
         raise UsageError(f"there is no {kind} '{name}'{did_you_mean(name, table)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from fedstrata.config.schema import RunConfig, checked
+from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
 from fedstrata.diagnosis.findings import Remedy
@@ -171,7 +171,7 @@ class RemedyBuilder:
     def _made(self, text: str | None, settings: Mapping[str, Any], why: str, paper: str) -> Remedy | None:
         """A remedy that a run's configuration accepts."""
         try:
-            checked(RunConfig, {**settings, **({} if text is None else {"method": text})})
+            validate_values(RunConfig, {**settings, **({} if text is None else {"method": text})})
         except UsageError:
             return None
         return Remedy(text, dict(settings), why, paper)

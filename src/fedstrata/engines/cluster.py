@@ -17,9 +17,8 @@ from typing import Any
 
 from fedstrata.errors import UsageError, one_line
 
-REACH = 5.0
+ANSWER_SECONDS = 5.0
 """Seconds in which a cluster must answer."""
-ADDRESS = re.compile(r"[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
 
 
 @dataclass(frozen=True)
@@ -51,51 +50,44 @@ def import_ray() -> Any:
     return ray
 
 
-def check_address(address: str) -> str:
-    """The address, if it is one."""
-    if address not in ("auto", "local") and not ADDRESS.fullmatch(address):
-        raise ValueError("give local, auto or the HOST:PORT of a Ray cluster")
-    return address
-
-
-_own = 0
+_engines = 0
 """How many engines of this process use the Ray that one of them has started or joined."""
-_told: str | None = None
+_users_mode: str | None = None
 """Whether the user wants a token to be used; at the next cluster Ray would take our choice, or its own, for that."""
 _lock = threading.Lock()
 
 
 class Session:
-    """A stay in a cluster, which ends with `leave`. The last to leave shuts down what the first has started.
+    """An engine's use of a cluster, which ends with `leave`. The last to leave shuts down what the first has started.
 
     A program that has joined a cluster itself keeps it: nothing is started, and nothing is shut down.
     """
 
     def __init__(self, cluster: Cluster, actors: int) -> None:
-        global _own, _told
+        global _engines, _users_mode
         ray = import_ray()
         with _lock:
-            self._ours = _own > 0 or not ray.is_initialized()
+            self._ours = _engines > 0 or not ray.is_initialized()
             if ray.is_initialized():
                 _check_same(ray, cluster.address)
             else:
-                _told = os.environ.get(MODE)
+                _users_mode = os.environ.get(MODE)
                 try:
                     _join(ray, cluster, actors)
                 except BaseException:
-                    _set_mode(ray, _told)
+                    _set_mode(ray, _users_mode)
                     raise
-            _own += self._ours
+            _engines += self._ours
 
     def leave(self) -> None:
-        """End the stay; once."""
-        global _own
+        """End the use of the cluster; once."""
+        global _engines
         with _lock:
             if self._ours:
-                self._ours, _own = False, _own - 1
-                if not _own:
+                self._ours, _engines = False, _engines - 1
+                if not _engines:
                     import_ray().shutdown()
-                    _set_mode(import_ray(), _told)
+                    _set_mode(import_ray(), _users_mode)
 
 
 def _check_same(ray: Any, address: str) -> None:
@@ -104,12 +96,12 @@ def _check_same(ray: Any, address: str) -> None:
         return
     joined = ray.get_runtime_context().gcs_address
     ours, theirs = (place.rpartition(":") for place in (address, joined))
-    if ours[2] != theirs[2] or _numeric(ours[0]).isdisjoint(_numeric(theirs[0]) | {"127.0.0.1", "::1"}):
+    if ours[2] != theirs[2] or _addresses_of(ours[0]).isdisjoint(_addresses_of(theirs[0]) | {"127.0.0.1", "::1"}):
         raise UsageError(f"this program has joined the Ray cluster {joined}: it cannot join {address} too")
 
 
-def _numeric(host: str) -> set[str]:
-    """All numbers that a host's name stands for."""
+def _addresses_of(host: str) -> set[str]:
+    """All numeric addresses that a host's name stands for."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)}
     except OSError:
@@ -117,17 +109,18 @@ def _numeric(host: str) -> set[str]:
 
 
 def _join(ray: Any, cluster: Cluster, actors: int) -> None:
+    """Start Ray, or join a cluster; refuse in one sentence where that fails."""
     wanted: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
     if cluster.address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         wanted |= {"address": "local", "num_cpus": max(1, math.ceil(actors * cluster.cpus)), "include_dashboard": False}
     else:
-        address = _running_here(ray) if cluster.address == "auto" else cluster.address
-        if ADDRESS.fullmatch(address) and os.environ.get("RAY_USE_TLS", "0") == "0":
-            _agree(ray, address)
+        address = _find_running(ray) if cluster.address == "auto" else cluster.address
+        if address != "auto" and os.environ.get("RAY_USE_TLS", "0") == "0":
+            _choose_mode(ray, address)
         wanted |= {"address": address}
     try:
-        with _same_handlers():
+        with _keep_handlers():
             ray.init(**wanted)
     except (Exception, SystemExit) as error:  # Ray's way to give up is to leave the program
         if cluster.address == "auto":
@@ -136,13 +129,13 @@ def _join(ray: Any, cluster: Cluster, actors: int) -> None:
         what = "a Ray of our own cannot be started" if cluster.address == "local" else f"cannot join {cluster.address}"
         token = "" if cluster.address == "local" else f"; if it asks for a token, {REMEDY}, and set {MODE}=token"
         raise UsageError(f"{what}: {why}{token}") from error
-    # Ray prints of every dead actor to standard output, whatever it is told; the engine tells it in its own words.
+    # Ray prints of every dead actor to standard output, whatever it is asked; the engine says so in its own words.
     with suppress(Exception):
         ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
 
 
 @contextmanager
-def _same_handlers() -> Iterator[None]:
+def _keep_handlers() -> Iterator[None]:
     """A program's own handler of SIGTERM stays; Ray takes its place."""
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -152,11 +145,11 @@ def _same_handlers() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _running_here(ray: Any) -> str:
+def _find_running(ray: Any) -> str:
     """The address of the cluster that `auto` means, or `auto` if that is left to Ray."""
     with suppress(Exception):
         found: str = ray._private.services.canonicalize_bootstrap_address("auto")
-        if ADDRESS.fullmatch(found):
+        if re.fullmatch(r"([^\s:/@]+|\[[^\s\]]+\]):\d{1,5}", found):
             return found
     return "auto"
 
@@ -169,32 +162,32 @@ OPEN, ASKS = 0, 16
 """What Ray answers with, as gRPC's codes: it is well, or it wants a token, or another."""
 
 
-def _agree(ray: Any, address: str) -> None:
+def _choose_mode(ray: Any, address: str) -> None:
     """Speak to a cluster with a token if it asks for one, and only then: Ray itself does not look, and fails late.
 
     With a token that nobody asked for it joins, but no actor of the cluster can answer then.
     """
-    told, token = os.environ.get(MODE), _token()
+    mode, token = os.environ.get(MODE), _read_token()
     if _ask(address) == OPEN:
-        if told is not None and told.lower() == "token":
+        if mode is not None and mode.lower() == "token":
             raise UsageError(f"the Ray cluster at {address} was started without a token: unset {MODE}")
-        _set_mode(ray, told)
+        _set_mode(ray, mode)
         return
     asks = f"the Ray cluster at {address} asks for a token"
-    if told is not None and told.lower() != "token":
-        raise UsageError(f"{asks}, but {MODE} = {told}: set it to token, or unset it")
-    if not token and told is None:
+    if mode is not None and mode.lower() != "token":
+        raise UsageError(f"{asks}, but {MODE} = {mode}: set it to token, or unset it")
+    if not token and mode is None:
         raise UsageError(f"{asks}, and there is none: {REMEDY}")
     if token and _ask(address, token) != OPEN:
         raise UsageError(f"{asks}, and refuses the one that is here: {REMEDY}")
     _set_mode(ray, "token")
 
 
-def _token() -> str:
+def _read_token() -> str:
     """The token that Ray will use, or nothing."""
-    told = os.environ.get("RAY_AUTH_TOKEN", "").strip()
-    if told:
-        return told
+    token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if token:
+        return token
     with suppress(OSError, ValueError):
         return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().read_text().strip()
     return ""
@@ -216,7 +209,7 @@ def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
-def _question(token: str) -> bytes:
+def _build_question(token: str) -> bytes:
     """A whole request to Ray, "are you alive?", as gRPC, which is HTTP/2: hello, headers and an empty message."""
     headers = {
         ":method": "POST",
@@ -228,9 +221,9 @@ def _question(token: str) -> bytes:
     }
     if token:
         headers["authorization"] = f"Bearer {token}"
-    packed = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
     hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
-    return hello + _frame(1, 4, 1, packed) + _frame(0, 1, 1, bytes(5))
+    return hello + _frame(1, 4, 1, block) + _frame(0, 1, 1, bytes(5))
 
 
 def _text(text: str) -> bytes:
@@ -251,7 +244,7 @@ def _length(number: int) -> bytes:
 
 
 STATUS = re.compile(rb"\x0bgrpc-status(?:\x01(\d)|\x02(\d\d))")
-MOST = 1 << 16
+MAX_ANSWER = 1 << 16
 """Bytes of an answer in which the status must have come."""
 
 
@@ -262,11 +255,11 @@ def _ask(address: str, token: str = "") -> int:
     """
     host, _, port = address.rpartition(":")
     wrong = f"there is no Ray cluster at {address}"
-    answer, end = b"", time.monotonic() + REACH
+    answer, end = b"", time.monotonic() + ANSWER_SECONDS
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH) as pipe:
-            pipe.sendall(_question(token))
-            while not (status := STATUS.search(answer)) and len(answer) < MOST:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS) as pipe:
+            pipe.sendall(_build_question(token))
+            while not (status := STATUS.search(answer)) and len(answer) < MAX_ANSWER:
                 pipe.settimeout(max(0.01, end - time.monotonic()))
                 new = pipe.recv(4096)
                 if not new:

@@ -18,30 +18,32 @@ class Trainer:
     """A way to train clients.
 
     Args:
-        groups: the positions of the assignments that are trained together; the same for any number of workers.
-        train: what comes of the visits of a group, in any order; good until the next is asked for.
+        groups: gives the positions of the assignments that are trained together; the same for any number of workers.
+        train: gives what comes of the visits of a group, in any order; tensors are good until the next is asked for.
     """
 
     groups: Callable[[Sequence[Assignment], Sequence[Examples]], list[list[int]]]
     train: Callable[[ClientContext, Sequence[Assignment], Sequence[Examples], Sequence[Slots]], Iterator[TrainResult]]
 
 
-def _alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+def _group_alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+    """Every client by itself."""
     return [[position] for position in range(len(assignments))]
 
 
-def _one_by_one(
+def _train_one_by_one(
     context: ClientContext, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
 ) -> Iterator[TrainResult]:
+    """Train the clients of a group one after the other."""
     for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
         yield TrainResult.of(place, *train_client(context, *visit))
 
 
-LEAST, MOST, PARTS = 8, 16, 4
+MIN_SIZE, MAX_SIZE, MIN_GROUPS = 8, 16, 4
 """Clients of the smallest and the largest group, and how many groups a round should have at least."""
 
 
-def _cohorts(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+def _group_by_steps(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
     """Clients with about the same number of steps go together: the others would only wait for the longest."""
     size_of = sizes(clients)
 
@@ -54,12 +56,12 @@ def _cohorts(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> 
         kinds.setdefault((a.arch, a.trains), []).append(position)
     groups = []
     for positions in kinds.values():
-        size = min(MOST, max(LEAST, -(-len(positions) // PARTS)))
+        size = min(MAX_SIZE, max(MIN_SIZE, -(-len(positions) // MIN_GROUPS)))
         ordered = sorted(positions, key=steps, reverse=True)
         groups += [ordered[i : i + size] for i in range(0, len(ordered), size)]
     return groups
 
 
-ONE_BY_ONE = Trainer(_alone, _one_by_one)
-VECTORISED = Trainer(_cohorts, train_vectorised)
+ONE_BY_ONE = Trainer(_group_alone, _train_one_by_one)
+VECTORISED = Trainer(_group_by_steps, train_vectorised)
 """The groups depend on the clients alone, not on the number of workers, and so do the bits."""

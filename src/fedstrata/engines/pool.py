@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes
 from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.protocol import Recall
 from fedstrata.engines.tensor_store import TensorStore
 from fedstrata.engines.worker import EvaluateTask, Failure, TensorRefs, VisitSpec
 from fedstrata.errors import FedstrataError
@@ -25,37 +25,38 @@ from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, combine_score
 from fedstrata.system.timing import Clock, timed
 
 QUEUE = 2
-"""Tasks that a worker has at most: one in its hands and one waiting, so that it never idles between two."""
+"""Tasks that a worker has at most: one that it works on and one that waits, so that it never idles between two."""
 AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
-LIVES = 3
-"""How many workers a task may cost before the run gives up."""
+MAX_DEATHS = 3
+"""How many workers may die of a task before the run gives up."""
 
 
 @dataclass(eq=False)
 class PoolTask:
-    """A task, where it stands, and how many workers died of it.
+    """A task, how far it has come, and how many workers died of it.
 
     Args:
-        make: the task as it is sent, under a number.
-        done: takes what came of it up.
+        build_message: number → the task as it is sent under that number.
+        take_result: is called with what came of it.
         what: its name in a sentence.
         clients: whose visits it holds; empty for an evaluation.
-        order: the smallest is done first: (minus the amount of work, position).
-        failed: told of an exception.
-        segment: where its results lie.
-        deaths: workers that it has cost.
-        stale: nobody waits for it any more.
+        order: the smallest comes first: (minus the amount of work, position).
+        take_error: is called with an exception that it ended with, before that is raised.
+        number: under which it was last sent.
+        segment: where its results are.
+        deaths: how many workers died while they worked on it.
+        stale: True if nobody waits for it any more.
     """
 
-    make: Callable[[int], Any]
-    done: Callable[[Any], None]
+    build_message: Callable[[int], Any]
+    take_result: Callable[[Any], None]
     what: str = ""
     clients: tuple[int, ...] = ()
     order: tuple[int, int] = (0, 0)
-    failed: Callable[[BaseException], None] | None = None
+    take_error: Callable[[BaseException], None] | None = None
     number: int = -1
     segment: int | None = None
     deaths: int = 0
@@ -73,7 +74,7 @@ W = TypeVar("W", bound=Worker)
 
 
 class _PoolEvaluation:
-    """An evaluation under way; begun anew if the workers are ended in between."""
+    """An evaluation under way; it begins anew if the workers are ended in between."""
 
     def __init__(self, pool: WorkerPool[Any], request: EvalRequest, examples: int, parts: int) -> None:
         self._pool, self._request, self._examples = pool, request, examples
@@ -82,16 +83,17 @@ class _PoolEvaluation:
         self._begin()
 
     def _begin(self) -> None:
+        """Queue the batches that have no score yet."""
         self._era = self._pool.era
         missing = [part for part, result in enumerate(self._scores) if result is None]
         pieces = min(len(missing), 2 * self._pool.workers)
         for piece in range(pieces):
-            self._pool.judge(self._request, missing[piece::pieces], self._take, self._fail)
+            self._pool.queue_evaluation(self._request, missing[piece::pieces], self._take_scores, self._take_error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _take_error(self, error: BaseException) -> None:
         self._error = error
 
-    def _take(self, parts: Sequence[int], scores: Sequence[BatchScore]) -> None:
+    def _take_scores(self, parts: Sequence[int], scores: Sequence[BatchScore]) -> None:
         for part, result in zip(parts, scores, strict=True):
             self._scores[part] = result
 
@@ -114,8 +116,10 @@ class WorkerPool(ABC, Generic[W]):
         clients: everybody's data.
         test: the test set.
         workers: how many.
-        threads: of each one.
+        threads: of each worker.
         trainer: how the clients of one task are trained.
+
+    `era` counts how often all workers were ended: whoever waits for tasks of an earlier era waits in vain.
     """
 
     overlaps = True
@@ -149,12 +153,12 @@ class WorkerPool(ABC, Generic[W]):
         """Start what is not running yet."""
 
     @abstractmethod
-    def _hire(self, place: int) -> W:
-        """A new worker, for the place of an old one or its own."""
+    def _start_worker(self, place: int) -> W:
+        """A new worker in a place, that of a dead one or one that is empty."""
 
     @abstractmethod
-    def _bury(self, worker: W) -> str:
-        """Make sure that a dead worker is gone; why it died."""
+    def _reap(self, worker: W) -> str:
+        """Make sure that nothing of a dead worker is left; why it died."""
 
     @abstractmethod
     def _send(self, worker: W, message: Any) -> None:
@@ -190,14 +194,14 @@ class WorkerPool(ABC, Generic[W]):
     def close(self) -> None:
         """End all workers; they hold nothing that would be lost. The next round starts new ones."""
 
-    def _ended(self) -> None:
-        """All workers are gone."""
+    def _forget_workers(self) -> None:
+        """Drop all workers, which have ended, and all tasks."""
         self._workers.clear()
         self._evaluations.clear()
         self._ready.clear()
         self.era += 1
 
-    def told(self) -> tuple[str, ...]:
+    def take_events(self) -> tuple[str, ...]:
         """What has happened to workers since the last time, for a run's notes."""
         events, self._events = tuple(self._events), []
         return events
@@ -206,19 +210,19 @@ class WorkerPool(ABC, Generic[W]):
 
     def _replace_dead(self, worker: W) -> None:
         """Put a new worker in a dead one's place, and its tasks back into the queue."""
-        cause = self._bury(worker)
+        cause = self._reap(worker)
         place = self._workers.index(worker)
         tasks = worker.tasks
         what = f"{tasks[0].what}: its {self.kind}" if tasks else f"a {self.kind}"
         self._events.append(f"round {self._number}: {what} died ({cause}) and was replaced")
         if tasks:
             tasks[0].deaths += 1
-            if tasks[0].deaths >= LIVES:
-                raise FedstrataError(f"{what} died {LIVES} times ({cause})")
-        self._workers[place] = self._hire(place)
-        self._hand_back(tasks)
+            if tasks[0].deaths >= MAX_DEATHS:
+                raise FedstrataError(f"{what} died {MAX_DEATHS} times ({cause})")
+        self._workers[place] = self._start_worker(place)
+        self._queue_again(tasks)
 
-    def _hand_back(self, tasks: Sequence[PoolTask]) -> None:
+    def _queue_again(self, tasks: Sequence[PoolTask]) -> None:
         """Put a dead worker's tasks back into the queue."""
         for task in reversed(tasks):
             if task.stale:
@@ -229,9 +233,10 @@ class WorkerPool(ABC, Generic[W]):
                 self._evaluations.insert(0, task)
 
     def _give(self, worker: W, task: PoolTask) -> None:
+        """Send a task to a worker."""
         with timed("hand out tasks"):
             task.number = next(self._numbers)
-            message = task.make(task.number)
+            message = task.build_message(task.number)
             worker.tasks.append(task)
             self._send(worker, message)
 
@@ -239,8 +244,8 @@ class WorkerPool(ABC, Generic[W]):
         """Let a task of training wait for a worker."""
         heapq.heappush(self._ready, (*task.order, task))
 
-    def _present(self, worker: W) -> bool:
-        """True if a worker takes tasks."""
+    def _accepts_tasks(self, worker: W) -> bool:
+        """True if a worker can be sent tasks."""
         return True
 
     def _choose(self, worker: W) -> PoolTask | None:
@@ -251,7 +256,7 @@ class WorkerPool(ABC, Generic[W]):
         """Give work to every worker that has room for it, evenly; evaluation fills what training leaves."""
         for depth in range(QUEUE):
             for worker in self._workers:
-                if len(worker.tasks) == depth and self._present(worker):
+                if len(worker.tasks) == depth and self._accepts_tasks(worker):
                     task = self._choose(worker)
                     if task is not None:
                         self._give(worker, task)
@@ -276,12 +281,12 @@ class WorkerPool(ABC, Generic[W]):
                 self._release(task)
             elif isinstance(result, Failure):
                 self._release(task)
-                if task.failed is not None:
-                    task.failed(result.error)
+                if task.take_error is not None:
+                    task.take_error(result.error)
                 result.error.add_note(f"in a {self.kind}:\n{result.trace}")
                 raise result.error
             else:
-                task.done(result)
+                task.take_result(result)
 
     # Rounds.
 
@@ -292,36 +297,40 @@ class WorkerPool(ABC, Generic[W]):
         era = self.era
         self._tensors.sweep()
         round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
-        ahead = max(AHEAD * self.workers, AHEAD_BYTES // _bytes(assignments))
-        arrived: dict[int, tuple[Update, Slots]] = {}
-        tasks: dict[int, PoolTask] = {}  # position → the task that it belongs to
-        left: dict[PoolTask, int] = {}  # how many of its updates were not handed on yet
+        ahead = max(AHEAD * self.workers, AHEAD_BYTES // _largest_update(assignments))
         try:
             for position in range(len(assignments)):
-                for group in round_.opened(position + ahead):
-                    asked = [assignments[i] for i in group]
-                    task = self._train_task(group, asked, recall, arrived)
-                    task.what, task.clients = _named(asked), tuple(a.client for a in asked)
-                    task.order = (-round_.size(group), group[0])
-                    tasks.update(dict.fromkeys(group, task))
-                    self._queue(task)
-                while position not in arrived:
+                for group in round_.take_groups(position + ahead):
+                    self._queue_group(group, round_, recall)
+                while position not in round_.arrived:
                     self.pump()
                 self._dispatch()
-                yield arrived.pop(position)
-                task = tasks.pop(position)
-                left[task] = left.get(task, len(round_.group_of[position])) - 1
-                if not left[task]:
+                yield round_.arrived.pop(position)
+                task = round_.hand_on(position)
+                if task is not None:
                     self._release(task)
         finally:
             if self.era == era:  # else those workers are gone, and another round may have begun with new ones
-                self._forget()
-                for task in tasks.values():  # of a round that was given up
-                    task.stale = True
-                    if not any(task in w.tasks for w in self._workers):
-                        self._release(task)
+                self._give_up(round_.tasks.values())
 
-    def _forget(self) -> None:
+    def _queue_group(self, group: Sequence[int], round_: _Round, recall: Recall) -> None:
+        """Let the visits of a group wait for a worker, as one task."""
+        assignments = [round_.assignments[position] for position in group]
+        task = self._train_task(group, assignments, recall, round_.arrived)
+        task.what, task.clients = _clients_text(assignments), tuple(a.client for a in assignments)
+        task.order = (-round_.size(group), group[0])
+        round_.add(group, task)
+        self._queue(task)
+
+    def _give_up(self, tasks: Iterable[PoolTask]) -> None:
+        """Nobody waits for these tasks any more, nor for any that no worker has yet."""
+        self._clear_queues()
+        for task in tasks:
+            task.stale = True
+            if not any(task in worker.tasks for worker in self._workers):
+                self._release(task)
+
+    def _clear_queues(self) -> None:
         """Drop the tasks of training that no worker has yet."""
         self._ready.clear()
 
@@ -340,36 +349,42 @@ class WorkerPool(ABC, Generic[W]):
         ]
 
     def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
-        """Begin to judge on the test set; what is returned waits for the result. Training goes on beside it."""
+        """Begin to evaluate on the test set; what is returned waits for the result. Training goes on beside it."""
         assert self._test is not None
         return _PoolEvaluation(self, request, len(self._test), len(eval_batches(self._test, request.policy)))
 
-    def judge(
+    def queue_evaluation(
         self,
         request: EvalRequest,
         which: Sequence[int],
-        done: Callable[[Sequence[int], Sequence[BatchScore]], None],
-        failed: Callable[[BaseException], None],
+        take_scores: Callable[[Sequence[int], Sequence[BatchScore]], None],
+        take_error: Callable[[BaseException], None],
     ) -> None:
-        """Queue some batches of the test set for evaluation."""
+        """Let the evaluation of some batches of the test set wait for a worker, as one task."""
         self._open()
         store, bare = self._tensors, replace(request, params={}, buffers={})
         task = PoolTask(
             lambda number: EvaluateTask(number, bare, store.put(request.params), store.put(request.buffers), which),
-            lambda scores: done(which, scores),
+            lambda scores: take_scores(which, scores),
             "the evaluation",
         )
-        task.failed = failed
+        task.take_error = take_error
         self._evaluations.append(task)
 
 
 class _Round:
-    """The groups of a round, opened in the order in which their first updates are needed."""
+    """A round under way: its groups, which become tasks in the order in which their first updates are needed.
+
+    `arrived` and `tasks` are by position: updates that wait for their turn, and the tasks of those not handed on yet.
+    """
 
     def __init__(
         self, assignments: Sequence[Assignment], groups: Sequence[Sequence[int]], clients: Sequence[Examples]
     ) -> None:
-        self.group_of = {position: group for group in groups for position in group}
+        self.assignments = assignments
+        self.arrived: dict[int, tuple[Update, Slots]] = {}
+        self.tasks: dict[int, PoolTask] = {}
+        self._left: dict[PoolTask, int] = {}  # how many of a task's updates were not handed on yet
         self._waiting = sorted(groups, key=min, reverse=True)
         size = sizes(clients)
         self._sizes = [size(a.client) if a.work.steps is None else 1 for a in assignments]
@@ -378,18 +393,29 @@ class _Round:
         """How much there is to train: the examples of its clients, or 1 each where all take the same steps."""
         return sum(self._sizes[position] for position in group)
 
-    def opened(self, until: int) -> Iterator[Sequence[int]]:
-        """The groups that may be trained now: those with an update that is needed before `until`."""
+    def take_groups(self, until: int) -> Iterator[Sequence[int]]:
+        """The groups that may be trained now: those with an update that is needed before `until`; each once."""
         while self._waiting and min(self._waiting[-1]) < until:
             yield self._waiting.pop()
 
+    def add(self, group: Sequence[int], task: PoolTask) -> None:
+        """Note the task that a group has become."""
+        self.tasks.update(dict.fromkeys(group, task))
+        self._left[task] = len(group)
 
-def _named(assignments: Sequence[Assignment]) -> str:
+    def hand_on(self, position: int) -> PoolTask | None:
+        """Note that an update was handed on; its task if that was the task's last."""
+        task = self.tasks.pop(position)
+        self._left[task] -= 1
+        return None if self._left[task] else task
+
+
+def _clients_text(assignments: Sequence[Assignment]) -> str:
     """Whose visits these are, in a few words."""
     clients = ", ".join(str(a.client) for a in assignments[:3]) + (", …" if len(assignments) > 3 else "")
     return f"client{'s' if len(assignments) > 1 else ''} {clients}"
 
 
-def _bytes(assignments: Sequence[Assignment]) -> int:
-    """About the size of the largest update of a round."""
+def _largest_update(assignments: Sequence[Assignment]) -> int:
+    """About the size of the largest update of a round, in bytes."""
     return max((sum(a.params[n].nbytes for n in a.uploads) for a in assignments), default=0) + 4096

@@ -1,7 +1,7 @@
 """Worker processes: clients trained at the same time, with the same bits as one after the other.
 
-Workers live as long as the run. Data and the server's tensors lie in memory that they read in place; updates come back
-the same way.
+Workers run as long as the federation does. Data and the server's tensors are in memory that they share with the main
+process and read in place; updates come back the same way.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ import torch.multiprocessing as mp
 
 from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
-from fedstrata.engines.grouping import Trainer
+from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import PoolTask, Worker, WorkerPool
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.protocol import Engine, Recall
+from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
-from fedstrata.engines.worker import STORE, Home, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
+from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.signals import held
 from fedstrata.system.timing import current
 
-LONG = 32 << 10
+LONG_MESSAGE = 32 << 10
 """Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""
-CROWD = 64
-"""Segments from which on updates that wait are copied out of theirs: each takes a file descriptor."""
+MANY_SEGMENTS = 64
+"""Segments in use from which on updates that wait are copied out of theirs: each takes a file descriptor."""
+
+
+def build_processes(request: EngineRequest, trainer: Trainer = ONE_BY_ONE) -> Engine:
+    """The engine `processes`; with another trainer, the workers of `vmap`."""
+    assert request.workers is not None
+    return Processes(request.context, request.clients, request.test, request.workers, request.threads, trainer)
 
 
 @dataclass(eq=False, kw_only=True)
 class _Worker(Worker):
-    """A worker process, the main end of its pipe, and a message that must wait."""
+    """A worker process, the main process's end of its pipe, and a message that must wait until it is read."""
 
     process: Any
     pipe: Connection
@@ -51,7 +58,8 @@ class Processes(WorkerPool[_Worker]):
     """Trains clients in worker processes.
 
     Args:
-        start: how processes are made; forked where that is safe: on Linux, with one thread each.
+        start: how processes are started, as multiprocessing calls it; None forks where that is safe: on Linux, with one
+            thread each.
     """
 
     kind: ClassVar[str] = "worker process"
@@ -68,13 +76,10 @@ class Processes(WorkerPool[_Worker]):
     ) -> None:
         if sys.platform == "win32":
             raise UsageError("worker processes need Linux or macOS; on Windows use workers = 1 and another engine")
-        if context.device.type != "cpu":
-            why = f"worker processes train on the CPU; with device = {context.device} use the engine 'serial'"
-            raise UsageError(why)
         super().__init__(context, clients, test, workers, threads, trainer)
         # A forked process inherits the main one's OpenMP pool without its threads: with more than one it would hang.
         forks = sys.platform == "linux" and threads == 1
-        self._processes: Any = mp.get_context(start or ("fork" if forks else "spawn"))
+        self._multiprocessing: Any = mp.get_context(start or ("fork" if forks else "spawn"))
         self._memory: SharedMemory | None = None
         self._closer: Any = None
 
@@ -86,55 +91,44 @@ class Processes(WorkerPool[_Worker]):
             self._store = TensorStore(self._memory, STORE)
             self._segments: list[int] = []
             self._next_segment = STORE + 1
-            self._hired: dict[int, tuple[Any, Connection]] = {}  # for the finalizer, which must not hold on to us
-            self._closer = weakref.finalize(self, _close, self._hired, self._memory)
+            # For the finalizer, which must not hold on to this object: place → (process, pipe).
+            self._running: dict[int, tuple[Any, Connection]] = {}
+            self._closer = weakref.finalize(self, _kill_all, self._running, self._memory)
             for place in range(self.workers):
-                self._workers.append(self._hire(place))
+                self._workers.append(self._start_worker(place))
 
     @property
     def _tensors(self) -> TensorStore:
         return self._store
 
-    def _hire(self, place: int) -> _Worker:
+    def _start_worker(self, place: int) -> _Worker:
         assert self._memory is not None
-        ours, theirs = self._processes.Pipe()
-        forks = self._processes.get_start_method() == "fork"
+        ours, theirs = self._multiprocessing.Pipe()
+        forks = self._multiprocessing.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
         context = replace(self._context, replicas={}, flops=dict(self._context.flops))
         loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current() is not None)
         lasting = threading.current_thread() is threading.main_thread()
-        home = Home(theirs, others, os.getpid(), lasting)
-        process = self._processes.Process(
-            target=serve, args=(loop, home, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
+        parent = ParentProcess(theirs, others, os.getpid(), lasting)
+        process = self._multiprocessing.Process(
+            target=serve, args=(loop, parent, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
-        with warnings.catch_warnings(), held():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
-            try:
-                process.start()
-            except AssertionError as error:  # multiprocessing's way to refuse
-                raise UsageError(f"worker processes cannot be started here ({error}): use workers = 1") from None
-            except Exception as error:
-                if forks:
-                    raise
-                why = one_line(f"{type(error).__name__}: {error}", 200)
-                raise UsageError(
-                    f"model or data cannot be handed to worker processes ({why}): workers must be 1"
-                ) from None
+        _start(process, forks)
         theirs.close()
-        self._hired[place] = (process, ours)
+        self._running[place] = (process, ours)
         return _Worker(process=process, pipe=ours)
 
-    def _bury(self, worker: _Worker) -> str:
-        worker.process.kill()  # its pipe broke, but a thread of its own may keep it
+    def _reap(self, worker: _Worker) -> str:
+        worker.process.kill()  # its pipe is broken, but a thread of its own may keep the process alive
         worker.process.join()
         worker.pipe.close()
-        return _cause(worker.process.exitcode)
+        return _exit_cause(worker.process.exitcode)
 
     def close(self) -> None:
         """End all workers; they hold nothing that would be lost. The next round starts new ones."""
         closer, self._closer = self._closer, None
         self._memory = None
-        self._ended()
+        self._forget_workers()
         if closer is not None:
             closer()
 
@@ -142,12 +136,13 @@ class Processes(WorkerPool[_Worker]):
 
     def _send(self, worker: _Worker, message: Any) -> None:
         data = bytes(reduction.ForkingPickler.dumps(message))
-        if len(worker.tasks) > 1 and len(data) > LONG:
+        if len(worker.tasks) > 1 and len(data) > LONG_MESSAGE:
             worker.unsent = data
         else:
             self._send_bytes(worker, data)
 
     def _send_bytes(self, worker: _Worker, data: bytes) -> None:
+        """Write a message to a worker's pipe."""
         with suppress(ConnectionError):  # it is dead, which `pump` will see
             worker.pipe.send_bytes(data)
 
@@ -167,7 +162,8 @@ class Processes(WorkerPool[_Worker]):
 
     # Tasks.
 
-    def _take_section(self) -> int:
+    def _take_segment(self) -> int:
+        """A segment that no task uses."""
         if self._segments:
             return self._segments.pop()
         self._next_segment += 1
@@ -185,11 +181,11 @@ class Processes(WorkerPool[_Worker]):
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
     ) -> PoolTask:
-        def make(number: int) -> TrainTask:
-            """The task as it is sent; its memories are read no earlier than this."""
+        def build_message(number: int) -> TrainTask:
+            """The task as it is sent; its clients' memories are read no earlier than this."""
             assert self._memory is not None
             if task.segment is None:
-                task.segment = self._take_section()
+                task.segment = self._take_segment()
             begin = 0
             memories: list[TensorRefs] = []
             for a in assignments:
@@ -197,21 +193,37 @@ class Processes(WorkerPool[_Worker]):
                 memories.append(memory)
             return TrainTask(number, task.segment, begin, self._visits(assignments, memories))
 
-        def done(reports: Sequence[Report]) -> None:
+        def take_result(reports: Sequence[Report]) -> None:
+            """Put the updates into `arrived`; copied if too many segments are in use."""
             assert self._memory is not None
-            crowded = self._next_segment - len(self._segments) > CROWD
+            copies = self._next_segment - len(self._segments) > MANY_SEGMENTS
             for report in reports:
                 result = report.read(self._memory)
-                for place, update, kept in (result.copy() if crowded else result).visits():
+                for place, update, kept in (result.copy() if copies else result).visits():
                     arrived[group[place]] = (update, kept)
-            if crowded:
+            if copies:
                 self._release(task)
 
-        task = PoolTask(make, done)
+        task = PoolTask(build_message, take_result)
         return task
 
 
-def _cause(code: int | None) -> str:
+def _start(process: Any, forks: bool) -> None:
+    """Start a process, or refuse in one sentence."""
+    with warnings.catch_warnings(), held():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
+        try:
+            process.start()
+        except AssertionError as error:  # multiprocessing's way to refuse
+            raise UsageError(f"worker processes cannot be started here ({error}): use workers = 1") from None
+        except Exception as error:
+            if forks:
+                raise
+            why = one_line(f"{type(error).__name__}: {error}", 200)
+            raise UsageError(f"model or data cannot be handed to worker processes ({why}): workers must be 1") from None
+
+
+def _exit_cause(code: int | None) -> str:
     """Why a process ended."""
     if code == -signal.SIGKILL:
         return "killed, perhaps because memory ran out"
@@ -220,11 +232,12 @@ def _cause(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _close(hired: dict[int, tuple[Any, Connection]], memory: SharedMemory) -> None:
-    for process, pipe in hired.values():
+def _kill_all(running: dict[int, tuple[Any, Connection]], memory: SharedMemory) -> None:
+    """End all worker processes and let go of the memory that they shared."""
+    for process, pipe in running.values():
         process.kill()
         pipe.close()
-    for process, _ in hired.values():
+    for process, _ in running.values():
         process.join()
-    hired.clear()
+    running.clear()
     memory.close()

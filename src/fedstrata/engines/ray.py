@@ -29,23 +29,38 @@ from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.data.examples import Loaded, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
-from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.pool import LIVES, PoolTask, Worker, WorkerPool
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.engines.pool import MAX_DEATHS, PoolTask, Worker, WorkerPool
+from fedstrata.engines.protocol import Engine, Recall
+from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
 from fedstrata.engines.worker import EvaluateTask, Failure, Report, TensorRefs, TrainTask, WorkerLoop, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.machine import cores, keep_memory
 from fedstrata.system.timing import Clock, current, use
 
-PATIENCE, BUSY = 60.0, 600.0
+START_SECONDS, BUSY_SECONDS = 60.0, 600.0
 """Seconds in which the first actor must have started: where no node is large enough, and where one is but busy."""
-LOOK = 2.0
+LOOK_SECONDS = 2.0
 """Seconds between two looks at which of them it is: nodes come and go."""
 OUT, STAGE, INBOX = 0, 1, 2
 """Segments: an actor's results, what the main process is about to put, and what a task's clients remember."""
 FIRST = 3
 """The first segment of the server's tensors; each put has one of its own."""
+
+
+def build_ray(request: EngineRequest) -> Engine:
+    """The engine `ray`."""
+    s = request.settings
+    return RayActors(
+        request.context,
+        request.clients,
+        request.test,
+        request.workers,
+        request.threads,
+        ONE_BY_ONE,
+        Cluster(s["ray_address"], s["ray_cpus"], s["ray_gpus"]),
+    )
 
 
 # What goes to an actor, and the actor itself ----------------------------------------------------------------------
@@ -65,7 +80,7 @@ class Rows:
         return TensorExamples(torch.from_numpy(self.x.copy()), torch.from_numpy(self.y.copy()), self.mean, self.std)
 
 
-def packed(data: Examples) -> Rows | Examples:
+def pack_examples(data: Examples) -> Rows | Examples:
     """Examples for the way to an actor; a user's own are left to Ray as they are."""
     if type(data) is not TensorExamples:
         return data
@@ -76,7 +91,8 @@ def packed(data: Examples) -> Rows | Examples:
         return TensorExamples(x.clone(), y.clone(), data.mean, data.std)
 
 
-def _opened(data: Rows | Examples) -> Examples:
+def unpack_examples(data: Rows | Examples) -> Examples:
+    """Examples as an actor reads them."""
     return data.open() if isinstance(data, Rows) else data
 
 
@@ -111,8 +127,8 @@ class RayWorker:
         self._clients: dict[int, Examples] = {}
         self._loop = WorkerLoop(context, self._clients, None, self._memory, trainer, profile)
 
-    def here(self) -> int:
-        """The actor is there: its process."""
+    def ping(self) -> int:
+        """The number of the actor's process: an answer says that it has started."""
         return os.getpid()
 
     def work(self, bundle: TaskBundle, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
@@ -123,9 +139,9 @@ class RayWorker:
             self._memory.fill(segment, data)
         self._memory.fill(INBOX, bundle.inbox)
         self._memory.clear(OUT)
-        self._clients.update((client, _opened(data)) for client, data in bundle.clients.items())
+        self._clients.update((client, unpack_examples(data)) for client, data in bundle.clients.items())
         if bundle.test is not None:
-            self._loop.test = _opened(bundle.test)
+            self._loop.test = unpack_examples(bundle.test)
         use(self._clock)
         # Every time: threads of a pool may differ in what they do with denormal numbers.
         with self._loop.context.computing(self._threads):
@@ -147,22 +163,22 @@ class _ObjectStore(TensorStore):
         self._put, self._next = put, FIRST
         self.objects: dict[int, Any] = {}
 
-    def _lay_down(self, tensors: Mapping[str, Tensor]) -> TensorRef:
+    def _write(self, tensors: Mapping[str, Tensor]) -> TensorRef:
         self._stage.clear(STAGE)
         layout, _ = self._stage.write(STAGE, tensors)
         segment, self._next = self._next, self._next + 1
         self.objects[segment] = self._put(self._stage.bytes(STAGE))
         return segment, layout
 
-    def _take_off(self, place: TensorRef) -> None:
-        del self.objects[place[0]]
+    def _remove(self, ref: TensorRef) -> None:
+        del self.objects[ref[0]]
 
 
 @dataclass(eq=False, kw_only=True)
 class _Actor(Worker):
     """An actor, the answers that it owes, and what it has: segments, clients' examples, the test set.
 
-    `start` is there until the actor has started, `cause` once it is dead.
+    `start` is its first answer, until the actor has started; `cause` says why it died.
     """
 
     handle: Any
@@ -234,25 +250,25 @@ class RayActors(WorkerPool[_Actor]):
         )
         self._failures, self._since = 0, time.monotonic()
         resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
-        self._kind_of_actor = ray.remote(RayWorker).options(**resources, max_restarts=0, max_task_retries=0)
+        self._actor_class = ray.remote(RayWorker).options(**resources, max_restarts=0, max_task_retries=0)
         context = replace(self._context, replicas={}, flops=dict(self._context.flops), kept={})
         try:
             self._context_object = ray.put(context)
         except Exception as error:
             self.close()
-            raise _unsendable(error) from None
-        self._workers.extend(self._hire(place) for place in range(self.workers))
+            raise _refuse_to_send(error) from None
+        self._workers.extend(self._start_worker(place) for place in range(self.workers))
 
     @property
     def _tensors(self) -> TensorStore:
         return self._store
 
-    def _hire(self, place: int) -> _Actor:
+    def _start_worker(self, place: int) -> _Actor:
         profile = current() is not None
-        handle = self._kind_of_actor.remote(self._context_object, self._trainer, self._threads, profile)
-        return _Actor(handle=handle, start=handle.here.remote(), place=place)
+        handle = self._actor_class.remote(self._context_object, self._trainer, self._threads, profile)
+        return _Actor(handle=handle, start=handle.ping.remote(), place=place)
 
-    def _bury(self, worker: _Actor) -> str:
+    def _reap(self, worker: _Actor) -> str:
         with suppress(Exception):
             self._ray.kill(worker.handle)
         return worker.cause
@@ -260,10 +276,10 @@ class RayActors(WorkerPool[_Actor]):
     def close(self) -> None:
         """End all actors; they hold nothing that would be lost. The next round starts new ones."""
         for worker in self._workers:
-            self._bury(worker)
-        self._ended()
+            self._reap(worker)
+        self._forget_workers()
         self._home.clear()
-        self._forget()
+        self._clear_queues()
         if self._session is None:
             return
         self._session = self._context_object = None
@@ -284,19 +300,19 @@ class RayActors(WorkerPool[_Actor]):
         test = None
         if isinstance(task, TrainTask):
             asked = {visit.assignment.client for visit in task.visits}
-            clients = {client: packed(self._clients[client]) for client in asked - worker.clients}
+            clients = {client: pack_examples(self._clients[client]) for client in asked - worker.clients}
             worker.clients |= asked
         elif not worker.test:
             assert self._test is not None
-            test, worker.test = packed(self._test), True
+            test, worker.test = pack_examples(self._test), True
         bundle = TaskBundle(task, inbox, tuple(new), dropped, clients, test)
         try:
             answer = worker.handle.work.remote(bundle, *(objects[segment] for segment in new))
         except Exception as error:
-            raise _unsendable(error) from None
+            raise _refuse_to_send(error) from None
         worker.answers.append(answer)
 
-    def _present(self, worker: _Actor) -> bool:
+    def _accepts_tasks(self, worker: _Actor) -> bool:
         return worker.start is None
 
     def _wait(self) -> Sequence[_Actor]:
@@ -304,18 +320,18 @@ class RayActors(WorkerPool[_Actor]):
         nobody = all(w.start is not None for w in self._workers)
         done, rest = list[Any](), list[Any]()
         while not done:
-            done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK if nobody else None)
-            if not done and (waited := time.monotonic() - self._since) > self._patience():
+            done, rest = self._ray.wait(list(waits), num_returns=1, timeout=LOOK_SECONDS if nobody else None)
+            if not done and (waited := time.monotonic() - self._since) > self._start_limit():
                 raise UsageError(self._no_room(waited))
         done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
         answered = [waits[answer] for answer in done]
-        return [w for w in answered if w.start is None or not self._started(w)]
+        return [w for w in answered if w.start is None or not self._take_start(w)]
 
-    def _patience(self) -> float:
+    def _start_limit(self) -> float:
         """Seconds to wait for the first actor: longer if it only has to wait for its turn, or for a slow start."""
         wanted = {"CPU": self._cluster.cpus, "GPU": self._cluster.gpus}
         has = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return BUSY if any(all(one.get(n, 0) >= w for n, w in wanted.items()) for one in has) else PATIENCE
+        return BUSY_SECONDS if any(all(one.get(n, 0) >= w for n, w in wanted.items()) for one in has) else START_SECONDS
 
     def _no_room(self, seconds: float) -> str:
         """Why no actor could be started in some time, in one sentence."""
@@ -325,14 +341,14 @@ class RayActors(WorkerPool[_Actor]):
         wanted = f"each wants ray_cpus = {self._cluster.cpus:g} and ray_gpus = {self._cluster.gpus:g}"
         return f"no Ray actor could be started in {seconds:.0f} seconds: {wanted}, and the cluster has {has}"
 
-    def _started(self, worker: _Actor) -> bool:
-        """True if an actor has started; it may have died instead."""
+    def _take_start(self, worker: _Actor) -> bool:
+        """Take an actor's first answer: True if it has started; it may have died instead."""
         try:
             self._ray.get(worker.start)
         except Exception as error:
             worker.cause = _cause(error)
             self._failures += 1
-            if self._failures >= LIVES:
+            if self._failures >= MAX_DEATHS:
                 raise UsageError(f"Ray's actors cannot be started: {_reason(error)}") from None
             return False
         worker.start, self._failures = None, 0
@@ -348,7 +364,7 @@ class RayActors(WorkerPool[_Actor]):
             self._since = time.monotonic()
             return None
         except self._ray.exceptions.RayTaskError as error:  # what clients' own code raises comes as a Failure
-            raise _unsendable(error) from None
+            raise _refuse_to_send(error) from None
         worker.answers.pop(0)
         return answer
 
@@ -370,8 +386,8 @@ class RayActors(WorkerPool[_Actor]):
         self._home.update(dict.fromkeys(task.clients, worker.place))
         return task
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _clear_queues(self) -> None:
+        super()._clear_queues()
         for queue in self._queues:
             queue.clear()
 
@@ -382,7 +398,7 @@ class RayActors(WorkerPool[_Actor]):
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
     ) -> PoolTask:
-        def make(number: int) -> tuple[TrainTask, Bytes]:
+        def build_message(number: int) -> tuple[TrainTask, Bytes]:
             """The task as it is sent, and what its clients remember, which is read no earlier than this."""
             memory, begin = OwnMemory(), 0
             memories: list[TensorRefs] = []
@@ -391,29 +407,31 @@ class RayActors(WorkerPool[_Actor]):
                 memories.append(places)
             return TrainTask(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
 
-        def done(result: tuple[Sequence[Report], Bytes]) -> None:
+        def take_result(result: tuple[Sequence[Report], Bytes]) -> None:
+            """Put the updates into `arrived`."""
             memory = OwnMemory()
             memory.fill(OUT, result[1])
             for report in result[0]:
                 for place, update, kept in report.read(memory).visits():
                     arrived[group[place]] = (update, kept)
 
-        return PoolTask(make, done)
+        return PoolTask(build_message, take_result)
 
 
 _NOTHING = OwnMemory().bytes(INBOX)
 
 
 def _segments(task: TrainTask | EvaluateTask) -> set[int]:
-    """The segments that the server's tensors of a task lie in."""
+    """The segments that the server's tensors of a task are in."""
     if isinstance(task, EvaluateTask):
-        places = [task.params, task.buffers]
+        refs = [task.params, task.buffers]
     else:
-        places = [place for visit in task.visits for place in (visit.params, visit.buffers, *visit.slots.values())]
-    return {segment for segment, layout in places if layout}
+        refs = [ref for visit in task.visits for ref in (visit.params, visit.buffers, *visit.slots.values())]
+    return {segment for segment, layout in refs if layout}
 
 
-def _unsendable(error: BaseException) -> UsageError:
+def _refuse_to_send(error: BaseException) -> UsageError:
+    """The refusal of what cannot be pickled."""
     return UsageError(f"model or data cannot be handed to Ray's actors: {_reason(error)}")
 
 

@@ -1,124 +1,169 @@
-"""Engines by name: what each can do, and how it is built."""
+"""The table of engines: name → what it is, what it can do, and what builds it.
+
+To add an engine takes one file and one row here. The file has a class that keeps to `fedstrata.engines.protocol.Engine`
+and a function that builds it from an `EngineRequest`. Nothing else knows engines by their names.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.core.lazy import nn
-from fedstrata.core.spec import Registry, lookup
-from fedstrata.engines.cluster import Cluster
-from fedstrata.engines.protocol import Engine
+from fedstrata.core.spec import lookup
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from fedstrata.client.context import ClientContext
     from fedstrata.core.types import Examples
+    from fedstrata.engines.protocol import Engine
+
+WayOfTraining = Literal["one by one", "many at once"]
+"""How the clients that one worker has are trained. The bits of the two differ in rounding."""
 
 
-def _auto() -> None:
-    """What is fastest for the model and the number of workers: one of those below."""
+@dataclass(frozen=True, eq=False)
+class EngineRequest:
+    """All that an engine may be built from.
+
+    Args:
+        context: what models are made from, and how they are trained.
+        clients: everybody's data.
+        test: the test set; None if nothing is evaluated.
+        workers: how many clients train at the same time; None for as many as there is room for. A builder gets None
+            only if its engine is distributed, and must then count itself.
+        threads: threads of each worker.
+        visits: how many visits the whole run will have, about.
+        settings: settings by name; a builder gets those that its row says it reads.
+    """
+
+    context: ClientContext
+    clients: Sequence[Examples]
+    test: Examples | None = None
+    workers: int | None = 1
+    threads: int = 1
+    visits: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _serial() -> None:
-    """One client after the other, in this process."""
+Builder = Callable[[EngineRequest], "Engine"]
 
 
-def _processes() -> None:
-    """Clients at the same time in worker processes; the same bits as `serial`, for any number of workers."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """A row of the table.
+
+    Args:
+        help: one line for `fedstrata list engines`.
+        build: makes the engine; `import_when_called` imports the engine's module when it is called.
+        choose: names another row, which is taken instead; then `build` is not needed.
+        parallel: True if it may have more than one worker.
+        distributed: True if its workers are in a cluster: it counts itself how many there is room for.
+        needs_cpu: the beginning of a refusal if it trains on the CPU only: "worker processes train on the CPU".
+        same_bits: True if its results have the same bits as those of `serial`, for any number of workers.
+        way: how clients of one worker are trained.
+        reads: settings that are for this engine.
+    """
+
+    help: str
+    build: Builder | None = None
+    choose: Callable[[EngineRequest], str] | None = None
+    parallel: bool = False
+    distributed: bool = False
+    needs_cpu: str = ""
+    same_bits: bool = False
+    way: WayOfTraining = "one by one"
+    reads: tuple[str, ...] = ()
 
 
-def _vmap() -> None:
-    """Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding."""
+def import_when_called(module: str, function: str) -> Callable[[EngineRequest], Any]:
+    """A function of a module that is imported when it is called: a look at the table loads no engine."""
+
+    def build(request: EngineRequest) -> Any:
+        return getattr(importlib.import_module(module), function)(request)
+
+    return build
 
 
-def _ray() -> None:
-    """Clients at the same time in actors of a Ray cluster (extra `ray`); the same bits as `serial`."""
-
-
-def _wire() -> None:
-    """One after the other, with every message encoded and decoded as across a network; slow, for tests."""
-
-
-ENGINES: Registry = {
-    "auto": _auto,
-    "serial": _serial,
-    "processes": _processes,
-    "vmap": _vmap,
-    "ray": _ray,
-    "wire": _wire,
+ENGINES: dict[str, EngineSpec] = {
+    "auto": EngineSpec(
+        help="What is fastest for the model and the number of workers: one of those below.",
+        choose=import_when_called("fedstrata.engines.auto", "choose_fastest"),
+        parallel=True,
+    ),
+    "serial": EngineSpec(
+        help="One client after the other, in this process.",
+        build=import_when_called("fedstrata.engines.serial", "build_serial"),
+        same_bits=True,
+    ),
+    "processes": EngineSpec(
+        help="Clients at the same time in worker processes; the same bits as `serial`, for any number of workers.",
+        build=import_when_called("fedstrata.engines.processes", "build_processes"),
+        parallel=True,
+        needs_cpu="worker processes train on the CPU",
+        same_bits=True,
+    ),
+    "vmap": EngineSpec(
+        help="Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding.",
+        build=import_when_called("fedstrata.engines.vmap", "build_vmap"),
+        parallel=True,
+        needs_cpu="the engine 'vmap' trains on the CPU",
+        way="many at once",
+    ),
+    "ray": EngineSpec(
+        help="Clients at the same time in actors of a Ray cluster (extra `ray`); the same bits as `serial`.",
+        build=import_when_called("fedstrata.engines.ray", "build_ray"),
+        parallel=True,
+        distributed=True,
+        same_bits=True,
+        reads=("ray_address", "ray_cpus", "ray_gpus"),
+    ),
+    "wire": EngineSpec(
+        help="One after the other, with every message encoded and decoded as across a network; slow, for tests.",
+        build=import_when_called("fedstrata.engines.serial", "build_wire"),
+        same_bits=True,
+    ),
 }
 
 
-def build_engine(
-    name: str,
-    workers: int | str,
-    threads: int,
-    context: ClientContext,
-    clients: Sequence[Examples],
-    test: Examples | None,
-    visits: int,
-    cluster: Cluster | None = None,
-) -> tuple[str, Engine]:
-    """(the name of the engine, the engine); `workers` is how many clients train at once in a run of so many visits."""
-    from fedstrata.engines.grouping import ONE_BY_ONE, VECTORISED
-    from fedstrata.engines.processes import Processes
-    from fedstrata.engines.ray import RayActors
-    from fedstrata.engines.serial import Serial, Wire
+def build_engine(name: str, request: EngineRequest) -> tuple[str, Engine]:
+    """(the name of the engine, the engine); the name is another where the row chooses among others.
 
-    lookup("engine", ENGINES, name)
-    if name == "ray":
-        actors = workers if isinstance(workers, int) else None
-        return name, RayActors(context, clients, test, actors, threads, ONE_BY_ONE, cluster or Cluster())
-    count = workers if isinstance(workers, int) else _fitting(name, context)
-    if name == "auto":
-        name = "vmap" if visits >= MANY and _vectorised_is_faster(context) else "serial" if count == 1 else "processes"
-    elif name == "vmap":
-        _check_vmap(context)
-    if name in ("serial", "wire"):
-        if count != 1:
-            raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {count}")
-        return name, (Serial if name == "serial" else Wire)(context, clients, test)
-    trainer = VECTORISED if name == "vmap" else ONE_BY_ONE
-    if name == "vmap" and count == 1:
-        return name, Serial(context, clients, test, trainer)
-    return name, Processes(context, clients, test, count, threads, trainer)
+    Raises:
+        UsageError: if there is no such engine, or it cannot do what is asked.
+    """
+    spec = lookup("engine", ENGINES, name)
+    request = replace(request, workers=_count_workers(spec, request))
+    if spec.choose is not None:
+        name = spec.choose(request)
+        spec = lookup("engine", ENGINES, name)
+    _check_capabilities(name, spec, request)
+    assert spec.build is not None
+    return name, spec.build(replace(request, settings={read: request.settings[read] for read in spec.reads}))
 
 
-def _check_vmap(context: ClientContext) -> None:
-    from fedstrata.client.vectorised import check_vectorises
-
-    if context.device.type != "cpu":
-        raise UsageError(f"the engine 'vmap' trains on the CPU; with device = {context.device} use 'serial'")
-    for arch in context.archs:
-        check_vectorises(context.method, context.build(arch), context.sample)
+def way_of_training(name: str) -> WayOfTraining:
+    """How an engine trains the clients of one worker; one that is not in the table, such as Flower's, one by one."""
+    return ENGINES[name].way if name in ENGINES else "one by one"
 
 
-MANY = 1_000
-"""Visits of the shortest run that `auto` vectorises; below, loading torch's part for it takes longer than it saves."""
-
-
-SMALL = 300_000
-"""Parameters of the largest dense model that `auto` vectorises; beyond, copies of it no longer fit the caches."""
-
-
-def _vectorised_is_faster(context: ClientContext) -> bool:
-    """True for small dense models, where the costs of a step outweigh its arithmetic; the same for every round."""
-    for model in map(context.build, context.archs):
-        holders = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
-        if not all(isinstance(m, nn.Linear) for m in holders) or sum(p.numel() for p in model.parameters()) > SMALL:
-            return False
-    try:
-        _check_vmap(context)
-    except UsageError:
-        return False
-    return True
-
-
-def _fitting(name: str, context: ClientContext) -> int:
-    """How many workers `auto` means here."""
+def _count_workers(spec: EngineSpec, request: EngineRequest) -> int | None:
+    """How many workers an engine gets: as many as were asked for, or as this machine has room for."""
+    if request.workers is not None or spec.distributed:
+        return request.workers
+    if not spec.parallel or request.context.device.type != "cpu" or sys.platform == "win32":
+        return 1
     from fedstrata.system.machine import cores
 
-    alone = name in ("serial", "wire") or context.device.type != "cpu" or sys.platform == "win32"
-    return 1 if alone else cores()
+    return cores()
+
+
+def _check_capabilities(name: str, spec: EngineSpec, request: EngineRequest) -> None:
+    """Refuse in one sentence what an engine cannot do, before it is built."""
+    if not spec.parallel and request.workers != 1:
+        raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {request.workers}")
+    device = request.context.device
+    if spec.needs_cpu and device.type != "cpu":
+        raise UsageError(f"{spec.needs_cpu}; with device = {device} use the engine 'serial'")

@@ -11,11 +11,20 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.engines.protocol import Engine, Recall
+from fedstrata.engines.registry import EngineRequest
 from fedstrata.evaluation.evaluate import EvalRequest, evaluate
 from fedstrata.system.timing import Clock
 
-Recall = Callable[[int], Slots]
-"""Client → its memory."""
+
+def build_serial(request: EngineRequest) -> Engine:
+    """The engine `serial`."""
+    return Serial(request.context, request.clients, request.test)
+
+
+def build_wire(request: EngineRequest) -> Engine:
+    """The engine `wire`."""
+    return Wire(request.context, request.clients, request.test)
 
 
 @dataclass(eq=False)
@@ -45,12 +54,12 @@ class Serial:
                     position += 1
 
     def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
-        """What judges on the test set when it is called."""
+        """A function that evaluates on the test set when it is called."""
         assert self.test is not None
         test = self.test
         return lambda: evaluate(self.context.replica(request.arch), request, test)
 
-    def told(self) -> tuple[str, ...]:
+    def take_events(self) -> tuple[str, ...]:
         """Nothing happens to workers where there are none."""
         return ()
 

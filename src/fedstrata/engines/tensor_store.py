@@ -1,8 +1,8 @@
-"""Where the tensors of tasks lie: in segments of memory, that of one process or one that processes share.
+"""Where the tensors of tasks are: in segments of memory, of one process or shared by several.
 
 Shared memory has no name, no limit such as that of /dev/shm, and leaves nothing behind when a process dies. It is one
-file in memory, mapped segment by segment as far as it is needed. Segments lie far apart and are empty until they are
-written, so each can grow on its own.
+file in memory, mapped segment by segment as far as it is needed. Segments are far apart in the file and empty until
+they are written, so each can grow on its own.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ SPACING = 1 << 36
 """Room of one segment, in bytes; only what is written takes memory."""
 
 Block = tuple[torch.dtype, int, tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
-"""Tensors of one type that lie one after the other, each at the beginning of a cache line, as torch's own do: products
-round differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
+"""Tensors of one type, one after the other, each at the beginning of a cache line, as torch's own are: products round
+differently elsewhere. (type, offset, names, shapes, numbers of elements with what fills the last line)."""
 Layout = tuple[Block, ...]
+"""Where tensors are in a segment."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TensorRef = tuple[int, Layout]
-"""(segment, where tensors lie in it)."""
+"""(segment, where tensors are in it)."""
 
 
-def plan(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
-    """Where tensors will lie from `begin` on, and where they will end."""
+def plan_layout(tensors: Mapping[str, Tensor], begin: int) -> tuple[Layout, int]:
+    """Where tensors will be from `begin` on, and where they will end."""
     blocks: list[Block] = []
     for dtype, items in groupby(tensors.items(), key=lambda item: item[1].dtype):
         rows = [(name, tuple(t.shape), whole_lines(t.numel(), dtype)) for name, t in items]
@@ -53,14 +54,14 @@ def end_of(layout: Layout) -> int:
 
 
 class SegmentedMemory:
-    """Segments of memory that tensors lie in."""
+    """Segments of memory that tensors are in."""
 
     def _region(self, segment: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
         """So many numbers of a segment, in place."""
         raise NotImplementedError
 
     def read(self, segment: int, layout: Layout) -> Tensors:
-        """Tensors that lie in a segment, in place."""
+        """Tensors of a segment, in place."""
         tensors: Tensors = {}
         for dtype, offset, names, shapes, sizes in layout:
             region = self._region(segment, dtype, offset, sum(sizes))
@@ -72,8 +73,8 @@ class SegmentedMemory:
 
     @torch.no_grad()
     def write(self, segment: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
-        """Copy tensors into a segment: (where they lie, where they end)."""
-        layout, end = plan(tensors, begin)
+        """Copy tensors into a segment: (where they are, where they end)."""
+        layout, end = plan_layout(tensors, begin)
         for dtype, offset, names, _, sizes in layout:
             region = self._region(segment, dtype, offset, sum(sizes))
             parts = []
@@ -140,25 +141,25 @@ class OwnMemory(SegmentedMemory):
         self._ends: dict[int, int] = {}
 
     def read(self, segment: int, layout: Layout) -> Tensors:
-        """Tensors that lie in a segment, in place; views of one that grows between them would be left behind."""
+        """Tensors of a segment, in place; it grows before that if it must, so that all are views of the same memory."""
         if layout:
-            self._grown(segment, end_of(layout))
+            self._grow(segment, end_of(layout))
         return super().read(segment, layout)
 
-    def _grown(self, segment: int, end: int) -> Tensor:
+    def _grow(self, segment: int, end: int) -> Tensor:
         """A segment, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""
         memory = self._segments.get(segment)
         if memory is None or len(memory) < end:
-            grown = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
+            longer = torch.empty(max(1 << 12, 1 << (end - 1).bit_length()), dtype=torch.uint8)
             if memory is not None:
-                grown[: len(memory)] = memory
-            memory = self._segments[segment] = grown
+                longer[: len(memory)] = memory
+            memory = self._segments[segment] = longer
         self._ends[segment] = max(end, self._ends.get(segment, 0))
         return memory
 
     def _region(self, segment: int, dtype: torch.dtype, offset: int, count: int) -> Tensor:
         end = offset + count * dtype.itemsize
-        return self._grown(segment, end)[offset:end].view(dtype)
+        return self._grow(segment, end)[offset:end].view(dtype)
 
     def fill(self, segment: int, data: Bytes) -> None:
         """Make a segment of a copy of these bytes, which may be in memory that must not be written to."""
@@ -182,47 +183,50 @@ class OwnMemory(SegmentedMemory):
 
 
 Key = tuple[tuple[str, int], ...]
+"""(name, id of the tensor) of each."""
 
 
 class TensorStore:
-    """Tensors of the server, put into a segment once, and read there by all workers.
+    """Tensors of the server, written to a segment once, and read there by all workers.
 
-    What was not used in a round is taken off the store at the next, and its place is given to tensors of the same size:
-    what the server sends has the same sizes in every round.
+    What was not used in a round is removed at the next, and its place is given to tensors of the same size: what the
+    server sends has the same sizes in every round.
     """
 
     def __init__(self, memory: SegmentedMemory, segment: int) -> None:
         self._memory, self._segment = memory, segment
-        self._placed: dict[Key, tuple[list[Tensor], TensorRef]] = {}
+        self._stored: dict[Key, tuple[list[Tensor], TensorRef]] = {}
         self._used: set[Key] = set()
         self._free: dict[int, list[int]] = {}
         self._end = 0
 
     def sweep(self) -> None:
-        """Take off what nobody asked for since the last sweep."""
-        for key in self._placed.keys() - self._used:
-            self._take_off(self._placed.pop(key)[1])
+        """Remove what nobody asked for since the last sweep."""
+        for key in self._stored.keys() - self._used:
+            self._remove(self._stored.pop(key)[1])
         self._used.clear()
 
     def put(self, tensors: Mapping[str, Tensor]) -> TensorRef:
-        """Where the tensors lie, copied there if they are new. They must not be changed in place afterwards."""
+        """Where the tensors are; they are written if they are new, and must not be changed in place afterwards."""
         if not tensors:
             return self._segment, ()
         key = tuple((name, id(tensor)) for name, tensor in tensors.items())
         self._used.add(key)
-        placed = self._placed.get(key)
-        if placed is None:  # holding them keeps their ids theirs
-            placed = self._placed[key] = (list(tensors.values()), self._lay_down(tensors))
-        return placed[1]
+        stored = self._stored.get(key)
+        if stored is None:  # tensors that are held keep their ids
+            stored = self._stored[key] = (list(tensors.values()), self._write(tensors))
+        return stored[1]
 
-    def _lay_down(self, tensors: Mapping[str, Tensor]) -> TensorRef:
-        size = plan(tensors, 0)[1]
+    def _write(self, tensors: Mapping[str, Tensor]) -> TensorRef:
+        """Copy tensors to a free place."""
+        size = plan_layout(tensors, 0)[1]
         free = self._free.get(size)
         offset = free.pop() if free else self._end
         self._end = max(self._end, offset + size)
         return self._segment, self._memory.write(self._segment, tensors, offset)[0]
 
-    def _take_off(self, place: TensorRef) -> None:
-        _, layout = place
+    def _remove(self, ref: TensorRef) -> None:
+        """Free the place of tensors."""
+        _, layout = ref
         begin = layout[0][1]
         self._free.setdefault(end_of(layout) - begin, []).append(begin)

@@ -1,4 +1,4 @@
-"""A worker process: takes tasks from its pipe, reads tensors where they lie in shared memory, and leaves results there.
+"""A worker's side: it takes tasks, reads their tensors in place from segments of memory, and writes results there.
 
 Pipes carry small Python objects between processes of one program; nothing of this crosses a trust boundary.
 """
@@ -19,7 +19,7 @@ from fedstrata.core.tensors import Tensors, all_finite
 from fedstrata.core.types import Assignment, Examples, Slots, altered
 from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
-from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan
+from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan_layout
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, score_batches
 from fedstrata.system.machine import end_with, keep_memory
 from fedstrata.system.signals import leave_to_parent
@@ -29,14 +29,14 @@ STORE = 0
 """The segment that holds the server's tensors; every other one belongs to a task at a time."""
 
 TensorRefs = dict[str, TensorRef]
-"""Technique name → where its tensors lie."""
+"""Technique name → where its tensors are."""
 
 
 @dataclass(frozen=True, eq=False)
 class VisitSpec:
-    """One client's visit, for a worker: the assignment without its tensors, and where they lie.
+    """One client's visit, for a worker: the assignment without its tensors, and where these are.
 
-    `params`, `buffers` and `slots` are on the store; `memory` is in a segment of the task's own.
+    `params`, `buffers` and `slots` are in the store's segment; `memory` is in a segment of the task's own.
     """
 
     assignment: Assignment
@@ -48,7 +48,7 @@ class VisitSpec:
 
 @dataclass(frozen=True, eq=False)
 class TrainTask:
-    """A task: visits to train, the results to be left in `segment` from `begin` on."""
+    """A task: visits to train, whose results are to be written to `segment` from `begin` on."""
 
     number: int
     segment: int
@@ -69,7 +69,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of visits: a result without its tensors, and where they lie: in the task's segment."""
+    """What comes back of visits: a result without its tensors, and where these are in the task's segment."""
 
     result: TrainResult
     delta: TensorRef
@@ -97,7 +97,7 @@ class Failure:
 
 
 def write_slots(memory: SegmentedMemory, segment: int, slots: Slots, begin: int) -> tuple[TensorRefs, int]:
-    """Copy slots into a segment: (where they lie, where they end)."""
+    """Copy slots into a segment: (where they are, where they end)."""
     places: TensorRefs = {}
     for name, tensors in slots.items():
         layout, begin = memory.write(segment, tensors, begin)
@@ -110,9 +110,47 @@ def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slot
     return {name: memory.read(*place) for name, place in places.items()}
 
 
+class _ResultWriter:
+    """Writes the results of a task to its segment, one after the other."""
+
+    def __init__(self, memory: SegmentedMemory, segment: int, begin: int) -> None:
+        self._memory, self._segment, self._end = memory, segment, begin
+        self._reserved: tuple[Layout, Tensors] | None = None
+
+    def reserve(self, tensors: Tensors) -> Tensors:
+        """Room in the segment for a delta, tensors like these: a delta that is computed there need not be copied."""
+        layout, self._end = plan_layout(tensors, self._end)
+        self._reserved = layout, self._memory.read(self._segment, layout)
+        return self._reserved[1]
+
+    def write(self, result: TrainResult) -> Report:
+        """Write a result's tensors, unless they are there already."""
+        with timed("check updates"):
+            finite = all_finite(result.tensors())
+        with timed("hand over"):
+            delta = self._written_delta(result.delta) or self._write(result.delta)
+            buffers = self._write(result.buffers)
+            slots, self._end = write_slots(self._memory, self._segment, result.slots, self._end)
+            memory, self._end = write_slots(self._memory, self._segment, result.memory, self._end)
+        updates = tuple(altered(u, finite=finite) for u in result.updates)
+        bare = altered(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
+        return Report(bare, delta, buffers, slots, memory)
+
+    def _written_delta(self, delta: Tensors) -> TensorRef | None:
+        """Where a delta is if it was computed in the room that was reserved last."""
+        if self._reserved is None:
+            return None
+        layout, tensors = self._reserved
+        return (self._segment, layout) if all(delta[n] is t for n, t in tensors.items()) else None
+
+    def _write(self, tensors: Tensors) -> TensorRef:
+        layout, self._end = self._memory.write(self._segment, tensors, self._end)
+        return self._segment, layout
+
+
 @dataclass(eq=False)
 class WorkerLoop:
-    """What a worker has: its scratch models, clients' data, and the memory that tensors lie in."""
+    """What a worker has: its scratch models, clients' data, and the memory that tensors are in."""
 
     context: ClientContext
     clients: Sequence[Examples] | Mapping[int, Examples]
@@ -122,55 +160,35 @@ class WorkerLoop:
     profile: bool = False
 
     def train(self, task: TrainTask) -> list[Report]:
-        """Train the visits of a task and leave what comes of them in its segment."""
-        read: dict[int, Tensors] = {}  # one message names the same places many times
-
-        def store(place: TensorRef) -> Tensors:
-            if id(place) not in read:
-                read[id(place)] = self.memory.read(*place)
-            return read[id(place)]
-
-        assignments = [
-            altered(
-                visit.assignment,
-                params=store(visit.params),
-                buffers=store(visit.buffers),
-                slots={name: store(place) for name, place in visit.slots.items()},
-            )
-            for visit in task.visits
-        ]
+        """Train the visits of a task and write what comes of them to its segment."""
+        assignments = self._read_assignments(task.visits)
         memories = [read_slots(self.memory, visit.memory) for visit in task.visits]
         data = [self.clients[a.client] for a in assignments]
-        end = task.begin
-        reports = []
-        given: list[tuple[Layout, Tensors]] = []
-
-        def room(tensors: Tensors) -> Tensors:
-            nonlocal end
-            layout, end = plan(tensors, end)
-            given[:] = [(layout, self.memory.read(task.segment, layout))]
-            return given[0][1]
-
+        writer = _ResultWriter(self.memory, task.segment, task.begin)
         if self.context.device.type == "cpu":
-            self.context.room = room  # deltas are computed where they are wanted
-        for result in self.trainer.train(self.context, assignments, data, memories):
-            with timed("check updates"):
-                finite = all_finite(result.tensors())
-            if given and all(result.delta[n] is t for n, t in given[0][1].items()):
-                delta = given[0][0]
-            else:
-                with timed("hand over"):
-                    delta, end = self.memory.write(task.segment, result.delta, end)
-            with timed("hand over"):
-                buffers, end = self.memory.write(task.segment, result.buffers, end)
-                slots, end = write_slots(self.memory, task.segment, result.slots, end)
-                memory, end = write_slots(self.memory, task.segment, result.memory, end)
-            updates = tuple(altered(u, finite=finite) for u in result.updates)
-            bare = altered(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
-            reports.append(Report(bare, (task.segment, delta), (task.segment, buffers), slots, memory))
-        return reports
+            self.context.room = writer.reserve  # deltas are computed where they are wanted
+        return [writer.write(result) for result in self.trainer.train(self.context, assignments, data, memories)]
 
-    def judge(self, task: EvaluateTask) -> list[BatchScore]:
+    def _read_assignments(self, visits: Sequence[VisitSpec]) -> list[Assignment]:
+        """The assignments with their tensors, in place."""
+        found: dict[int, Tensors] = {}  # one message refers to the same tensors many times
+
+        def read(ref: TensorRef) -> Tensors:
+            if id(ref) not in found:
+                found[id(ref)] = self.memory.read(*ref)
+            return found[id(ref)]
+
+        return [
+            altered(
+                visit.assignment,
+                params=read(visit.params),
+                buffers=read(visit.buffers),
+                slots={name: read(ref) for name, ref in visit.slots.items()},
+            )
+            for visit in visits
+        ]
+
+    def evaluate(self, task: EvaluateTask) -> list[BatchScore]:
         """Evaluate some batches of the test set."""
         assert self.test is not None
         request = replace(
@@ -185,35 +203,36 @@ class WorkerLoop:
         """Do a task; an exception is an answer too."""
         try:
             with timed("everything else" if isinstance(task, TrainTask) else "evaluate"):
-                return self.train(task) if isinstance(task, TrainTask) else self.judge(task)
+                return self.train(task) if isinstance(task, TrainTask) else self.evaluate(task)
         except Exception as error:
-            return Failure(_sendable(error), traceback.format_exc())
+            return Failure(_make_sendable(error), traceback.format_exc())
 
 
 @dataclass(frozen=True, eq=False)
-class Home:
-    """Where a worker process comes from.
+class ParentProcess:
+    """The main process, as one of its worker processes knows it.
 
     Args:
         pipe: to the main process.
-        others: the main ends of all pipes, which a forked process inherits: they would never seem closed.
-        main: the main process's number.
-        lasting: the worker was started by a thread that lives as long as the main process.
+        others: the main process's ends of all pipes, which a forked process inherits and must close: a pipe seems open
+            as long as anybody has its other end.
+        pid: the main process's number.
+        lasting: True if the worker was started by a thread that lives as long as the main process.
     """
 
     pipe: Connection
     others: Sequence[Connection]
-    main: int
+    pid: int
     lasting: bool
 
 
-def serve(loop: WorkerLoop, home: Home, threads: int) -> None:
-    """A worker's life: until the pipe is closed, or the main process dies."""
-    end_with(home.main, home.lasting)
-    for other in home.others:
+def serve(loop: WorkerLoop, parent: ParentProcess, threads: int) -> None:
+    """What a worker process does: one task after the other, until its pipe is closed or the main process dies."""
+    end_with(parent.pid, parent.lasting)
+    for other in parent.others:
         other.close()
     leave_to_parent()
-    pipe = home.pipe
+    pipe = parent.pipe
     keep_memory()
     clock = Clock() if loop.profile else None
     use(clock)
@@ -225,11 +244,11 @@ def serve(loop: WorkerLoop, home: Home, threads: int) -> None:
                 return
             result = loop.answer(task)
             spent = {} if clock is None else clock.take()
-            with suppress(ConnectionError):  # the main process is gone, which `recv` will tell
+            with suppress(ConnectionError):  # the main process is gone, which `recv` will notice
                 pipe.send((task.number, result, spent))
 
 
-def _sendable(error: Exception) -> Exception:
+def _make_sendable(error: Exception) -> Exception:
     """An exception that survives the way to the main process; of one that does not, its text does."""
     try:
         reduction.ForkingPickler.dumps(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.core.types import Absence, Assignment, Augment, Slots, Visit
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.protocol import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.evaluation.evaluate import EvalRequest
 from fedstrata.flower.differential_privacy import check_length
@@ -237,7 +237,7 @@ class Flower:
         """Nothing is judged at the sites."""
         raise FedstrataError("the server judges its own model")
 
-    def told(self) -> tuple[str, ...]:
+    def take_events(self) -> tuple[str, ...]:
         """Nothing that concerns the whole run: what went wrong in a round stands in its record."""
         return ()
 

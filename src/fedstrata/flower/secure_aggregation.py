@@ -19,7 +19,7 @@ from fedstrata import wire
 from fedstrata.core.method import Method
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Absence, Assignment, Update, Visit
-from fedstrata.engines.serial import Recall
+from fedstrata.engines.protocol import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
 from fedstrata.flower.engine import KEPT, Flower
 from fedstrata.flower.messages import ClientInfo, TrainReply, from_records, to_records

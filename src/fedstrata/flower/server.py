@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from fedstrata import techniques
-from fedstrata.config.identity import LOOKING
+from fedstrata.config.identity import ENGINE_FIELDS, PROBE_FIELDS
 from fedstrata.config.keywords import resolve_settings
-from fedstrata.config.schema import Settings, checked
+from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, own_rng
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus", "eval_clients", *LOOKING})
+AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 
 
@@ -156,7 +156,7 @@ class ServerSpec:
     def with_config(self, config: Mapping[str, Any]) -> ServerSpec:
         """The same, with what Flower's run configuration says; its other entries are the user's own."""
         said = {name.replace("-", "_"): value for name, value in config.items()}
-        given = checked(Given, {name: said.get(name, value) for name, value in self.given.items()}).model_dump()
+        given = validate_values(Given, {name: said.get(name, value) for name, value in self.given.items()}).model_dump()
         settings = {**self.settings, **{name: said[name] for name in Settings.model_fields if name in said}}
         for name in settings:
             if name in AT_HOME:
@@ -164,7 +164,7 @@ class ServerSpec:
             if name not in Settings.model_fields:
                 raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")
         chosen = techniques.method(settings["method"])
-        checked(Settings, {**settings, "method": str(chosen)})
+        validate_settings(Settings, {**settings, "method": str(chosen)})
         if given["secure"]:
             check_sums(chosen, 1 + len(self.archs))
         if chosen.personalised or chosen.centralised:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fedstrata.config.identity import FREE, LOOKING
+from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
 from fedstrata.report.words import known, mean, number
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
@@ -25,7 +25,7 @@ PALETTE = (
 lighter where the ground needs it."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-_UNLIKE = FREE | LOOKING | {"seed"}
+_UNLIKE = EXECUTION_FIELDS | PROBE_FIELDS | {"seed"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.compare.table import stat
-from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
@@ -40,12 +40,14 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     The last, by FedAvg, is the control: the same model and as many steps, but no class is missing.
     """
     own = {"seed": seed, "data_dir": resources.data_dir, "workers": 1}
-    config = checked(RunConfig, {**settings["run"], **own})
+    config = validate_settings(RunConfig, {**settings["run"], **own})
     history = open_run(config, None).fit()
     dataset, parts = deal(config)
     every = range(dataset.classes)
     clients = {int(data.labels()[0]): data for data in (dataset.train.select(part) for part in parts)}
-    even = [dataset.train.select(part) for part in deal(checked(RunConfig, {**config.model_dump(), **EVEN}))[1]]
+    even = [
+        dataset.train.select(part) for part in deal(validate_settings(RunConfig, {**config.model_dump(), **EVEN}))[1]
+    ]
     visit = {n: getattr(config, n) for n in Settings.model_fields if n not in _WITHOUT}
 
     def after(method: str, data: TensorExamples) -> list[list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedstrata.config.schema import RunConfig, Settings, checked
+from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive
 from fedstrata.core.technique import Technique
@@ -19,7 +19,7 @@ from fedstrata.techniques import method
 def configured(settings: Mapping[str, Any], seed: int, resources: PartResources, **others: Any) -> RunConfig:
     """A part's run; where it does not say how many workers, the bench's."""
     own = {"seed": seed, "data_dir": resources.data_dir}
-    return checked(RunConfig, {"workers": resources.workers, **settings["run"], **own, **others})
+    return validate_settings(RunConfig, {"workers": resources.workers, **settings["run"], **own, **others})
 
 
 def watched(config: RunConfig, by: Technique) -> Federation:

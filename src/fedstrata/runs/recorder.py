@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config.identity import deciding, same_config
+from fedstrata.config.identity import check_same_config, select_deciding
 from fedstrata.config.toml import to_toml
 from fedstrata.core.types import Slots
 from fedstrata.errors import UsageError
@@ -70,7 +70,7 @@ class RunRecorder:
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         """Make the directory of a new run, if it is to have one."""
-        self._deciding = deciding(config)
+        self._deciding = select_deciding(config)
         if self._directory is not None:
             self._directory.create(to_toml(dict(config), list(header)), about(), facts())
 
@@ -84,8 +84,8 @@ class RunRecorder:
             raise UsageError("resume=True needs out=, the directory of the run to continue")
         directory = self._directory
         notes = directory.check_unedited()
-        same_config(directory.config, dict(config))
-        self._deciding = deciding(config)
+        check_same_config(directory.config, dict(config))
+        self._deciding = select_deciding(config)
         states, rows, damaged = directory.recover()
         for state in states[:1]:
             why = state_mismatch(fresh, state)
