@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fedstrata as fs
 from fedstrata.attack import Inversion, invert
+from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim, summary, total_variation
-from fedstrata.attack.sheet import contact_sheet
 from fedstrata.attack.victim import Pixels, open_victim
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError

@@ -18,7 +18,7 @@ from fedstrata.cli import console
 from fedstrata.cli.main import _gathered
 from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, tabulate
 from fedstrata.compare.plan import directory_name, identity
-from fedstrata.compare.running import _attempt, find, missing
+from fedstrata.compare.runner import _attempt, find, missing
 from fedstrata.compare.table import gap, rows, stat
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.config.toml import to_toml
@@ -620,7 +620,7 @@ def test_what_goes_wrong_in_a_process_of_its_own() -> None:
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.compare.running.sys.path", ["nowhere"])
+    monkeypatch.setattr("fedstrata.compare.runner.sys.path", ["nowhere"])
     (error,) = run_missing(plan(SMALL, "out"), jobs=2).values()
     assert type(error) is FedstrataError
     assert str(error) == "its process ended with exit code 1"

@@ -19,7 +19,7 @@ import fedstrata as fs
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
-from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
+from fedstrata.diagnosis.evidence import by_name, rank_correlation, recent
 from fedstrata.diagnosis.rules import RULES, ranked
 from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
 from fedstrata.runs.reader import SavedRun

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.diagnosis.reading import classifier as last_stratum
-from fedstrata.diagnosis.reading import depths
+from fedstrata.diagnosis.evidence import classifier as last_stratum
+from fedstrata.diagnosis.evidence import depths
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import classifier, strata

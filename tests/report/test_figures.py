@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedstrata.report import features, figures, layers
+from fedstrata.report import feature_figures, figures, stratum_figures
 from fedstrata.report.figures import Figure, places
-from fedstrata.report.lines import Line, lines_of, merged
+from fedstrata.report.run_groups import Line, lines_of, merged
 from fedstrata.report.sections import drawn_sections
 from fedstrata.runs.reader import SavedRun
 
@@ -33,7 +33,7 @@ def test_what_was_probed_makes_no_line_of_its_own() -> None:
     two = saved([0.2], [{"round": 1, "calibration": found}], seed=1, probe="calibration")
     lines = lines_of([one, two])
     assert [(line.name, line.seeds) for line in lines] == [("fedavg", [0, 1])]
-    (figure,) = features.calibration(lines)
+    (figure,) = feature_figures.calibration(lines)
     assert [trace["y"] for trace in figure.traces(0, 0)] == [[0.5], [0.25]]
     (section,) = [section for section in drawn_sections(lines) if section.name == "forgetting"]
     assert section.about.endswith("Class by class is of seed 1 alone.")
@@ -61,7 +61,7 @@ def test_strata_of_models_that_differ_stand_in_the_order_of_both() -> None:
         facts = {"model": {"strata": [{"name": name, "stage": name} for name in names]}}
         probes = [{"round": 1, "divergence": dict.fromkeys(reversed(names), 1.0)}]
         runs.append(saved([0.1], probes, model=f"net{len(names)}", facts=facts))
-    heat, _ = layers.divergence(lines_of(runs))
+    heat, _ = stratum_figures.divergence(lines_of(runs))
     assert heat.traces(0, 0)[0]["y"] == ["stem", "layer1", "layer2", "head"]
 
 
@@ -75,8 +75,8 @@ def test_a_stage_that_comes_later_stands_at_its_place(told: bool) -> None:
         found = {"mean": by_stage, "matrix": {stage: [[1.0]] for stage in held}}
         rows.append({"round": at, "clients": [0], "cka": found, "drift": {"held": by_stage, "missing": by_stage}})
     lines = lines_of([saved([0.1], rows, facts=facts)])
-    depth, pairs = features.cka(lines)
-    (drift,) = features.drift(lines)
+    depth, pairs = feature_figures.cka(lines)
+    (drift,) = feature_figures.drift(lines)
     assert depth.traces(0)[0]["x"] == stages
     assert pairs.titles == tuple(stages)
     assert drift.traces(0)[0]["x"] == stages
@@ -85,7 +85,7 @@ def test_a_stage_that_comes_later_stands_at_its_place(told: bool) -> None:
 def test_stages_without_parameters_stand_at_their_place() -> None:
     facts = {"model": {"strata": [{"name": f"{stage}.conv", "stage": stage} for stage in ("stem", "stage1", "head")]}}
     stages = ["stem", "pool", "stage1", "flatten", "head"]
-    (depth,) = features.cka(
+    (depth,) = feature_figures.cka(
         lines_of([saved([0.1], [{"round": 1, "cka": {"mean": dict.fromkeys(stages, 0.5)}}], facts=facts)])
     )
     assert depth.traces(0)[0]["x"] == stages
@@ -96,7 +96,7 @@ def test_a_stage_that_only_another_seed_has_stands_at_its_place() -> None:
         saved([0.1], [{"round": 1, "cka": {"mean": dict.fromkeys(stages, 0.5)}}], seed=seed)
         for seed, stages in enumerate((["stem", "head"], ["stem", "stage1", "head"]))
     ]
-    (depth,) = features.cka(lines_of(runs))
+    (depth,) = feature_figures.cka(lines_of(runs))
     assert depth.traces(0)[0]["x"] == ["stem", "stage1", "head"]
 
 
@@ -104,11 +104,11 @@ def test_what_may_be_negative_has_no_logarithm() -> None:
     row = {"round": 1, "divergence": {"a": 1.0}, "cosine": {"a": -0.5}, "drift": {"held": {"a": -0.1}}}
     row["cka"] = {"mean": {"a": -0.01}}
     lines = lines_of([saved([0.1], [row])])
-    for figure in layers.divergence(lines):
+    for figure in stratum_figures.divergence(lines):
         assert figure.as_dict()["linear"] == ["cosine of updates"]
         assert figure.by[0].values == ("gradient divergence", "cosine of updates")
-    (drift,) = features.drift(lines)
-    (cka,) = features.cka(lines)  # it is the unbiased one
+    (drift,) = feature_figures.drift(lines)
+    (cka,) = feature_figures.cka(lines)  # it is the unbiased one
     assert not drift.log
     assert not cka.log
 
@@ -178,7 +178,7 @@ def test_divergence_is_the_mean_over_seeds_stratum_by_stratum() -> None:
     one = [{"round": 2, "divergence": {"head": 1.0, "stem": 3.0}}, {"round": 4, "divergence": {"head": 2.0}}]
     two = [{"round": 2, "divergence": {"head": 2.0, "stem": 5.0}}]
     lines = lines_of([saved([0.1], one, seed=0, facts=facts), saved([0.1], two, seed=1, facts=facts)])
-    heat, profile = layers.divergence(lines)
+    heat, profile = stratum_figures.divergence(lines)
     (trace,) = heat.traces(0, 0)
     assert (trace["x"], trace["y"]) == ([2, 4], ["stem", "head"])
     assert trace["z"] == [[4.0, None], [1.5, 2.0]]
@@ -190,7 +190,7 @@ def test_divergence_is_the_mean_over_seeds_stratum_by_stratum() -> None:
 def test_gradient_norms_of_all_strata_and_the_jump() -> None:
     """‖(3, 4)‖ = 5 alone, ‖(6, 8)‖ = 10 averaged: the jump is 2."""
     found = {"alone": {"a": [3.0, 1.0], "b": [4.0, 0.0]}, "averaged": {"a": [6.0, 1.0], "b": [8.0, 0.0]}}
-    spike, steps = layers.gradnorm(lines_of([saved([0.1], [{"round": 1, "gradnorm": found}])]))
+    spike, steps = stratum_figures.gradnorm(lines_of([saved([0.1], [{"round": 1, "gradnorm": found}])]))
     assert curves_of(spike, 0)[0]["y"] == [2.0]
     assert [trace["y"] for trace in steps.traces(0, 0)] == [[5.0, 1.0], [10.0, 1.0]]
     assert [trace["y"] for trace in steps.traces(1, 0)] == [[3.0, 1.0], [6.0, 1.0]]
@@ -199,17 +199,17 @@ def test_gradient_norms_of_all_strata_and_the_jump() -> None:
 def test_the_jump_is_thinned_in_long_runs() -> None:
     found = {"alone": {"a": [1.0]}, "averaged": {"a": [3.0]}}
     rows = [{"round": at, "gradnorm": found} for at in range(1, 1001)]
-    spike, _ = layers.gradnorm(lines_of([saved([0.1], rows)]))
+    spike, _ = stratum_figures.gradnorm(lines_of([saved([0.1], rows)]))
     for stratum in (0, 1):
         (trace,) = curves_of(spike, stratum)
-        assert (trace["x"][0], trace["x"][-1], len(trace["x"])) == (1, 1000, layers.MOST_ROUNDS)
+        assert (trace["x"][0], trace["x"][-1], len(trace["x"])) == (1, 1000, stratum_figures.MOST_ROUNDS)
     assert "in that round, for a client that goes on alone" in spike.about
     assert spike.about.endswith("Some rounds are left out.")
 
 
 def test_cka_of_the_clients_that_took_part() -> None:
     found = {"mean": {"stem": 0.5}, "matrix": {"stem": [[1.0, 0.12345], [0.12345, None]]}}
-    depth, pairs = features.cka(lines_of([saved([0.1], [{"round": 1, "clients": [3, 7], "cka": found}])]))
+    depth, pairs = feature_figures.cka(lines_of([saved([0.1], [{"round": 1, "clients": [3, 7], "cka": found}])]))
     assert depth.traces(0)[0]["y"] == [0.5]
     (trace,) = pairs.traces(0, 0)
     assert trace["z"] == [[1.0, 0.123], [0.123, None]]
@@ -219,7 +219,7 @@ def test_cka_of_the_clients_that_took_part() -> None:
 def test_many_large_matrices_are_thinned_evenly() -> None:
     matrix = [[0.5] * 40] * 40
     rows = [{"round": r, "clients": list(range(40)), "cka": {"matrix": {"a": matrix}}} for r in range(1, 301)]
-    (pairs,) = features.cka(lines_of([saved([0.1], rows)]))
+    (pairs,) = feature_figures.cka(lines_of([saved([0.1], rows)]))
     rounds = list(map(int, pairs.by[1].values))
     assert (rounds[0], rounds[-1], len(rounds)) == (1, 300, 150_000 // 1600)
     assert "some rounds are left out" in pairs.about
@@ -228,7 +228,7 @@ def test_many_large_matrices_are_thinned_evenly() -> None:
 def test_embedding_is_coloured_by_class_or_by_client() -> None:
     found = {"points": [[0, 1], [2, 3], [4, 5]], "labels": [1, 0, 1], "clients": [7, 7, 8]}
     run = saved([0.1], [{"round": 1, "embedding": found}], facts={"class_names": ["cat", "dog"]})
-    (figure,) = features.embedding(lines_of([run]))
+    (figure,) = feature_figures.embedding(lines_of([run]))
     assert [(t["name"], t["x"]) for t in figure.traces(0, 0)] == [("cat", [2.0]), ("dog", [0.0, 4.0])]
     assert [(t["name"], t["x"]) for t in figure.traces(0, 1)] == [("client 7", [0.0, 2.0]), ("client 8", [4.0])]
 

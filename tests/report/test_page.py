@@ -16,8 +16,8 @@ import fedstrata as fs
 from fedstrata import report
 from fedstrata.errors import UsageError
 from fedstrata.report import sections, tables
-from fedstrata.report.lines import lines_of
 from fedstrata.report.page import embedded, news, plotly
+from fedstrata.report.run_groups import lines_of
 from fedstrata.runs.reader import SavedRun
 
 from .synthetic import saved, write_comparison, write_run

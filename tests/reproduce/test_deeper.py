@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from fedstrata.compare import plan
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
-from fedstrata.reproduce.accumulation import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
 from fedstrata.reproduce.deeper import SCALES, _sheets
+from fedstrata.reproduce.deeper_divergence import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
 from fedstrata.reproduce.parts import Findings, Grid, OwnWork, PartResources
 from fedstrata.run import deal, models_of, open_run
 from fedstrata.runs.records import Record

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.compare import plan
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
@@ -19,23 +19,30 @@ from fedstrata.models.stages import above as upper
 from fedstrata.models.strata import strata
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
 from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
-from fedstrata.reproduce.drift import change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
+from fedstrata.reproduce.fedimpro_divergence import (
+    LocalModels,
+    balanced,
+    distances,
+    local_models,
+    shared_features,
+    variances,
+)
+from fedstrata.reproduce.fedimpro_divergence import follow as follow_layers
+from fedstrata.reproduce.fedimpro_divergence import judge as judge_layers
+from fedstrata.reproduce.fedimpro_inversion import packed, unpacked
+from fedstrata.reproduce.fednlr_drift import change
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
-from fedstrata.reproduce.inversion import packed, unpacked
-from fedstrata.reproduce.layers import LocalModels, balanced, distances, local_models, shared_features, variances
-from fedstrata.reproduce.layers import follow as follow_layers
-from fedstrata.reproduce.layers import judge as judge_layers
+from fedstrata.reproduce.fedpart_trace import Trace, follow, jumps, norm
+from fedstrata.reproduce.inco_settings import SCALES as INCO
+from fedstrata.reproduce.inco_settings import arch_accuracy, clients_accuracy, crossed
+from fedstrata.reproduce.inco_similarity import GROUP, HARDER, HETERO, PLAIN_INCO, filled
+from fedstrata.reproduce.inco_similarity import INCO as CROSSED
+from fedstrata.reproduce.inco_similarity import follow as follow_alike
+from fedstrata.reproduce.inco_similarity import judge as judge_alike
+from fedstrata.reproduce.inco_similarity import watched as watched_archs
+from fedstrata.reproduce.part_runs import configured, watched
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
-from fedstrata.reproduce.runs import configured, watched
-from fedstrata.reproduce.similarity import GROUP, HARDER, HETERO, PLAIN_INCO, filled
-from fedstrata.reproduce.similarity import INCO as CROSSED
-from fedstrata.reproduce.similarity import follow as follow_alike
-from fedstrata.reproduce.similarity import judge as judge_alike
-from fedstrata.reproduce.similarity import watched as watched_archs
-from fedstrata.reproduce.trace import Trace, follow, jumps, norm
-from fedstrata.reproduce.unequal import SCALES as INCO
-from fedstrata.reproduce.unequal import arch_accuracy, clients_accuracy, crossed
 from fedstrata.run import open_run
 from tests.small_runs import fedstrata, one_sentence
 

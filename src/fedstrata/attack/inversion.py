@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim
-from fedstrata.attack.sheet import contact_sheet
 from fedstrata.attack.victim import Victim, open_victim
 from fedstrata.core.rng import generator
 from fedstrata.errors import UsageError, not_negative, positive

@@ -51,9 +51,9 @@ def invert(
     as_json: Json = False,
 ) -> None:
     """Rebuild a client's images from their features, and from the class statistics that FedImpro shares."""
+    from fedstrata.attack.contact_sheet import check_pictures
     from fedstrata.attack.inversion import NOISE
     from fedstrata.attack.inversion import invert as inverted
-    from fedstrata.attack.sheet import check_pictures
 
     out = directory / "attack" if out is None else out
     check_pictures()

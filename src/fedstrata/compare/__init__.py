@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare.plan import Plan, Run, overlaid, plan
-from fedstrata.compare.running import Listener, News, Result, missing, run_missing
+from fedstrata.compare.runner import Listener, News, Result, missing, run_missing
 from fedstrata.compare.table import Comparison, ComparisonRow, Stat, tabulate
 
 __all__ = [

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.compare.plan import Plan
-from fedstrata.compare.running import News, missing
+from fedstrata.compare.runner import News, missing
 from fedstrata.compare.table import MEASURED, Comparison, ComparisonRow, spread
 from fedstrata.config.identity import FREE
 from fedstrata.config.schema import RunConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare.plan import Plan, Run
-from fedstrata.compare.running import Result, find
+from fedstrata.compare.runner import Result, find
 from fedstrata.errors import FedstrataError
 
 

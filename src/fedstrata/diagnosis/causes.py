@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.evidence import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
 from fedstrata.diagnosis.remedies import RemedyBuilder, reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun

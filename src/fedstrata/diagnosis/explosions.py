@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.evidence import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun

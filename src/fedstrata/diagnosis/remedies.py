@@ -9,8 +9,8 @@ from typing import Any
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
+from fedstrata.diagnosis.evidence import trained_strata
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
 from fedstrata.runs.reader import SavedRun

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
+from fedstrata.diagnosis.cleaning import readable
+from fedstrata.diagnosis.evidence import LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
-from fedstrata.diagnosis.reading import LARGEST, WARM, Evidence, Rule
-from fedstrata.diagnosis.rows import readable
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.runs.reader import SavedRun

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
-from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import (
+from fedstrata.diagnosis.evidence import (
     WARM,
     Evidence,
     Rule,
@@ -26,6 +25,7 @@ from fedstrata.diagnosis.reading import (
     steps_of,
     times,
 )
+from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun

@@ -12,8 +12,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedstrata.report.lines import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
-from fedstrata.report.words import distinct, number, rounded, text
+from fedstrata.report.formatting import distinct, number, rounded, text
+from fedstrata.report.run_groups import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 

@@ -23,9 +23,9 @@ from fedstrata.core.text import plural
 from fedstrata.errors import UsageError
 from fedstrata.report import tables
 from fedstrata.report.figures import themes
-from fedstrata.report.lines import PALETTE, Line, lines_of
+from fedstrata.report.formatting import NONE, listed, text
+from fedstrata.report.run_groups import PALETTE, Line, lines_of
 from fedstrata.report.sections import Section, sections
-from fedstrata.report.words import NONE, listed, text
 from fedstrata.runs.files import write_atomic
 from fedstrata.runs.reader import SavedRun
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.errors import UsageError, one_of
 from fedstrata.report.figures import BAND, Figure, Trace
-from fedstrata.report.lines import lines_of
+from fedstrata.report.run_groups import lines_of
 from fedstrata.report.sections import drawn_sections
 from fedstrata.runs.files import disk_errors, write_atomic
 from fedstrata.runs.reader import SavedRun

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fedstrata.diagnosis import diagnose
 from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
 from fedstrata.diagnosis.thresholds import HIGH
-from fedstrata.report import features, figures, layers, tables
+from fedstrata.report import feature_figures, figures, stratum_figures, tables
 from fedstrata.report.figures import Control, Figure
-from fedstrata.report.lines import Line
-from fedstrata.report.words import text
+from fedstrata.report.formatting import text
+from fedstrata.report.run_groups import Line
 from fedstrata.runs.reader import SavedRun
 
 
@@ -101,56 +101,56 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list
         "Layer by layer",
         "How far clients pull each stratum apart. The slider moves through the rounds.",
         False,
-        (layers.divergence,),
+        (stratum_figures.divergence,),
     ),
     (
         "gradients",
         "Gradients around averaging",
         "A jump at the first step after averaging means that averaged layers do not fit each other.",
         False,
-        (layers.gradnorm,),
+        (stratum_figures.gradnorm,),
     ),
     (
         "similarity",
         "How alike clients' features are",
         "Linear CKA between clients' local models on one shared batch: 1 is the same up to rotation and scale.",
         True,
-        (features.cka,),
+        (feature_figures.cka,),
     ),
     (
         "forgetting",
         "Forgetting",
         "What local training does to classes, above all to those that a client lacks.",
         False,
-        (features.calibration,),
+        (feature_figures.calibration,),
     ),
     (
         "drift",
         "Drift of neurons",
         "How far neurons that answer to a class move in local training.",
         True,
-        (features.drift,),
+        (feature_figures.drift,),
     ),
     (
         "statistics",
         "Running statistics",
         "Whether normalisation by averaged statistics costs accuracy.",
         False,
-        (layers.statistics,),
+        (stratum_figures.statistics,),
     ),
     (
         "crossing",
         "Gradients across layers",
         "InCo's coefficients of every layer.",
         True,
-        (layers.crossing,),
+        (stratum_figures.crossing,),
     ),
     (
         "embedding",
         "A map of features",
         "t-SNE; distances between far points mean nothing.",
         True,
-        (features.embedding,),
+        (feature_figures.embedding,),
     ),
     (
         "partition",

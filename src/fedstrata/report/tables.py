@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.core.text import percent, plural
-from fedstrata.report.lines import PALETTE, Line, differing
-from fedstrata.report.words import NONE, flops, known, listed, mean, seconds, sized, spread, text
+from fedstrata.report.formatting import NONE, flops, known, listed, mean, seconds, sized, spread, text
+from fedstrata.report.run_groups import PALETTE, Line, differing
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Costs
 

@@ -14,9 +14,9 @@ from typing import Any
 from fedstrata.compare import Comparison
 from fedstrata.compare.table import spread, stat
 from fedstrata.core.spec import text_of
-from fedstrata.reproduce import accumulation
-from fedstrata.reproduce.accumulation import MILLI, Cell, cell_of, minus, reached
+from fedstrata.reproduce import deeper_divergence
 from fedstrata.reproduce.claims import GAINS, Check, above, fewest
+from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, minus, reached
 from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, lost
 
 DATASETS = {
@@ -245,8 +245,8 @@ def _accumulation(scale: DeeperScale) -> OwnWork:
         "how far apart gradients are in two CNNs, layer by layer, under noise and within a class",
         {**given, "run": run},
         scale.seeds,
-        accumulation.work,
-        accumulation.judge,
+        deeper_divergence.work,
+        deeper_divergence.judge,
         draws=True,
     )
 
@@ -258,8 +258,8 @@ def _rounds(scale: DeeperScale) -> OwnWork:
         "the clients' divergence, layer by layer and round by round",
         {"run": {**run, "model": scale.resnet(scale.deep), "eval_every": run["rounds"]}},
         scale.seeds,
-        accumulation.follow,
-        accumulation.judge_rounds,
+        deeper_divergence.follow,
+        deeper_divergence.judge_rounds,
         draws=True,
     )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.compare.table import spread, stat
-from fedstrata.reproduce import inversion, layers
+from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion
 from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
 from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
 from fedstrata.runs.records import Record, rounds_to
@@ -441,10 +441,10 @@ def _divergence(scale: FedImproScale) -> OwnWork:
             "looks": scale.looks,
         },
         scale.seeds,
-        layers.work,
-        lambda found: layers.judge(found, list(methods), scale.looks),
+        fedimpro_divergence.work,
+        lambda found: fedimpro_divergence.judge(found, list(methods), scale.looks),
         draws=True,
-        needs=layers.check_transport,
+        needs=fedimpro_divergence.check_transport,
     )
 
 
@@ -454,7 +454,7 @@ def _inversion(scale: FedImproScale) -> OwnWork:
         "images rebuilt from raw features and from shared statistics",
         {"run": {**_run(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
         scale.seeds,
-        inversion.work,
-        inversion.judge,
+        fedimpro_inversion.work,
+        fedimpro_inversion.judge,
         draws=True,
     )

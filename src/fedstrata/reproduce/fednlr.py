@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstrata.compare import Comparison
 from fedstrata.compare.table import spread, stat
-from fedstrata.reproduce import drift
+from fedstrata.reproduce import fednlr_drift
 from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best
 from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, by_label, figures, last, lost
 
@@ -266,8 +266,8 @@ def _drift(scale: FedNLRScale) -> OwnWork:
     return OwnWork(
         "drift",
         "Appendix A: bound neurons of one class after a visit to a client of another",
-        {"run": dict(scale.neurons), "even": drift.EVEN},
+        {"run": dict(scale.neurons), "even": fednlr_drift.EVEN},
         scale.neuron_seeds or scale.seeds,
-        drift.work,
-        lambda found: drift.judge(found, visited, other),
+        fednlr_drift.work,
+        lambda found: fednlr_drift.judge(found, visited, other),
     )

@@ -13,9 +13,9 @@ from typing import Any
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.table import spread, stat
 from fedstrata.core.text import bytes_text, flops_text, plural
-from fedstrata.reproduce import trace
+from fedstrata.reproduce import fedpart_trace
 from fedstrata.reproduce.claims import Check, above, within
-from fedstrata.reproduce.judged import by_client
+from fedstrata.reproduce.fedpart_statistics import by_client
 from fedstrata.reproduce.parts import (
     Findings,
     FindingsTable,
@@ -322,7 +322,7 @@ def _trace(scale: FedPartScale) -> OwnWork:
         "the gradient's norm, step by step, around full and partial aggregation",
         {"run": run, "methods": methods, "ends": scale.ends},
         scale.seeds,
-        trace.work,
-        lambda found: trace.judge(found, scale.ends),
+        fedpart_trace.work,
+        lambda found: fedpart_trace.judge(found, scale.ends),
         draws=True,
     )

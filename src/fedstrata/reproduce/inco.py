@@ -12,11 +12,9 @@ from typing import Any
 
 from fedstrata.compare import Comparison
 from fedstrata.core.text import plural
-from fedstrata.reproduce import similarity
+from fedstrata.reproduce import inco_similarity
 from fedstrata.reproduce.claims import Seeds, above, best
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
-from fedstrata.reproduce.plots import plot_architectures
-from fedstrata.reproduce.unequal import (
+from fedstrata.reproduce.inco_settings import (
     GROUP,
     GROUPED,
     HETERO,
@@ -35,6 +33,8 @@ from fedstrata.reproduce.unequal import (
     joined,
     labelled,
 )
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
+from fedstrata.reproduce.plots import plot_architectures
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
 
@@ -331,12 +331,12 @@ def _similarity(scale: InCoScale) -> OwnWork:
     middle = scale.arch(scale.depths[len(scale.depths) // 2])
     equal = {"archs": None, "model": middle, "method": "fedavg"}
     cases = {
-        similarity.IID: {**equal, "partition": "iid"},
-        similarity.EQUAL: equal,
-        similarity.GROUP: {"method": GROUPED},
-        similarity.HETERO: {"method": "heteroavg"},
-        similarity.INCO: {"method": crossed()},
-        similarity.PLAIN_INCO: {"method": crossed(optimise=False)},
+        inco_similarity.IID: {**equal, "partition": "iid"},
+        inco_similarity.EQUAL: equal,
+        inco_similarity.GROUP: {"method": GROUPED},
+        inco_similarity.HETERO: {"method": "heteroavg"},
+        inco_similarity.INCO: {"method": crossed()},
+        inco_similarity.PLAIN_INCO: {"method": crossed(optimise=False)},
     }
     return OwnWork(
         "similarity",
@@ -349,7 +349,7 @@ def _similarity(scale: InCoScale) -> OwnWork:
             "mapped": scale.mapped,
         },
         scale.seeds,
-        similarity.work,
-        similarity.judge,
+        inco_similarity.work,
+        inco_similarity.judge,
         draws=True,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.reproduce.claims import Check, Seeds
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
 from fedstrata.runs.records import Record

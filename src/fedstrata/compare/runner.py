@@ -216,7 +216,7 @@ class _Job:
     def __init__(self, run: Run) -> None:
         self.run, self.heard = run, 0
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 – unlike a pipe it is never full
-        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.running import attend; attend()"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.runner import attend; attend()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,

@@ -33,9 +33,9 @@ from fedstrata.probes.measures import (
     with_shared,
 )
 from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
+from fedstrata.reproduce.part_runs import configured, watched
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
-from fedstrata.reproduce.runs import configured, watched
 from fedstrata.system.machine import computing
 from fedstrata.techniques.fedimpro import FedImpro, drawn
 

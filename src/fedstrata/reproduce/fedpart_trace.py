@@ -16,9 +16,9 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import plural
 from fedstrata.federation import Federation
 from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
+from fedstrata.reproduce.part_runs import configured, watched
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_norms
-from fedstrata.reproduce.runs import configured, watched
 
 
 def norm(grads: Tensors) -> torch.Tensor:

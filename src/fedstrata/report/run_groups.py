@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from fedstrata.config.identity import FREE, LOOKING
-from fedstrata.report.words import known, mean, number
+from fedstrata.report.formatting import known, mean, number
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstrata.report.figures import PERCENT, Control, Figure, Trace, axis, key, layout, rounds_axis
-from fedstrata.report.layers import (
+from fedstrata.report.formatting import distinct, number, rounded, text
+from fedstrata.report.run_groups import PALETTE, Line, order, stages_of
+from fedstrata.report.stratum_figures import (
     MOST_ROUNDS,
     lines_over_rounds,
     methods,
@@ -16,8 +18,6 @@ from fedstrata.report.layers import (
     second,
     stage_tables,
 )
-from fedstrata.report.lines import PALETTE, Line, order, stages_of
-from fedstrata.report.words import distinct, number, rounded, text
 
 NUMBERS = 150_000
 """Of all CKA matrices together; beyond, some rounds are left out."""

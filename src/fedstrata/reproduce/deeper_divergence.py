@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.compare import ComparisonRow
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.compare.table import Stat, stat
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.rng import derive
@@ -28,9 +28,9 @@ from fedstrata.data.partitions import partition
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
 from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
+from fedstrata.reproduce.part_runs import configured
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, figures, kept
 from fedstrata.reproduce.plots import FULL, PART, save
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.machine import computing, device_of

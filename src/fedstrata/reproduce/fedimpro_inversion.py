@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.attack import invert
-from fedstrata.attack.sheet import contact_sheet
+from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.compare.table import Stat, stat
 from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
+from fedstrata.reproduce.part_runs import configured
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
 from fedstrata.system.machine import computing

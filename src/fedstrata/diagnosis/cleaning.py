@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedstrata.diagnosis.reading import number
+from fedstrata.diagnosis.evidence import number
 from fedstrata.runs.reader import SavedRun
 
 Kind = Callable[[Any], Any]

@@ -28,10 +28,10 @@ from fedstrata.models.stages import stages as stages_of
 from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
-from fedstrata.reproduce.layers import local_models
+from fedstrata.reproduce.fedimpro_divergence import local_models
+from fedstrata.reproduce.part_runs import configured
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
 from fedstrata.system.machine import computing
 from fedstrata.techniques import method

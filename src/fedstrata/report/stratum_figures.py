@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from fedstrata.report.figures import PERCENT, Control, Figure, Trace, axis, band, drawn, key, layout, rounds_axis
-from fedstrata.report.lines import Line, order, probed, stages_of, strata_of, tables
-from fedstrata.report.words import distinct, known, number, rounded, text
+from fedstrata.report.formatting import distinct, known, number, rounded, text
+from fedstrata.report.run_groups import Line, order, probed, stages_of, strata_of, tables
 
 MOST_ROUNDS = 200
 """Columns of a heat-map, and steps of a slider: more could not be told apart."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import records
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce.claims import Seeds
 from fedstrata.reproduce.parts import by_label
