@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from fedstrata.cli import console
-from fedstrata.cli.main import _gathered
-from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, tabulate
+from fedstrata.cli.main import _join_values
+from fedstrata.compare import Comparison, News, Plan, Result, compare, merge_options, plan, run_missing, tabulate
 from fedstrata.compare.plan import directory_name, identity
-from fedstrata.compare.runner import _attempt, find, missing
+from fedstrata.compare.runner import _attempt, find_result, missing
 from fedstrata.compare.table import gap, rows, stat
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.config.toml import to_toml
@@ -65,8 +65,8 @@ def test_a_grid() -> None:
     assert made.axes == ["lr"]
     assert made.seeds == [3, 1]
     assert str(made.runs[-1]) == f"{UNIFORM}, lr=1.0 seed 1"
-    assert "lr" not in made.fixed
-    assert (made.fixed["rounds"], made.fixed["epochs"]) == (3, 1)
+    assert "lr" not in made.common
+    assert (made.common["rounds"], made.common["epochs"]) == (3, 1)
     assert len({run.directory for run in made.runs}) == 8
     assert {run.directory.parent for run in made.runs} == {Path("out")}
 
@@ -87,7 +87,7 @@ def test_methods_with_settings_of_their_own() -> None:
     assert [run.config.lr for run in made.runs[::2]] == [0.1, 0.5, 0.1]
     assert made.runs[-1].config.model == "mlp(hidden=(4,))"
     assert made.runs[-1].own == {"model": "mlp(hidden=(4,))"}
-    assert made.fixed.keys().isdisjoint({"lr", "model"})
+    assert made.common.keys().isdisjoint({"lr", "model"})
 
 
 def test_lists_of_tables() -> None:
@@ -148,7 +148,7 @@ def test_options_win_over_the_file() -> None:
     file = {"methods": ["fedavg"], "seeds": [7], "lr": 0.5, "epochs": [1, 2], "model": "mlp"}
     given = {"lr": 0.25, "rounds": 2}
     vary = ["batch_size = 8; 16;", "model.hidden=[4]; [5]"]
-    found = overlaid(file, given, f"fedavg;{UNIFORM} ; ", ["0,1", "2"], vary, ["epochs=3"])
+    found = merge_options(file, given, f"fedavg;{UNIFORM} ; ", ["0,1", "2"], vary, ["epochs=3"])
     assert found == {
         "method": ["fedavg", UNIFORM],
         "seed": [0, 1, 2],
@@ -158,9 +158,9 @@ def test_options_win_over_the_file() -> None:
         "batch_size": [8, 16],
         "model": ["mlp(hidden=(4,))", "mlp(hidden=(5,))"],
     }
-    assert overlaid({}, {}, sets=["seed=[0, 1]"]) == {"seed": (0, 1)}
-    assert len(plan(overlaid({}, {}, sets=["seed=[0, 1]"]), "out").runs) == 2
-    varied = overlaid({}, {}, vary=["methods=fedavg; " + UNIFORM, "participation=1; 0.5"])
+    assert merge_options({}, {}, sets=["seed=[0, 1]"]) == {"seed": (0, 1)}
+    assert len(plan(merge_options({}, {}, sets=["seed=[0, 1]"]), "out").runs) == 2
+    varied = merge_options({}, {}, vary=["methods=fedavg; " + UNIFORM, "participation=1; 0.5"])
     assert varied == {"method": ["fedavg", UNIFORM], "participation": [1, 0.5]}
 
 
@@ -175,7 +175,7 @@ def test_options_win_over_the_file() -> None:
     ],
 )
 def test_seeds_take_all_whole_numbers(words: str, gathered: str) -> None:
-    assert _gathered(words.split()) == gathered.split()
+    assert _join_values(words.split()) == gathered.split()
 
 
 @pytest.mark.parametrize(
@@ -336,13 +336,13 @@ def test_rows() -> None:
     assert fedavg.gap.std == pytest.approx(0.02**0.5)
     assert fedavg.of("bytes_up").mean == 1500  # type: ignore[union-attr]
     assert central.gap is None
-    assert uniform.diverged == [0]
+    assert uniform.diverged_seeds == [0]
     assert uniform.of("accuracy") == stat([0.5])
     assert uniform.gap == stat([0.8 - 0.5])
-    assert absent.missing == [0, 1]
+    assert absent.missing_seeds == [0, 1]
     assert absent.of("accuracy") is None
     assert absent.gap is None
-    assert alone.missing == [1]
+    assert alone.missing_seeds == [1]
     assert lost.of("accuracy") is None
 
     comparison = Comparison(made, found, {})
@@ -411,7 +411,7 @@ def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert [next(going).round, next(going).round] == [1, 2]
     going.close()
     del federation, going
-    assert find(half) is None
+    assert find_result(half) is None
     assert [run.label for run in missing(made)] == ["fedavg", UNIFORM]
     heard: list[News] = []
     assert run_missing(made, on_news=heard.append) == {}
@@ -438,7 +438,7 @@ def test_a_summary_that_is_not_whole_is_made_again() -> None:
     whole = json.loads(path.read_text())
     for text in ("", "{}", "[]", json.dumps({**whole, "costs": None})):
         path.write_text(text)
-        assert find(made.runs[0]) is None
+        assert find_result(made.runs[0]) is None
         assert run_missing(made) == {}
         assert json.loads(path.read_text())["accuracy"] == whole["accuracy"]
 
@@ -489,7 +489,7 @@ def test_a_diverged_run_is_finished(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": "training diverged in round 3: …"}))
     assert missing(made) == []
     (row,) = tabulate(made).rows
-    assert (row.diverged, len(row.sound)) == ([1], 1)
+    assert (row.diverged_seeds, len(row.sound_results)) == ([1], 1)
     assert fedstrata("compare", *WORDS, "--seeds", 0, 1, "--out", "out") == 0
     assert "(1/2 diverged)" in capsys.readouterr().out
 
@@ -601,7 +601,7 @@ def test_jobs_give_the_same_runs(tmp_path: Path) -> None:
     heard: list[News] = []
     found = compare(values, "many", jobs=2, on_news=heard.append)
     assert found.failures == {}
-    assert sum(news.ended for news in heard) == 4
+    assert sum(news.is_last for news in heard) == 4
     for run in found.plan.runs:
         open_run(run.config.model_copy(update={"workers": 1}), tmp_path / "one" / run.directory.name).fit()
         assert same(run.directory, tmp_path / "one" / run.directory.name)

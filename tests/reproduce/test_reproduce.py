@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.compare import plan
-from fedstrata.compare.runner import records
+from fedstrata.compare.runner import read_records
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
@@ -22,26 +22,26 @@ from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedimpro_divergence import (
     LocalModels,
-    balanced,
+    balanced_labels,
     distances,
     local_models,
     shared_features,
     variances,
 )
-from fedstrata.reproduce.fedimpro_divergence import follow as follow_layers
-from fedstrata.reproduce.fedimpro_divergence import judge as judge_layers
-from fedstrata.reproduce.fedimpro_inversion import packed, unpacked
-from fedstrata.reproduce.fednlr_drift import change
+from fedstrata.reproduce.fedimpro_divergence import assess as judge_layers
+from fedstrata.reproduce.fedimpro_divergence import measure_run as follow_layers
+from fedstrata.reproduce.fedimpro_inversion import decode_images, encode_images
+from fedstrata.reproduce.fednlr_drift import activation_gain
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
-from fedstrata.reproduce.fedpart_trace import Trace, follow, jumps, norm
+from fedstrata.reproduce.fedpart_trace import GradientTrace, gradient_norm, jumps, measure_norms
 from fedstrata.reproduce.inco_settings import SCALES as INCO
-from fedstrata.reproduce.inco_settings import arch_accuracy, clients_accuracy, crossed
-from fedstrata.reproduce.inco_similarity import GROUP, HARDER, HETERO, PLAIN_INCO, filled
+from fedstrata.reproduce.inco_settings import arch_accuracy, clients_accuracy, inco_method
+from fedstrata.reproduce.inco_similarity import GROUP, HARDER, HETERO, PLAIN_INCO, fill_model
 from fedstrata.reproduce.inco_similarity import INCO as CROSSED
-from fedstrata.reproduce.inco_similarity import follow as follow_alike
-from fedstrata.reproduce.inco_similarity import judge as judge_alike
-from fedstrata.reproduce.inco_similarity import watched as watched_archs
-from fedstrata.reproduce.part_runs import configured, watched
+from fedstrata.reproduce.inco_similarity import assess as judge_alike
+from fedstrata.reproduce.inco_similarity import measure_run as follow_alike
+from fedstrata.reproduce.inco_similarity import observe as watched_archs
+from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
 from fedstrata.run import open_run
 from tests.small_runs import fedstrata, one_sentence
@@ -320,7 +320,7 @@ def test_incos_settings() -> None:
     methods = {run.label: run.config.method for run in runs}
     assert methods["FedAvg"] == "fedavg(weight='uniform') + groupavg"
     assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco"
-    assert crossed(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
+    assert inco_method(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
     assert [alike.settings["run"][name] for name in ("clients", "rounds", "participation")] == [10, 50, 1.0]
 
 
@@ -409,8 +409,8 @@ RUN: dict[str, Any] = {**FEDPART["smoke"].run, "rounds": 3, "steps": 4, "buffers
 def test_a_trace_changes_nothing() -> None:
     config = checked(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
     plain = open_run(config, None).fit()
-    federation = watched(config, Trace())
-    found = follow(federation)
+    federation = build_federation(config, GradientTrace())
+    found = measure_norms(federation)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
     assert [len(steps) for steps in found["norms"]] == [4, 4, 4]
@@ -421,18 +421,18 @@ def test_a_trace_changes_nothing() -> None:
 def test_the_first_norm_is_the_gradients() -> None:
     """One client, one step over all of its data: the norm is that of the mean loss's gradient at the first model."""
     config = checked(RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000})
-    federation = watched(config, Trace())
+    federation = build_federation(config, GradientTrace())
     model, (data,) = federation.model, federation.clients
     x, y = data.batch(torch.arange(len(data)))
     torch.nn.functional.cross_entropy(model(x), y).backward()
-    wanted = norm({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert follow(federation)["norms"][0] == [pytest.approx(float(wanted), rel=1e-4)]
+    wanted = gradient_norm({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert measure_norms(federation)["norms"][0] == [pytest.approx(float(wanted), rel=1e-4)]
 
 
 def test_a_smaller_last_batch_is_left_out() -> None:
     """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
     config = checked(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
-    assert [len(steps) for steps in follow(watched(config, Trace()))["norms"]] == [2]
+    assert [len(steps) for steps in measure_norms(build_federation(config, GradientTrace()))["norms"]] == [2]
 
 
 def test_jumps_are_between_rounds_of_the_same_strata() -> None:
@@ -454,9 +454,9 @@ def test_drift_is_of_bound_neurons() -> None:
     """
     before, after = [[0.1, 0.9, 0.0], [0.4, 0.2, 0.6], [0.1, 1.2, 0.0]], [[], [0.3, 9.0, 0.1], [7.0, 1.5, 0.0]]
     after[0] = before[0]
-    assert change(before, after, 0, [1]) == pytest.approx(-0.6)
-    assert change(before, after, 0, [1, 2]) == pytest.approx(-0.3 / 2.2)
-    assert change([[1.0] * 3, [0.0] * 3], after, 0, [1]) is None
+    assert activation_gain(before, after, 0, [1]) == pytest.approx(-0.6)
+    assert activation_gain(before, after, 0, [1, 2]) == pytest.approx(-0.3 / 2.2)
+    assert activation_gain([[1.0] * 3, [0.0] * 3], after, 0, [1]) is None
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ IMPRO: dict[str, Any] = {**FEDIMPRO["smoke"].run, "participation": 2, "method": 
 def test_watching_changes_nothing() -> None:
     config = checked(RunConfig, IMPRO)
     plain = open_run(config, None).fit()
-    federation = watched(config, LocalModels())
+    federation = build_federation(config, LocalModels())
     found = follow_layers(federation, 2)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
@@ -480,7 +480,7 @@ def test_watching_changes_nothing() -> None:
 
 def test_local_models_are_what_the_server_averages() -> None:
     """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
-    federation = watched(checked(RunConfig, IMPRO), LocalModels())
+    federation = build_federation(checked(RunConfig, IMPRO), LocalModels())
     follow_layers(federation, 1)
     local = local_models(federation.state.techniques["watch"])
     assert sorted(local) == federation.records[-1].clients
@@ -498,7 +498,7 @@ def test_shared_features_are_those_of_the_statistics() -> None:
         "mean": torch.tensor([[1.0], [9.0], [5.0]]).expand(3, 4),
         "variance": torch.tensor([[0.0], [9.0], [4.0]]).expand(3, 4),
     }
-    labels = balanced(state, 2001)
+    labels = balanced_labels(state, 2001)
     features = shared_features(state, labels, torch.Generator().manual_seed(0))
     assert labels.bincount().tolist() == [1001, 0, 1000]
     assert torch.equal(features[labels == 0], torch.ones(1001, 4))
@@ -508,7 +508,7 @@ def test_shared_features_are_those_of_the_statistics() -> None:
 
 def test_what_shared_features_change_can_go_either_way() -> None:
     """Sampled with a wide spread, features are further apart than the clients' own, and gradients differ more."""
-    federation = watched(checked(RunConfig, IMPRO), LocalModels())
+    federation = build_federation(checked(RunConfig, IMPRO), LocalModels())
     federation.fit()
     model, clients = federation.model, list(federation.clients)
     state = federation.state.techniques["fedimpro"]
@@ -546,14 +546,14 @@ def test_layers_are_judged() -> None:
 
 def test_a_run_has_as_many_workers_as_the_bench_unless_it_says_so() -> None:
     run = {"method": "fedavg"}
-    assert configured({"run": run}, 3, PartResources("data", 2)).workers == 2
-    config = configured({"run": {**run, "workers": 1}}, 3, PartResources("data", 2), method="fednova")
+    assert build_config({"run": run}, 3, PartResources("data", 2)).workers == 2
+    config = build_config({"run": {**run, "workers": 1}}, 3, PartResources("data", 2), method="fednova")
     assert (config.workers, config.seed, config.data_dir, config.method) == (1, 3, "data", "fednova")
 
 
 def test_images_are_kept_as_text() -> None:
     images = torch.arange(24.0).view(2, 3, 2, 2) / 23
-    assert (unpacked(packed(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255
+    assert (decode_images(encode_images(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255
 
 
 # --- clients of different depth --------------------------------------------------------------------------------------
@@ -563,7 +563,7 @@ DEPTHS: dict[str, Any] = {**INCO["smoke"].run, **INCO["smoke"].models, "dataset"
 
 def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
     """Of the last evaluations only: (0.2 + 0.4)/2 and (0.6 + 0.8)/2, and 0.4 and 0.8 of the second one."""
-    (record, *_) = records(next((made["inco"][1] / "runs").iterdir()))
+    (record, *_) = read_records(next((made["inco"][1] / "runs").iterdir()))
     rounds = [
         replace(record, arch_accuracy=dict(zip("ab", pair, strict=True)) if pair else {})
         for pair in ((0.9, 0.9), (0.2, 0.4), (), (0.6, 0.8))
@@ -606,7 +606,7 @@ def test_local_models_of_different_depth(method: str, name: str) -> None:
 
 def test_a_model_is_filled_with_a_groups_tensors() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    copied = filled(model, {"group_0.0.weight": torch.ones(1, 2), "0.bias": torch.zeros(1)})
+    copied = fill_model(model, {"group_0.0.weight": torch.ones(1, 2), "0.bias": torch.zeros(1)})
     assert {name: tensor.tolist() for name, tensor in copied.state_dict().items()} == {
         "0.weight": [[1.0, 1.0]],
         "0.bias": [0.0],

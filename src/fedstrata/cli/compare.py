@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, Open, Report, Sets, numbers, open_screen, with_fields
-from fedstrata.cli.report import browse
+from fedstrata.cli.options import Json, Open, Report, Sets, open_screen, parse_numbers, with_fields
+from fedstrata.cli.report import open_in_browser
 from fedstrata.config.toml import read_toml
 from fedstrata.core.text import plural
 from fedstrata.errors import FedstrataError, Stopped, UsageError
@@ -55,11 +55,13 @@ def compare(
     """Run methods × seeds (and any other field), leaving out what is finished, and print the table."""
     if as_markdown + as_csv + as_json > 1:
         raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
-    from fedstrata.compare import overlaid, plan, run_missing, show, tabulate
+    from fedstrata.compare import merge_options, plan, run_missing, show, tabulate
 
     values = {} if config is None else read_toml(config)
     grid = plan(
-        overlaid(values, numbers(given), "; ".join(methods) if methods else None, seeds or [], vary or [], sets or []),
+        merge_options(
+            values, parse_numbers(given), "; ".join(methods) if methods else None, seeds or [], vary or [], sets or []
+        ),
         out,
     )
     failures = {}
@@ -80,9 +82,9 @@ def compare(
 
         page = write([SavedRun.read(Path(run)) for run in runs], out / "report.html")
         if open_:
-            browse(page.resolve().as_uri())
+            open_in_browser(page.resolve().as_uri())
     if failures:
-        raise FedstrataError(show.failed(found))
+        raise FedstrataError(show.failure_text(found))
 
 
 def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> None:

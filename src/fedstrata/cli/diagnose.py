@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, Sets, config_of, open_screen, with_fields
+from fedstrata.cli.options import Json, Sets, open_screen, read_config, with_fields
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def diagnose(
     """Say what is wrong with a run, or with what a configuration would run, layer by layer, and what to try."""
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other: give one of them")
-    found = _of_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
+    found = _diagnose_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
     if found is None:
         from fedstrata.run import open_run
 
-        config = config_of(run, given, sets)
+        config = read_config(run, given, sets)
         found = open_run(config, None).diagnose(probing_rounds)
     if as_json:
         print(json.dumps(found.as_dict()))
@@ -46,7 +46,7 @@ def diagnose(
         open_screen().print(str(found), soft_wrap=True)
 
 
-def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
+def _diagnose_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
     """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
     from fedstrata.diagnosis import diagnose as diagnosed
     from fedstrata.runs.reader import SavedRun

@@ -78,7 +78,7 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("FEDSTRATA_DEBUG"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no '–' gets a '?'
-    code = _guarded(arguments, debug)
+    code = _run_guarded(arguments, debug)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -91,7 +91,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _gathered(arguments: list[str]) -> list[str]:
+def _join_values(arguments: list[str]) -> list[str]:
     """`--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, since an option takes one word."""
     words: list[str] = []
     for word in arguments:
@@ -108,10 +108,10 @@ def _is_file(word: str) -> bool:
     return os.path.exists(word) and word not in (*table("probes"), "all")
 
 
-def _guarded(arguments: list[str], debug: bool) -> int:
+def _run_guarded(arguments: list[str], debug: bool) -> int:
     with signals.stopping() as stop:
         try:
-            code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
+            code = app(_join_values(arguments), standalone_mode=False, prog_name="fedstrata") or 0
             if code == Stopped.exit_code:  # what typer makes of Ctrl-C
                 raise Stopped("stopped")
             return code

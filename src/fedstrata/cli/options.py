@@ -74,7 +74,7 @@ def with_fields(command: Callable[..., None], of: Collection[str] | None = None)
     return run
 
 
-def number(text: Any) -> Any:
+def parse_number(text: Any) -> Any:
     """An option that may be a whole number or a fraction: '5' and '0.5' are told apart by the decimal point."""
     for kind in (int, float):
         try:
@@ -84,11 +84,11 @@ def number(text: Any) -> Any:
     return text
 
 
-def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: number(v) if name in ("participation", "workers") else v for name, v in given.items()}
+def parse_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: parse_number(v) if name in ("participation", "workers") else v for name, v in given.items()}
 
 
-def config_of(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
+def read_config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
     """File, then options, then --set."""
     values = {} if path is None else read_toml(path)
-    return checked(RunConfig, assign(values | numbers(given), sets or []))
+    return checked(RunConfig, assign(values | parse_numbers(given), sets or []))

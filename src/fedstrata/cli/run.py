@@ -22,12 +22,12 @@ from fedstrata.cli.options import (
     Report,
     Sets,
     TensorBoard,
-    config_of,
-    numbers,
     open_screen,
+    parse_numbers,
+    read_config,
     with_fields,
 )
-from fedstrata.cli.report import browse
+from fedstrata.cli.report import open_in_browser
 from fedstrata.config.identity import FREE, LOOKING
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.config.toml import read_toml
@@ -74,11 +74,11 @@ def run(
     """Train a federation, from a TOML file, from options, or both (options win)."""
     from fedstrata.run import open_run
 
-    settings = config_of(config, given, sets)
+    settings = read_config(config, given, sets)
     if tensorboard:
         _events_writer(None)
     opened = partial(open_run, settings, out or _default_out(settings), profile=profile)
-    _follow(opened, lambda: settings, _Wish(quiet, as_json, tensorboard, report, open_))
+    _follow(opened, lambda: settings, _OutputOptions(quiet, as_json, tensorboard, report, open_))
 
 
 @partial(with_fields, of=FREE | LOOKING)
@@ -96,11 +96,11 @@ def resume(
     """Continue a run that was stopped or killed; the result is the same, bit for bit."""
     from fedstrata.run import resume_run
 
-    opened = partial(resume_run, directory, profile, **numbers(given))
+    opened = partial(resume_run, directory, profile, **parse_numbers(given))
     _follow(
         opened,
         lambda: checked(RunConfig, read_toml(directory / "run.toml")),
-        _Wish(quiet, as_json, tensorboard, report, open_),
+        _OutputOptions(quiet, as_json, tensorboard, report, open_),
     )
 
 
@@ -117,11 +117,11 @@ def demo(
 
     config = checked(RunConfig, DEMO)
     opened = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(opened, lambda: config, _Wish(quiet, as_json, False, report, open_))
+    _follow(opened, lambda: config, _OutputOptions(quiet, as_json, False, report, open_))
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _OutputOptions:
     """What a user wants to see of a run."""
 
     quiet: bool
@@ -131,7 +131,7 @@ class _Wish:
     open: bool
 
 
-def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], wish: _Wish) -> None:
+def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], wish: _OutputOptions) -> None:
     """Open a run, and show it to its end; nothing is imported once its directory is there."""
     from fedstrata.cli import console
     from fedstrata.runs.directory import RunDirectory
@@ -157,7 +157,7 @@ def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], w
             said = config()
             rows = {"data": f"{said.dataset}, {said.partition}", "model": said.archs or said.model}
             screen.print(console.header(federation, rows))
-            with console.Watcher(screen, federation) as watcher:
+            with console.RoundsWatcher(screen, federation) as watcher:
                 listeners.append(watcher.record)
                 history = federation.fit(hear)
     except KeyboardInterrupt:
@@ -182,7 +182,7 @@ def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], w
     _report(federation, wish)
 
 
-def _report(federation: Federation, wish: _Wish) -> None:
+def _report(federation: Federation, wish: _OutputOptions) -> None:
     """Write the report of a run that has ended, and show it; the run is good even if that fails."""
     if not wish.report or federation.out is None:
         return
@@ -192,7 +192,7 @@ def _report(federation: Federation, wish: _Wish) -> None:
     try:
         page = write([SavedRun.read(federation.out)], federation.out / "report.html")
         if wish.open:
-            browse(page.resolve().as_uri())
+            open_in_browser(page.resolve().as_uri())
     except Exception as error:
         print(f"fedstrata: note: the report failed: {one_line(str(error) or repr(error), 300)}", file=sys.stderr)
 

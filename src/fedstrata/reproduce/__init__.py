@@ -104,15 +104,15 @@ def reproduce(
         if isinstance(part, OwnWork):
             part.needs()
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
-        sections, failures = _made(chosen, Path(place), PartResources(where, jobs), watch, say)
-        command, machines = _command(paper, scale, out, jobs, only), _machines(Path(place) / "runs")
+        sections, failures = _run_parts(chosen, Path(place), PartResources(where, jobs), watch, say)
+        command, machines = _command_text(paper, scale, out, jobs, only), _machine_texts(Path(place) / "runs")
         made = Reproduction(paper, scale, command, tuple(sections), failures, machines)
         if out is not None:
             made.write(Path(out))
     return made
 
 
-def _made(
+def _run_parts(
     chosen: Sequence[Part], out: Path, resources: PartResources, watch: Watching | None, say: Callable[[str], None]
 ) -> tuple[list[PartReport], dict[Path, FedstrataError]]:
     """All runs of all parts first, side by side; then what else there is to do; then what was found."""
@@ -130,13 +130,13 @@ def _made(
     for part in chosen:
         if isinstance(part, Grid):
             comparison = tabulate(grids[part.name], failures)
-            sections.append(PartReport(part, part.judge(comparison), show.settings(comparison)))
+            sections.append(PartReport(part, part.assess(comparison), show.settings_text(comparison)))
         else:
-            sections.append(_worked(part, out, resources, say))
+            sections.append(_report_own_work(part, out, resources, say))
     return sections, failures
 
 
-def _worked(part: OwnWork, out: Path, resources: PartResources, say: Callable[[str], None]) -> PartReport:
+def _report_own_work(part: OwnWork, out: Path, resources: PartResources, say: Callable[[str], None]) -> PartReport:
     found: dict[int, dict[str, Any]] = {}
     for seed in part.seeds:
         there = part.file(out, seed).exists()
@@ -144,16 +144,16 @@ def _worked(part: OwnWork, out: Path, resources: PartResources, say: Callable[[s
         if not there:
             say(f"{part.name} seed {seed}: done")
     told = "; ".join(f"{name} {value}" for name, value in part.settings["run"].items())
-    return PartReport(part, part.judge(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
+    return PartReport(part, part.assess(found), f"{told}; seeds {', '.join(map(str, part.seeds))}")
 
 
-def _machines(runs: Path) -> tuple[str, ...]:
+def _machine_texts(runs: Path) -> tuple[str, ...]:
     """Where the runs were made, here or elsewhere: torch and the processor."""
     told = [RunDirectory(path.parent).versions() for path in runs.glob("*/versions.json")] or [versions()]
     return tuple(dict.fromkeys(f"torch {v.get('torch')} on {v.get('processor', v.get('machine'))}" for v in told))
 
 
-def _command(paper: str, scale: str, out: str | Path | None, jobs: int, only: Sequence[str]) -> str:
+def _command_text(paper: str, scale: str, out: str | Path | None, jobs: int, only: Sequence[str]) -> str:
     """The command that gives the same; folders are anybody's own."""
     words = ["fedstrata reproduce", paper, f"--scale {scale}"]
     words += ["--data-dir DIR"] if scale != "smoke" else []

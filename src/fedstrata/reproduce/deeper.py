@@ -16,8 +16,8 @@ from fedstrata.compare.table import spread, stat
 from fedstrata.core.spec import text_of
 from fedstrata.reproduce import deeper_divergence
 from fedstrata.reproduce.claims import GAINS, Check, above, fewest
-from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, minus, reached
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, lost
+from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, differences, rounds_to_share
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, unfinished_note
 
 DATASETS = {
     "tiny-imagenet": "Tiny-ImageNet",
@@ -29,7 +29,7 @@ CL, FL = "CL", "FL"
 
 
 @dataclass(frozen=True)
-class PaperFigures:
+class DeeperFigures:
     """What the paper has in a row; where a table lacks FL's accuracy, it is CL − Gap."""
 
     cl: float | None = None
@@ -43,56 +43,56 @@ class PaperFigures:
 
 WIDTH = {
     "Tiny-ImageNet": (
-        PaperFigures(0.509, 0.458, 0.046),
-        PaperFigures(0.526, 0.484, 0.024),
-        PaperFigures(0.546, 0.504, 0.011),
+        DeeperFigures(0.509, 0.458, 0.046),
+        DeeperFigures(0.526, 0.484, 0.024),
+        DeeperFigures(0.546, 0.504, 0.011),
     ),
     "CIFAR-100": (
-        PaperFigures(0.587, 0.527, 0.052),
-        PaperFigures(0.623, 0.596, 0.032),
-        PaperFigures(0.634, 0.613, 0.014),
+        DeeperFigures(0.587, 0.527, 0.052),
+        DeeperFigures(0.623, 0.596, 0.032),
+        DeeperFigures(0.634, 0.613, 0.014),
     ),
 }
 BASE = {
-    "Tiny-ImageNet": PaperFigures(0.340, 0.236, 0.012),
-    "CIFAR-100": PaperFigures(0.510, 0.413, 0.014),
-    "CIFAR-10": PaperFigures(0.728, 0.618, 0.014),
+    "Tiny-ImageNet": DeeperFigures(0.340, 0.236, 0.012),
+    "CIFAR-100": DeeperFigures(0.510, 0.413, 0.014),
+    "CIFAR-10": DeeperFigures(0.728, 0.618, 0.014),
 }
 """ResNet101 with the large stem, 64×64, random resized crops: the first column of Tables 2, 4 and 5."""
 STEM = {
-    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], PaperFigures(0.472, 0.457, 0.008), PaperFigures(0.486, 0.473, 0.008)),
-    "CIFAR-100": (BASE["CIFAR-100"], PaperFigures(0.594, 0.574, 0.011), PaperFigures(0.602, 0.543, 0.012)),
-    "CIFAR-10": (BASE["CIFAR-10"], PaperFigures(0.775, 0.701, 0.012), PaperFigures(0.793, 0.724, 0.010)),
+    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], DeeperFigures(0.472, 0.457, 0.008), DeeperFigures(0.486, 0.473, 0.008)),
+    "CIFAR-100": (BASE["CIFAR-100"], DeeperFigures(0.594, 0.574, 0.011), DeeperFigures(0.602, 0.543, 0.012)),
+    "CIFAR-10": (BASE["CIFAR-10"], DeeperFigures(0.775, 0.701, 0.012), DeeperFigures(0.793, 0.724, 0.010)),
 }
 RESOLUTION = {
-    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], PaperFigures(0.495, 0.460, 0.008), PaperFigures(0.540, 0.490, 0.006)),
-    "CIFAR-100": (BASE["CIFAR-100"], PaperFigures(0.604, 0.501, 0.012), PaperFigures(0.645, 0.603, 0.010)),
-    "CIFAR-10": (BASE["CIFAR-10"], PaperFigures(0.785, 0.697, 0.012), PaperFigures(0.799, 0.754, 0.010)),
+    "Tiny-ImageNet": (BASE["Tiny-ImageNet"], DeeperFigures(0.495, 0.460, 0.008), DeeperFigures(0.540, 0.490, 0.006)),
+    "CIFAR-100": (BASE["CIFAR-100"], DeeperFigures(0.604, 0.501, 0.012), DeeperFigures(0.645, 0.603, 0.010)),
+    "CIFAR-10": (BASE["CIFAR-10"], DeeperFigures(0.785, 0.697, 0.012), DeeperFigures(0.799, 0.754, 0.010)),
 }
 AUGMENTATION = {
     "Tiny-ImageNet": (
-        PaperFigures(),
+        DeeperFigures(),
         BASE["Tiny-ImageNet"],
-        PaperFigures(0.218, 0.147, 0.008),
-        PaperFigures(0.321, 0.252, 0.008),
+        DeeperFigures(0.218, 0.147, 0.008),
+        DeeperFigures(0.321, 0.252, 0.008),
     ),
     "CIFAR-100": (
-        PaperFigures(),
+        DeeperFigures(),
         BASE["CIFAR-100"],
-        PaperFigures(0.330, 0.235, 0.016),
-        PaperFigures(0.455, 0.350, 0.014),
+        DeeperFigures(0.330, 0.235, 0.016),
+        DeeperFigures(0.455, 0.350, 0.014),
     ),
 }
 TRANSFORMER = {
-    "Tiny-ImageNet": (PaperFigures(0.340, 0.236), PaperFigures(0.389, 0.326)),
-    "CIFAR-100": (PaperFigures(0.572, 0.454), PaperFigures(0.499, 0.433)),
-    "CIFAR-10": (PaperFigures(0.684, 0.572), PaperFigures(0.663, 0.607)),
+    "Tiny-ImageNet": (DeeperFigures(0.340, 0.236), DeeperFigures(0.389, 0.326)),
+    "CIFAR-100": (DeeperFigures(0.572, 0.454), DeeperFigures(0.499, 0.433)),
+    "CIFAR-10": (DeeperFigures(0.684, 0.572), DeeperFigures(0.663, 0.607)),
 }
 RESIDUAL = {
-    "Tiny-ImageNet": (PaperFigures(0.522, 0.454), PaperFigures(0.509, 0.458)),
-    "CIFAR-100": (PaperFigures(0.569, 0.526), PaperFigures(0.587, 0.527)),
+    "Tiny-ImageNet": (DeeperFigures(0.522, 0.454), DeeperFigures(0.509, 0.458)),
+    "CIFAR-100": (DeeperFigures(0.569, 0.526), DeeperFigures(0.587, 0.527)),
 }
-CHANNELS = {"Tiny-ImageNet": (PaperFigures(fl=0.458), PaperFigures(fl=0.440), PaperFigures(fl=0.354))}
+CHANNELS = {"Tiny-ImageNet": (DeeperFigures(fl=0.458), DeeperFigures(fl=0.440), DeeperFigures(fl=0.354))}
 
 REACHED = 0.9
 """The share of the lower one's best accuracy that two runs are timed to; the paper's targets are 87 and 95 % of it."""
@@ -142,7 +142,7 @@ class DeeperScale:
         """A ResNet of a depth."""
         return text_of(f"resnet{depth}", {**self.shape, **others})
 
-    def slimmed(self, **others: Any) -> str:
+    def slim_resnet(self, **others: Any) -> str:
         """The slim ResNet."""
         name, shape = self.slim
         return text_of(name, {**shape, **others})
@@ -234,7 +234,7 @@ SCALES = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    return [_accumulation(chosen), _rounds(chosen), *(_grid(chosen, *sheet) for sheet in _sheets(chosen).items())]
+    return [_accumulation(chosen), _rounds(chosen), *(_grid(chosen, *sheet) for sheet in _paper_tables(chosen).items())]
 
 
 def _accumulation(scale: DeeperScale) -> OwnWork:
@@ -246,7 +246,7 @@ def _accumulation(scale: DeeperScale) -> OwnWork:
         {**given, "run": run},
         scale.seeds,
         deeper_divergence.work,
-        deeper_divergence.judge,
+        deeper_divergence.assess,
         draws=True,
     )
 
@@ -258,8 +258,8 @@ def _rounds(scale: DeeperScale) -> OwnWork:
         "the clients' divergence, layer by layer and round by round",
         {"run": {**run, "model": scale.resnet(scale.deep), "eval_every": run["rounds"]}},
         scale.seeds,
-        deeper_divergence.follow,
-        deeper_divergence.judge_rounds,
+        deeper_divergence.measure_rounds,
+        deeper_divergence.assess_rounds,
         draws=True,
     )
 
@@ -271,7 +271,7 @@ Cells = Mapping[str, Cell]
 
 
 @dataclass(frozen=True)
-class Sheet:
+class PaperTable:
     """One of the paper's tables.
 
     Args:
@@ -286,8 +286,8 @@ class Sheet:
     axis: str
     rows: Mapping[str, Any]
     datasets: Sequence[str]
-    claims: Callable[[Sheet, Cells, str], list[Check]]
-    told: Mapping[str, Sequence[PaperFigures]] = field(default_factory=dict)
+    claims: Callable[[PaperTable, Cells, str], list[Check]]
+    told: Mapping[str, Sequence[DeeperFigures]] = field(default_factory=dict)
     model: str | None = None
 
     def places(self, scale: DeeperScale) -> dict[tuple[str, Any], tuple[str, str]]:
@@ -304,15 +304,15 @@ class Sheet:
         """What the paper has of two rows."""
         at = [list(self.rows).index(label) for label in (one, other)]
         pairs = {name: [getattr(rows[i], measure) for i in at] for name, rows in self.told.items()}
-        return _said({name: _against(measure, *pair) for name, pair in pairs.items() if None not in pair}, data)
+        return _paper_text({name: _pair_text(measure, *pair) for name, pair in pairs.items() if None not in pair}, data)
 
 
-def _said(texts: Mapping[str, str], data: str) -> str:
+def _paper_text(texts: Mapping[str, str], data: str) -> str:
     """What the paper says on this dataset or, if it has none of that, on its own."""
     return texts.get(data) or "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _against(measure: str, one: float, other: float) -> str:
+def _pair_text(measure: str, one: float, other: float) -> str:
     if measure == "div":
         return f"{1000 * one:.0f} against {1000 * other:.0f}"
     return f"{100 * one:.1f} against {100 * other:.1f} {'points' if measure == 'gap' else '%'}"
@@ -330,7 +330,7 @@ ABOUT = {
 }
 
 
-def _grid(scale: DeeperScale, name: str, sheet: Sheet) -> Grid:
+def _grid(scale: DeeperScale, name: str, sheet: PaperTable) -> Grid:
     places = sheet.places(scale)
     axes = {"dataset": list(dict.fromkeys(dataset for dataset, _ in places))}
     if sheet.axis != "dataset":
@@ -339,10 +339,10 @@ def _grid(scale: DeeperScale, name: str, sheet: Sheet) -> Grid:
     varied = {name: several if len(several) > 1 else several[0] for name, several in axes.items()}
     methods = [{"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL}]
     values = {**scale.run, "partition": "iid", "method": methods, "seed": list(scale.seeds), **fixed, **varied}
-    return Grid(name, ABOUT[name], values, lambda comparison: _judge(scale, sheet, comparison))
+    return Grid(name, ABOUT[name], values, lambda comparison: _assess(scale, sheet, comparison))
 
 
-def _judge(scale: DeeperScale, sheet: Sheet, comparison: Comparison) -> Findings:
+def _assess(scale: DeeperScale, sheet: PaperTable, comparison: Comparison) -> Findings:
     places, rows = sheet.places(scale), {}
     for row in comparison.rows:
         rows[row.run.config.dataset, getattr(row.run.config, sheet.axis), row.method] = row
@@ -353,7 +353,10 @@ def _judge(scale: DeeperScale, sheet: Sheet, comparison: Comparison) -> Findings
     layers = {data: {label: dict(cell.layers) for label, cell in cells.items()} for data, cells in found.items()}
     told = "; ".join(dict.fromkeys(f"{label}: {value}" for (_, value), (_, label) in places.items()))
     return Findings(
-        (_table(found),), checks, (f"{sheet.axis} {told}", *NOTES, *lost(comparison)), data={"layers": layers}
+        (_table(found),),
+        checks,
+        (f"{sheet.axis} {told}", *NOTES, *unfinished_note(comparison)),
+        data={"layers": layers},
     )
 
 
@@ -363,7 +366,7 @@ def _table(found: Mapping[str, Cells]) -> FindingsTable:
         first = next(iter(cells.values()))
         for label, cell in cells.items():
             shares = (spread(stat(seeds.values())) for seeds in (cell.cl, cell.fl, cell.gap))
-            gained = "" if cell is first else spread(stat(minus(first.gap, cell.gap).values()))
+            gained = "" if cell is first else spread(stat(differences(first.gap, cell.gap).values()))
             rows.append((data, label, *shares, gained, MILLI.spread(stat(cell.div.values()))))
     columns = ("dataset", "", "Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", "Div., ×10⁻³")
     return FindingsTable("Centralised and federated training", columns, tuple(rows), left=2)
@@ -380,17 +383,17 @@ NOTES = (
 # --- what is claimed -------------------------------------------------------------------------------------------------
 
 
-def _accuracy(sheet: Sheet, cells: Cells, data: str, one: str, other: str) -> Check:
+def _accuracy(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"FL is better with {one} than with {other} on {data}"
     return above(name, cells[one].fl, cells[other].fl, paper=sheet.paper("fl", one, other, data))
 
 
-def _narrower(sheet: Sheet, cells: Cells, data: str, one: str, other: str) -> Check:
+def _narrower(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"the gap is narrower with {one} than with {other} on {data}"
     return above(name, cells[other].gap, cells[one].gap, unit=GAINS, paper=sheet.paper("gap", other, one, data))
 
 
-def _nearer(sheet: Sheet, cells: Cells, data: str, one: str, other: str) -> Check:
+def _nearer(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"clients diverge less with {one} than with {other} on {data}"
     return above(name, cells[other].div, cells[one].div, unit=MILLI, paper=sheet.paper("div", other, one, data))
 
@@ -402,17 +405,17 @@ def _deep_nearer(cells: Cells, data: str, one: str, other: str) -> Check:
 
 def _faster(cells: Cells, data: str, one: str, other: str, paper: str = "") -> Check:
     name = f"FL needs no more rounds to {100 * REACHED:.0f} % with {one} than with {other} on {data}"
-    return fewest(name, one, reached({label: cells[label] for label in (one, other)}, REACHED), paper=paper)
+    return fewest(name, one, rounds_to_share({label: cells[label] for label in (one, other)}, REACHED), paper=paper)
 
 
-def _guideline(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _guideline(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     """What Section 4 claims of every change for the better: accuracy, Gap and Div."""
     first, *others = cells
     claims = (_accuracy, _narrower, _nearer)
     return [claim(sheet, cells, data, label, first) for label in others for claim in claims]
 
 
-def _by_depth(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_depth(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     shallow, *_, deep = cells
     name = f"FL's accuracy falls more from round to round with {deep} than with {shallow} on {data}"
     return [
@@ -423,17 +426,17 @@ def _by_depth(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
     ]
 
 
-def _by_resolution(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_resolution(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     first, *_, last = cells
     return [*_guideline(sheet, cells, data), _deep_nearer(cells, data, last, first)]
 
 
-def _by_augmentation(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_augmentation(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     checks = [claim(sheet, cells, data, "RRC", "none") for claim in (_accuracy, _narrower, _nearer)]
     return [*checks, _accuracy(sheet, cells, data, "RRC", "CJ")]
 
 
-def _by_attention(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_attention(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     told = {
         "Tiny-ImageNet": "30.5 against 16.2 %",
         "CIFAR-100": "20.6 against 13.2 %",
@@ -441,45 +444,45 @@ def _by_attention(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
     }
     vit, swin = cells
     name = f"FL loses a smaller share of CL's accuracy with {swin} than with {vit} on {data}"
-    return [above(name, cells[vit].loss, cells[swin].loss, paper=_said(told, data))]
+    return [above(name, cells[vit].loss, cells[swin].loss, paper=_paper_text(told, data))]
 
 
-def _by_link(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_link(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     plain, linked = cells
     told = {"Tiny-ImageNet": "21 against 24", "CIFAR-100": "30 against 33"}
     name = f"FL is as good with {linked} as with {plain}, within a point, on {data}"
     paper = sheet.paper("fl", linked, plain, data)
     return [
-        _faster(cells, data, linked, plain, _said(told, data)),
+        _faster(cells, data, linked, plain, _paper_text(told, data)),
         above(name, cells[linked].fl, cells[plain].fl, margin=0.01, paper=paper),
         _nearer(sheet, cells, data, linked, plain),
     ]
 
 
-def _by_plan(sheet: Sheet, cells: Cells, data: str) -> list[Check]:
+def _by_plan(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     normal, mean, turned = cells
     claims = (_accuracy, _nearer)
     checks = [claim(sheet, cells, data, normal, other) for other in (mean, turned) for claim in claims]
     return [*checks, _deep_nearer(cells, data, normal, turned)]
 
 
-def _sheets(scale: DeeperScale) -> dict[str, Sheet]:
-    deep, slim = scale.resnet(scale.deep), scale.slimmed()
+def _paper_tables(scale: DeeperScale) -> dict[str, PaperTable]:
+    deep, slim = scale.resnet(scale.deep), scale.slim_resnet()
     three, two = scale.among("tiny-imagenet", "cifar-100", "cifar-10"), scale.among("tiny-imagenet", "cifar-100")
     depths = {f"ResNet{depth}": scale.resnet(depth) for depth in scale.depths}
-    widths = {f"{times}× width": scale.slimmed(width=times * scale.slim[1]["width"]) for times in (1, 2, 3)}
+    widths = {f"{times}× width": scale.slim_resnet(width=times * scale.slim[1]["width"]) for times in (1, 2, 3)}
     stems = {"3×3 conv.": scale.resnet(scale.deep, stem="3x3"), "no max-pool": scale.resnet(scale.deep, maxpool=False)}
     sizes = {f"{size}×{size}": size for size in scale.resolutions}
     augments = {"none": "none", "RRC": "rrc", "CJ": "cj", "both": "both"}
-    links = {"no links": scale.slimmed(residual=False), "residual links": slim}
-    plans = {"normal": slim} | {plan: scale.slimmed(plan=plan) for plan in ("mean", "reversed")}
+    links = {"no links": scale.slim_resnet(residual=False), "residual links": slim}
+    plans = {"normal": slim} | {plan: scale.slim_resnet(plan=plan) for plan in ("mean", "reversed")}
     return {
-        "depth": Sheet("model", depths, scale.among("cifar-10", "cifar-100"), _by_depth),
-        "width": Sheet("model", widths, two, _guideline, WIDTH),
-        "stem": Sheet("model", {"base": deep, **stems}, three, _guideline, STEM),
-        "resolution": Sheet("dataset", sizes, three, _by_resolution, RESOLUTION, deep),
-        "augmentation": Sheet("augment", augments, two, _by_augmentation, AUGMENTATION, deep),
-        "transformer": Sheet("model", scale.transformers, three, _by_attention, TRANSFORMER),
-        "residual": Sheet("model", links, two, _by_link, RESIDUAL),
-        "channels": Sheet("model", plans, scale.among("tiny-imagenet"), _by_plan, CHANNELS),
+        "depth": PaperTable("model", depths, scale.among("cifar-10", "cifar-100"), _by_depth),
+        "width": PaperTable("model", widths, two, _guideline, WIDTH),
+        "stem": PaperTable("model", {"base": deep, **stems}, three, _guideline, STEM),
+        "resolution": PaperTable("dataset", sizes, three, _by_resolution, RESOLUTION, deep),
+        "augmentation": PaperTable("augment", augments, two, _by_augmentation, AUGMENTATION, deep),
+        "transformer": PaperTable("model", scale.transformers, three, _by_attention, TRANSFORMER),
+        "residual": PaperTable("model", links, two, _by_link, RESIDUAL),
+        "channels": PaperTable("model", plans, scale.among("tiny-imagenet"), _by_plan, CHANNELS),
     }

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.runner import records
+from fedstrata.compare.runner import read_records
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion
 from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
+from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures_by_seed, unfinished_note
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 
@@ -32,7 +32,7 @@ MILD, SEVERE = SKEWS.values()
 
 
 @dataclass(frozen=True)
-class PaperFigures:
+class FedImproFigures:
     """What the paper has under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
 
     fedavg: str
@@ -40,21 +40,21 @@ class PaperFigures:
     rounds: str
 
 
-TOLD = {
-    f"CIFAR-10, {MILD}": PaperFigures(
+PAPER = {
+    f"CIFAR-10, {MILD}": FedImproFigures(
         "88.45 against 83.65 %", "88.45, FedNova 84.97 %", "128, FedProx 128, FedAvg 142"
     ),
-    f"CIFAR-10, {SEVERE}": PaperFigures(
+    f"CIFAR-10, {SEVERE}": FedImproFigures(
         "81.75 against 75.36 %", "81.75, FedProx 77.49 %", "112, FedProx 121, FedAvg 247"
     ),
-    f"Fashion-MNIST, {MILD}": PaperFigures(
+    f"Fashion-MNIST, {MILD}": FedImproFigures(
         "90.83 against 88.67 %", "90.83, FedDyn 89.01 %", "32, FedDyn 62, FedAvg 83"
     ),
-    f"Fashion-MNIST, {SEVERE}": PaperFigures(
+    f"Fashion-MNIST, {SEVERE}": FedImproFigures(
         "86.42 against 82.73 %", "86.42, FedProx 83.66 %", "52, FedDyn 82, FedAvg 94"
     ),
 }
-TOLD_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
+PAPER_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def parts(scale: str) -> list[Part]:
         _table(chosen),
         _split(chosen),
         _noise(chosen),
-        _selected(chosen),
+        _clients_per_round(chosen),
         _form(chosen),
         _divergence(chosen),
         _inversion(chosen),
@@ -182,7 +182,7 @@ def _highest(rounds: list[Record]) -> float | None:
 
 
 def _by_label(comparison: Comparison) -> dict[str, Seeds]:
-    return {row.method: figures(row, _highest) for row in comparison.rows}
+    return {row.method: figures_by_seed(row, _highest) for row in comparison.rows}
 
 
 def _cell(seeds: Seeds) -> str:
@@ -209,24 +209,26 @@ def _table(scale: FedImproScale) -> Grid:
             dataset=list(scale.datasets),
             partition=list(SKEWS),
         ),
-        lambda comparison: _judge_table(scale, comparison),
+        lambda comparison: _assess_table(scale, comparison),
     )
 
 
-def _judge_table(scale: FedImproScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: FedImproScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, ComparisonRow]] = {
         f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
     }
     for row in comparison.rows:
         found[f"{_dataset(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
-    reached = {setting: {m: figures(row, _highest) for m, row in rows.items()} for setting, rows in found.items()}
-    needed = {setting: _needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
+    reached = {
+        setting: {m: figures_by_seed(row, _highest) for m, row in rows.items()} for setting, rows in found.items()
+    }
+    needed = {setting: _rounds_needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
     labels = [*OTHERS, "FedImpro"]
     accuracy = tuple((label, *(_cell(column[label]) for column in reached.values())) for label in labels)
     rounds = tuple((label, *(rounds_text(column[label].values()) for column in needed.values())) for label in labels)
     checks: list[Check] = []
     for setting in found:
-        column, told = reached[setting], TOLD.get(setting, PaperFigures("", "", ""))
+        column, told = reached[setting], PAPER.get(setting, FedImproFigures("", "", ""))
         name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
         checks += [
             above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
@@ -238,7 +240,7 @@ def _judge_table(scale: FedImproScale, comparison: Comparison) -> Findings:
             _gained(*(reached[f"{data}, {skew}"][label] for label in ("FedImpro", "FedAvg"))) for skew in (MILD, SEVERE)
         )
         name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
-        checks.append(above(name, severe, mild, unit=GAINS, paper=TOLD_GAINS.get(data, "")))
+        checks.append(above(name, severe, mild, unit=GAINS, paper=PAPER_GAINS.get(data, "")))
     return Findings(
         (
             FindingsTable("Best accuracy, %", ("method", *found), accuracy),
@@ -248,23 +250,23 @@ def _judge_table(scale: FedImproScale, comparison: Comparison) -> Findings:
         (
             _BEST,
             "the target is the best accuracy that FedAvg has in the whole run, with the same seed, so FedAvg's own "
-            f"number is that of its best round; – is a run that never has it; evaluated every {_every(scale)}",
-            *lost(comparison),
+            f"number is that of its best round; – is a run that never has it; evaluated every {_interval_text(scale)}",
+            *unfinished_note(comparison),
         ),
     )
 
 
-def _every(scale: FedImproScale) -> str:
+def _interval_text(scale: FedImproScale) -> str:
     every = scale.run.get("eval_every", 1)
     return "round" if every == 1 else f"{every} rounds"
 
 
-def _needed(rows: Mapping[str, ComparisonRow], targets: Seeds) -> dict[str, dict[int, int | None]]:
+def _rounds_needed(rows: Mapping[str, ComparisonRow], targets: Seeds) -> dict[str, dict[int, int | None]]:
     """Method → seed → the first round that reaches this seed's target."""
     return {
         method: {
-            result.seed: rounds_to(records(Path(result.directory)), targets[result.seed])
-            for result in row.sound
+            result.seed: rounds_to(read_records(Path(result.directory)), targets[result.seed])
+            for result in row.sound_results
             if result.seed in targets
         }
         for method, row in rows.items()
@@ -280,14 +282,14 @@ def _split(scale: FedImproScale) -> Grid:
         "split",
         "where the model is cut, and what the statistics add to the uplink",
         scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_split(scale, comparison),
+        lambda comparison: _assess_split(scale, comparison),
     )
 
 
-def _judge_split(scale: FedImproScale, comparison: Comparison) -> Findings:
+def _assess_split(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *cuts = found
-    shares = {row.method: figures(row, _statistics) for row in comparison.rows}
+    shares = {row.method: figures_by_seed(row, _statistics_share) for row in comparison.rows}
     rows = tuple(
         (label, _cell(seeds), _cell(_gained(seeds, found[base])), f"{_cell(shares[label])} %")
         for label, seeds in found.items()
@@ -307,10 +309,10 @@ def _judge_split(scale: FedImproScale, comparison: Comparison) -> Findings:
     )
     columns = ("cut", "accuracy", "gain over FedAvg, points", "statistics, of the uplink")
     title = f"Best accuracy on {scale.where} by cut, %"
-    return Findings((FindingsTable(title, columns, rows),), checks, (_BEST, *lost(comparison)))
+    return Findings((FindingsTable(title, columns, rows),), checks, (_BEST, *unfinished_note(comparison)))
 
 
-def _statistics(rounds: list[Record]) -> float:
+def _statistics_share(rounds: list[Record]) -> float:
     """The share of the bytes up that are statistics of features."""
     sent = sum(record.slots_up.get(FedImpro.name, 0) for record in rounds)
     return sent / max(sum(record.bytes_up for record in rounds), 1)
@@ -325,11 +327,11 @@ def _noise(scale: FedImproScale) -> Grid:
         "noise",
         "noise on the statistics that clients send",
         scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_noise(scale, comparison),
+        lambda comparison: _assess_noise(scale, comparison),
     )
 
 
-def _judge_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
+def _assess_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *levels = found
     none, most = levels[0], levels[-1]
@@ -345,25 +347,25 @@ def _judge_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
     )
     title = f"Best accuracy on {scale.where} by the noise's standard deviation, %"
     table = FindingsTable(title, ("", "accuracy", "gain over FedAvg, points"), rows)
-    return Findings((table,), checks, (_BEST, *lost(comparison)))
+    return Findings((table,), checks, (_BEST, *unfinished_note(comparison)))
 
 
 # --- clients per round -----------------------------------------------------------------------------------------------
 
 
-def _selected(scale: FedImproScale) -> Grid:
+def _clients_per_round(scale: FedImproScale) -> Grid:
     return Grid(
         "selected",
         "more clients per round",
         scale.values(
             method=_labelled({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
         ),
-        lambda comparison: _judge_selected(scale, comparison),
+        lambda comparison: _assess_clients_per_round(scale, comparison),
     )
 
 
-def _judge_selected(scale: FedImproScale, comparison: Comparison) -> Findings:
-    rows = {(row.run.config.participation, row.method): figures(row, _highest) for row in comparison.rows}
+def _assess_clients_per_round(scale: FedImproScale, comparison: Comparison) -> Findings:
+    rows = {(row.run.config.participation, row.method): figures_by_seed(row, _highest) for row in comparison.rows}
     few, many = scale.selected
     labels = ("FedAvg", "FedImpro")
     told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
@@ -378,7 +380,7 @@ def _judge_selected(scale: FedImproScale, comparison: Comparison) -> Findings:
     table = FindingsTable(
         f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells
     )
-    return Findings((table,), tuple(checks), (_BEST, *lost(comparison)))
+    return Findings((table,), tuple(checks), (_BEST, *unfinished_note(comparison)))
 
 
 # --- the paper's form and the released one ---------------------------------------------------------------------------
@@ -397,11 +399,11 @@ def _form(scale: FedImproScale) -> Grid:
         "form",
         "the paper's formulas against the released code's",
         scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_form(scale, comparison),
+        lambda comparison: _assess_form(scale, comparison),
     )
 
 
-def _judge_form(scale: FedImproScale, comparison: Comparison) -> Findings:
+def _assess_form(scale: FedImproScale, comparison: Comparison) -> Findings:
     found = _by_label(comparison)
     base, *forms = found
     rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
@@ -418,13 +420,13 @@ def _judge_form(scale: FedImproScale, comparison: Comparison) -> Findings:
     table = FindingsTable(
         f"Best accuracy on {scale.where} by form, %", ("form", "accuracy", "gain over FedAvg, points"), rows
     )
-    return Findings((table,), checks, (*notes, *lost(comparison)))
+    return Findings((table,), checks, (*notes, *unfinished_note(comparison)))
 
 
 # --- how it works, and what it gives away ----------------------------------------------------------------------------
 
 
-def _run(scale: FedImproScale) -> dict[str, Any]:
+def _run_fields(scale: FedImproScale) -> dict[str, Any]:
     return {name: value for name, value in scale.values().items() if name != "seed"}
 
 
@@ -434,7 +436,7 @@ def _divergence(scale: FedImproScale) -> OwnWork:
         "divergence",
         "how far local models are apart, and what shared features change in gradients and features",
         {
-            "run": _run(scale),
+            "run": _run_fields(scale),
             "methods": methods,
             "place": scale.split,
             "features": scale.features,
@@ -442,7 +444,7 @@ def _divergence(scale: FedImproScale) -> OwnWork:
         },
         scale.seeds,
         fedimpro_divergence.work,
-        lambda found: fedimpro_divergence.judge(found, list(methods), scale.looks),
+        lambda found: fedimpro_divergence.assess(found, list(methods), scale.looks),
         draws=True,
         needs=fedimpro_divergence.check_transport,
     )
@@ -452,9 +454,9 @@ def _inversion(scale: FedImproScale) -> OwnWork:
     return OwnWork(
         "inversion",
         "images rebuilt from raw features and from shared statistics",
-        {"run": {**_run(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
+        {"run": {**_run_fields(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
         scale.seeds,
         fedimpro_inversion.work,
-        fedimpro_inversion.judge,
+        fedimpro_inversion.assess,
         draws=True,
     )

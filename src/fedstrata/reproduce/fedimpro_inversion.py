@@ -16,7 +16,7 @@ from fedstrata.attack import invert
 from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.compare.table import Stat, stat
 from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
-from fedstrata.reproduce.part_runs import configured
+from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
@@ -36,7 +36,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """A run, and the attack on its model: how near the rebuilt images come, and the images."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
-        history = open_run(configured(settings, seed, resources), directory).fit()
+        history = open_run(build_config(settings, seed, resources), directory).fit()
         with computing(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {
@@ -47,31 +47,31 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
         "examples": list(found.examples),
         "rows": [{"name": row.name, "psnr": row.psnr, "ssim": row.ssim, "error": row.error} for row in found.rows],
         "shape": list(found.originals.shape),
-        "pixels": [packed(images) for images in (found.originals, *(row.images for row in found.rows))],
+        "pixels": [encode_images(images) for images in (found.originals, *(row.images for row in found.rows))],
     }
 
 
-def packed(images: Tensor) -> str:
+def encode_images(images: Tensor) -> str:
     """Images from 0 to 1 as text, a byte a value."""
     return base64.b64encode(images.mul(255).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
-def unpacked(text: str, shape: list[int]) -> Tensor:
+def decode_images(text: str, shape: list[int]) -> Tensor:
     """The images that a text holds."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).view(shape).div(255)
 
 
-def draw(found: Mapping[str, Any], seed: int, path: Path) -> None:
+def draw_images(found: Mapping[str, Any], seed: int, path: Path) -> None:
     """Originals above what was rebuilt of them."""
     labels = ["original"]
     labels += [f"{row['name']}\n{row['psnr']:.1f} dB, SSIM {row['ssim']:.2f}" for row in found["rows"]]
     title = f"client {found['client']}, features after {found['split']} (seed {seed})"
-    images = [unpacked(text, found["shape"]) for text in found["pixels"]]
+    images = [decode_images(text, found["shape"]) for text in found["pixels"]]
     columns = [f"{name}\n1 of {count:,}" for name, count in zip(found["classes"], found["examples"], strict=True)]
     write_atomic(path, contact_sheet(images, labels, columns, title))
 
 
-def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
+def assess(found: Mapping[int, dict[str, Any]]) -> Findings:
     """Raw features against the statistics without noise, which tell most."""
     seed, first = next(iter(found.items()))
     names = [row["name"] for row in first["rows"]]
@@ -108,6 +108,6 @@ def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
         (FindingsTable(title, ("", "PSNR", "SSIM", "feature error"), rows),),
         checks,
         notes,
-        {"inversion.png": partial(draw, first, seed)},
+        {"inversion.png": partial(draw_images, first, seed)},
         data,
     )

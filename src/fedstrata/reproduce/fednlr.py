@@ -13,7 +13,17 @@ from fedstrata.compare import Comparison
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import fednlr_drift
 from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, by_label, figures, last, lost
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    figures_by_label,
+    figures_by_seed,
+    mean_of_last,
+    unfinished_note,
+)
 
 OTHERS = {
     "FedAvg": "fedavg",
@@ -158,7 +168,7 @@ def _table(scale: FedNLRScale) -> Grid:
         "table",
         "FedNLR against other methods, under three kinds of label skew",
         scale.values(method=_labelled(methods), partition=list(scale.partitions)),
-        lambda comparison: _judge_table(scale, comparison),
+        lambda comparison: _assess_table(scale, comparison),
     )
 
 
@@ -166,10 +176,10 @@ def _labelled(methods: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"method": text, "label": label} for label, text in methods.items()]
 
 
-def _judge_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {PARTITIONS[p]: {} for p in scale.partitions}
     for row in comparison.rows:
-        found[PARTITIONS[row.run.config.partition]][row.method] = figures(row, last(scale.last))
+        found[PARTITIONS[row.run.config.partition]][row.method] = figures_by_seed(row, mean_of_last(scale.last))
     labels = list(next(iter(found.values())))
     rows = [(label, *(spread(stat(column[label].values())) for column in found.values())) for label in labels]
     checks: list[Check] = []
@@ -186,11 +196,11 @@ def _judge_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     return Findings(
         (FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),),
         tuple(checks),
-        (_mean(scale), *lost(comparison)),
+        (_mean_note(scale), *unfinished_note(comparison)),
     )
 
 
-def _mean(scale: FedNLRScale) -> str:
+def _mean_note(scale: FedNLRScale) -> str:
     over = "the last evaluation" if scale.last == 1 else f"the last {scale.last} evaluations"
     return f"an accuracy is the mean of {over}; ± is the sample standard deviation over the seeds"
 
@@ -204,20 +214,20 @@ def _lr(scale: FedNLRScale) -> Grid:
         "lr",
         "FedNLR against FedAvg at several learning rates",
         scale.values(method=methods, lr=list(scale.lrs)),
-        lambda comparison: _judge_lr(scale, comparison),
+        lambda comparison: _assess_lr(scale, comparison),
     )
 
 
-def _judge_lr(scale: FedNLRScale, comparison: Comparison) -> Findings:
+def _assess_lr(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {}
     for row in comparison.rows:
-        found.setdefault(f"lr {row.run.config.lr:g}", {})[row.method] = figures(row, last(scale.last))
+        found.setdefault(f"lr {row.run.config.lr:g}", {})[row.method] = figures_by_seed(row, mean_of_last(scale.last))
     rows = [(lr, *(spread(stat(seeds.values())) for seeds in pair.values())) for lr, pair in found.items()]
     pairs = {lr: (pair["FedNLR"], pair["FedAvg"]) for lr, pair in found.items()}
     paper = "at every learning rate, CIFAR-100 with Dirichlet(0.05)"
     check = always_above("FedNLR gains at every learning rate", pairs, paper=paper)
     table = FindingsTable(f"Accuracy on {_skew(scale)}, %", ("", "FedAvg", "FedNLR"), tuple(rows))
-    return Findings((table,), (check,), (_mean(scale), *lost(comparison)))
+    return Findings((table,), (check,), (_mean_note(scale), *unfinished_note(comparison)))
 
 
 def _skew(scale: FedNLRScale) -> str:
@@ -230,12 +240,12 @@ def _mu(scale: FedNLRScale) -> Grid:
         "mu",
         "where μ comes from: fixed, or from depth and width",
         scale.values(method=_labelled({"FedAvg": "fedavg", **fixed, **FORMULAS})),
-        lambda comparison: _judge_mu(scale, comparison),
+        lambda comparison: _assess_mu(scale, comparison),
     )
 
 
-def _judge_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
-    found = by_label(comparison, last(scale.last))
+def _assess_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
+    found = figures_by_label(comparison, mean_of_last(scale.last))
     base = found["FedAvg"]
     fixed = {label: seeds for label, seeds in found.items() if label in {f"μ = {mu:g}" for mu in FIXED}}
     rows = [(label, spread(stat(seeds.values())), _gain(seeds, base)) for label, seeds in found.items()]
@@ -251,7 +261,7 @@ def _judge_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
     )
     title = f"Accuracy on {_skew(scale)} by the ratio μ, %"
     table = FindingsTable(title, ("μ", "accuracy", "gain over FedAvg, points"), tuple(rows))
-    return Findings((table,), checks, (_mean(scale), *lost(comparison)))
+    return Findings((table,), checks, (_mean_note(scale), *unfinished_note(comparison)))
 
 
 def _gain(one: Seeds, other: Seeds) -> str:
@@ -269,5 +279,5 @@ def _drift(scale: FedNLRScale) -> OwnWork:
         {"run": dict(scale.neurons), "even": fednlr_drift.EVEN},
         scale.neuron_seeds or scale.seeds,
         fednlr_drift.work,
-        lambda found: fednlr_drift.judge(found, visited, other),
+        lambda found: fednlr_drift.assess(found, visited, other),
     )

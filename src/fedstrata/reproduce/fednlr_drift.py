@@ -61,17 +61,17 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     }
 
 
-def table(rows: Sequence[Sequence[float]], classes: Iterable[int]) -> Tensor:
+def activation_table(rows: Sequence[Sequence[float]], classes: Iterable[int]) -> Tensor:
     """Activations of every neuron (columns) on some of the classes (rows)."""
     return torch.tensor([rows[c] for c in classes], dtype=torch.float64)
 
 
-def change(
+def activation_gain(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], visited: int, others: Sequence[int]
 ) -> float | None:
     """The share of activation that neurons gain which are bound to the other classes, against the visited one."""
     rows, asked = [visited, *others], torch.tensor([False] + [True] * len(others))
-    return activation_change(table(before, rows), table(after, rows), asked)
+    return activation_change(activation_table(before, rows), activation_table(after, rows), asked)
 
 
 def drifts(found: Mapping[int, dict[str, Any]], visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
@@ -80,14 +80,14 @@ def drifts(found: Mapping[int, dict[str, Any]], visits: Sequence[tuple[int, Sequ
     for seed, figures in found.items():
         for label, by_seed in told.items():
             after = figures["even"] if label == CONTROL else figures["after"][label]
-            values = [change(figures["before"], after[visited], visited, others) for visited, others in visits]
+            values = [activation_gain(figures["before"], after[visited], visited, others) for visited, others in visits]
             known = [value for value in values if value is not None]
             if known:
                 by_seed[seed] = statistics.fmean(known)
     return dict(told)
 
 
-def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Findings:
+def assess(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Findings:
     """The paper's pair of classes, and every client against all other classes."""
     every = range(len(next(iter(found.values()))["before"]))
     where = {
@@ -114,7 +114,7 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
             FindingsTable(
                 "Change of the activation of bound neurons, as a share of it", ("", *METHODS, CONTROL), summary
             ),
-            _neurons(first, visited, other, seed),
+            _neuron_table(first, visited, other, seed),
         ),
         tuple(checks),
         (
@@ -127,10 +127,10 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
     )
 
 
-def _neurons(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
+def _neuron_table(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
     """The hidden neurons one by one, as in the paper's Table 4."""
     before = found["before"]
-    bound = bound_neurons(table(before, (visited, other)), torch.tensor([False, True]))[1]
+    bound = bound_neurons(activation_table(before, (visited, other)), torch.tensor([False, True]))[1]
     mine = set(bound.nonzero().flatten().tolist())
     rows = []
     for at, value in enumerate(before[other]):

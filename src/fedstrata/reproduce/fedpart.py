@@ -15,7 +15,7 @@ from fedstrata.compare.table import spread, stat
 from fedstrata.core.text import bytes_text, flops_text, plural
 from fedstrata.reproduce import fedpart_trace
 from fedstrata.reproduce.claims import Check, above, within
-from fedstrata.reproduce.fedpart_statistics import by_client
+from fedstrata.reproduce.fedpart_statistics import accuracy_by_seed
 from fedstrata.reproduce.parts import (
     Findings,
     FindingsTable,
@@ -23,10 +23,10 @@ from fedstrata.reproduce.parts import (
     OwnWork,
     Part,
     at_round,
-    by_label,
-    figures,
-    last,
-    lost,
+    figures_by_label,
+    figures_by_seed,
+    mean_of_last,
+    unfinished_note,
 )
 from fedstrata.techniques.fedpart import FedPart
 
@@ -164,19 +164,21 @@ def _cycles(scale: FedPartScale) -> Grid:
         "cycles",
         "full-network updates (FNU) against FedPart, by cycle, with what they cost",
         scale.values(method=methods, buffers=list(POLICIES)),
-        lambda comparison: _judge_cycles(scale, comparison),
+        lambda comparison: _assess_cycles(scale, comparison),
     )
 
 
-def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
+def _assess_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
     rows = {(row.run.buffers, row.method): row for row in comparison.rows}
     labels = list(dict.fromkeys(row.method for row in comparison.rows))
     ends = {
-        (statistics, cycle): {label: figures(rows[policy, label], at_round(cycle * scale.cycle)) for label in labels}
+        (statistics, cycle): {
+            label: figures_by_seed(rows[policy, label], at_round(cycle * scale.cycle)) for label in labels
+        }
         for policy, statistics in POLICIES.items()
         for cycle in range(1, scale.cycles + 1)
     }
-    ends[FIRST, scale.cycles] = {label: by_client(rows["local", label]) for label in labels}
+    ends[FIRST, scale.cycles] = {label: accuracy_by_seed(rows["local", label]) for label in labels}
     accuracy = [
         (statistics, str(cycle), *(spread(stat(seeds.values())) for seeds in found.values()))
         for (statistics, cycle), found in ends.items()
@@ -195,7 +197,7 @@ def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
     )
     computed = _shares(part, full, "flops")
     checks.append(within("computation is at most 73.3 % of full updates'", computed, 0, 0.733, paper="73.3 %"))
-    costs = [_costs(policy, base, rows, scale.cycles) for policy in POLICIES for base in BASES]
+    costs = [_cost_row(policy, base, rows, scale.cycles) for policy in POLICIES for base in BASES]
     what = [f"{name}{of}" for name in ("up", "down", "FLOPs") for of in (", full", ", FedPart", " share")]
     return Findings(
         (
@@ -212,18 +214,18 @@ def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
             "± is the sample standard deviation over the seeds",
             "bytes are of encoded messages, with heads and statistics, for which the uplink's check (with averaged "
             "statistics) allows one point; local ones all come back in every round, to judge the model by",
-            *lost(comparison),
+            *unfinished_note(comparison),
         ),
     )
 
 
 def _shares(part: ComparisonRow, full: ComparisonRow, name: str) -> list[float]:
     """Seed by seed, what a cost is of full updates'."""
-    whole = {result.seed: getattr(result, name) for result in full.sound}
-    return [getattr(result, name) / whole[result.seed] for result in part.sound if result.seed in whole]
+    whole = {result.seed: getattr(result, name) for result in full.sound_results}
+    return [getattr(result, name) / whole[result.seed] for result in part.sound_results if result.seed in whole]
 
 
-def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], ComparisonRow], cycles: int) -> tuple[str, ...]:
+def _cost_row(policy: str, base: str, rows: Mapping[tuple[str, str], ComparisonRow], cycles: int) -> tuple[str, ...]:
     cells: list[str] = []
     full, part = (rows[policy, f"{base}, {kind}"] for kind in ("full", "FedPart"))
     for name, text in (("bytes_up", bytes_text), ("bytes_down", bytes_text), ("flops", flops_text)):
@@ -246,13 +248,13 @@ def _orders(scale: FedPartScale) -> Grid:
         "orders",
         "in which order strata train",
         scale.values(method=methods, buffers="local"),
-        lambda comparison: _judge_orders(scale, comparison),
+        lambda comparison: _assess_orders(scale, comparison),
     )
 
 
-def _judge_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
+def _assess_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
     cycles = range(1, scale.cycles + 1)
-    ends = [by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
+    ends = [figures_by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
     rows = [(str(c), *(spread(stat(end[o].values())) for o in ORDERS)) for c, end in zip(cycles, ends, strict=True)]
     first, *others = ORDERS
     checks = [
@@ -262,7 +264,7 @@ def _judge_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
         )
     ]
     table = FindingsTable("Accuracy at the end of every cycle by order, %", ("cycle", *ORDERS), tuple(rows))
-    return Findings((table,), tuple(checks), lost(comparison))
+    return Findings((table,), tuple(checks), unfinished_note(comparison))
 
 
 # --- full rounds before ----------------------------------------------------------------------------------------------
@@ -285,14 +287,15 @@ def _warmup(scale: FedPartScale) -> Grid:
         "warmup",
         "full rounds before the first of the partial ones",
         {name: value for name, value in values.items() if name not in ("rounds", "eval_every")},
-        lambda comparison: _judge_warmup(scale, comparison),
+        lambda comparison: _assess_warmup(scale, comparison),
     )
 
 
-def _judge_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
-    after = by_label(comparison, last(1))
+def _assess_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
+    after = figures_by_label(comparison, mean_of_last(1))
     before = {
-        row.method: figures(row, at_round(count)) for row, count in zip(comparison.rows, scale.warmups, strict=True)
+        row.method: figures_by_seed(row, at_round(count))
+        for row, count in zip(comparison.rows, scale.warmups, strict=True)
     }
     rows = [
         (when, *(spread(stat(found.values())) for found in column.values()))
@@ -308,7 +311,7 @@ def _judge_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
     name = f"partial rounds improve what {most} have trained"
     checks.append(above(name, after[most], before[most], paper="66.18 against 58.92 %"))
     title = f"Accuracy before and after {plural(scale.cycles * scale.partial, 'partial round')}, %"
-    return Findings((FindingsTable(title, ("", *labels), tuple(rows)),), tuple(checks), lost(comparison))
+    return Findings((FindingsTable(title, ("", *labels), tuple(rows)),), tuple(checks), unfinished_note(comparison))
 
 
 # --- the gradient's norm ---------------------------------------------------------------------------------------------
@@ -323,6 +326,6 @@ def _trace(scale: FedPartScale) -> OwnWork:
         {"run": run, "methods": methods, "ends": scale.ends},
         scale.seeds,
         fedpart_trace.work,
-        lambda found: fedpart_trace.judge(found, scale.ends),
+        lambda found: fedpart_trace.assess(found, scale.ends),
         draws=True,
     )

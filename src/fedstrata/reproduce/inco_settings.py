@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.runner import records
+from fedstrata.compare.runner import read_records
 from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce.claims import Seeds
-from fedstrata.reproduce.parts import by_label
+from fedstrata.reproduce.parts import figures_by_label
 from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
 
@@ -150,7 +150,7 @@ SCALES = {
 }
 
 
-def joined(*names: str) -> str:
+def join_techniques(*names: str) -> str:
     """A method of several techniques."""
     return " + ".join(filter(None, names))
 
@@ -159,12 +159,12 @@ GROUPED = "fedavg(weight='uniform') + groupavg"
 """The papers' baseline, with the weights that heteroavg has."""
 
 
-def crossed(base: str = "", **others: Any) -> str:
+def inco_method(base: str = "", **others: Any) -> str:
     """InCo over all architectures, on a method."""
-    return joined(base, "heteroavg", str(InCo(**others)))
+    return join_techniques(base, "heteroavg", str(InCo(**others)))
 
 
-def labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
+def label_methods(methods: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"method": text, "label": label} for label, text in methods.items()]
 
 
@@ -176,11 +176,11 @@ def cell(seeds: Seeds) -> str:
     return spread(stat(seeds.values()))
 
 
-def gained(one: Seeds, other: Seeds) -> dict[int, float]:
+def differences(one: Seeds, other: Seeds) -> dict[int, float]:
     return {seed: one[seed] - other[seed] for seed in one if seed in other}
 
 
-def averaged(several: Sequence[Seeds]) -> Seeds:
+def mean_over(several: Sequence[Seeds]) -> Seeds:
     """Seed → the mean over several settings, for the seeds that all of them have."""
     common = [seed for seed in several[0] if all(seed in other for other in several)]
     return {seed: statistics.fmean(other[seed] for other in several) for seed in common}
@@ -207,14 +207,14 @@ def arch_accuracy(arch: str, evaluations: int) -> Callable[[list[Record]], float
 
 
 def accuracies(scale: InCoScale, comparison: Comparison) -> dict[str, Seeds]:
-    return by_label(comparison, clients_accuracy(scale.evaluations))
+    return figures_by_label(comparison, clients_accuracy(scale.evaluations))
 
 
 def arch_curve(row: ComparisonRow, arch: str) -> dict[int, float]:
     """Round → one architecture's accuracy, in the mean over the seeds that evaluated it then."""
     found: dict[int, list[float]] = {}
-    for result in row.sound:
-        for record in records(Path(result.directory)):
+    for result in row.sound_results:
+        for record in read_records(Path(result.directory)):
             if arch in record.arch_accuracy:
                 found.setdefault(record.round, []).append(record.arch_accuracy[arch])
     return {number: statistics.fmean(values) for number, values in sorted(found.items())}

@@ -29,7 +29,7 @@ from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
 from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
 from fedstrata.reproduce.fedimpro_divergence import local_models
-from fedstrata.reproduce.part_runs import configured
+from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.run import deal
@@ -47,7 +47,7 @@ HARDER = (IID, EQUAL, GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locals(Technique):
+class LastLocalModels(Technique):
     """Remembers the last round's local models; training is as without it. Its state: `i:name`, client i's tensor."""
 
     name: ClassVar[str] = "locals"
@@ -73,12 +73,12 @@ class ObservedFederation:
 
     def local(self) -> list[nn.Module]:
         """The clients' models after the last round, in client order, as the run would evaluate them."""
-        state = local_models(self.federation.state.techniques[Locals.name])
-        found = [filled(self.models[client], tensors) for client, tensors in sorted(state.items())]
+        state = local_models(self.federation.state.techniques[LastLocalModels.name])
+        found = [fill_model(self.models[client], tensors) for client, tensors in sorted(state.items())]
         return [without_statistics(m) for m in found] if self.federation.method.buffers == "drop" else found
 
 
-def watched(config: RunConfig) -> ObservedFederation:
+def observe(config: RunConfig) -> ObservedFederation:
     """The federation of a configuration, evaluated at the end, with one technique more, which looks on."""
     dataset, parts = deal(config)
     share = {} if config.archs is None else shares(config.archs)
@@ -93,7 +93,7 @@ def watched(config: RunConfig) -> ObservedFederation:
         whole,
         dataset.train.split(parts),
         dataset.test,
-        **{**settings, "method": Method((*chosen.techniques, Locals()), chosen.base)},
+        **{**settings, "method": Method((*chosen.techniques, LastLocalModels()), chosen.base)},
         archs=archs,
         arch_of=arch_of,
     )
@@ -101,7 +101,7 @@ def watched(config: RunConfig) -> ObservedFederation:
     return ObservedFederation(federation, models, dataset.test)
 
 
-def filled(model: nn.Module, tensors: Tensors) -> nn.Module:
+def fill_model(model: nn.Module, tensors: Tensors) -> nn.Module:
     """A copy of the model with a client's tensors; inside a group their names begin with the group's."""
     mine, copied = model.state_dict(), copy.deepcopy(model)
     own = {name if name in mine else name.partition(".")[2]: tensor for name, tensor in tensors.items()}
@@ -113,19 +113,19 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """Case → accuracy, CKA of every two clients by stage, and for InCo each layer's share of β > 0 and mean θ."""
     found: dict[str, Any] = {}
     for label, fields in settings["cases"].items():
-        run = watched(configured(settings, seed, resources, **fields))
+        run = observe(build_config(settings, seed, resources, **fields))
         with computing(1):
-            found[label] = follow(run.federation)
+            found[label] = measure_run(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
             models = run.local()
             alike = layer_similarity(models, shown, settings["stages"])
-            found[label]["map"] = mapped(models, run.test, settings["mapped"], seed)
+            found[label]["map"] = feature_map(models, run.test, settings["mapped"], seed)
         found[label]["matrices"] = {stage: matrix.tolist() for stage, matrix in alike.matrices.items()}
         found[label]["means"] = alike.means
     return found
 
 
-def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) -> dict[str, Any]:
+def feature_map(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) -> dict[str, Any]:
     """The clients' features of the same test examples before the classifier, in the plane."""
     index = torch.arange(min(rows, len(test)))
     seen = [features_at(model, test, stages_of(model)[-2], index) for model in models]
@@ -136,7 +136,7 @@ def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) ->
     return {"points": points, "labels": found.labels.tolist(), "clients": found.clients.tolist()}
 
 
-def follow(federation: Federation) -> dict[str, Any]:
+def measure_run(federation: Federation) -> dict[str, Any]:
     """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
     states, accuracy = [], math.nan
     for record in federation.rounds():
@@ -151,12 +151,12 @@ def follow(federation: Federation) -> dict[str, Any]:
 # --- what is found ---------------------------------------------------------------------------------------------------
 
 Found = Mapping[int, dict[str, Any]]
-Judged = tuple[FindingsTable, tuple[Check, ...]]
+AssessedTable = tuple[FindingsTable, tuple[Check, ...]]
 
 
-def judge(found: Found) -> Findings:
+def assess(found: Found) -> Findings:
     """The harder the setting, the less alike the models; what InCo changes in that; and how often β > 0."""
-    judged = (_alike(found), _positive(found))
+    judged = (_assess_likeness(found), _assess_signs(found))
     first = min(found)
     cases = [label for label in found[first] if label != PLAIN_INCO]
     notes = (
@@ -168,7 +168,7 @@ def judge(found: Found) -> Findings:
         "share is over the rounds, and over the layers of a stage",
     )
     pictures = {
-        "similarity.png": partial(plot_stages, {label: _curve(found, label) for label in cases}),
+        "similarity.png": partial(plot_stages, {label: _stage_curve(found, label) for label in cases}),
         "heatmaps.png": partial(plot_heatmaps, {label: found[first][label]["matrices"] for label in cases}, first),
         "tsne.png": partial(plot_maps, {label: found[first][label]["map"] for label in cases}, first),
     }
@@ -180,11 +180,11 @@ def judge(found: Found) -> Findings:
     return Findings(tables, checks, notes, pictures, data)
 
 
-def _alike(found: Found) -> Judged:
+def _assess_likeness(found: Found) -> AssessedTable:
     some = next(iter(found.values()))
     stages = list(some[IID]["means"])
     accuracy = {label: {s: f[label]["accuracy"] for s, f in found.items()} for label in some}
-    at = {label: {stage: _at(found, label, stage) for stage in stages} for label in some}
+    at = {label: {stage: _stage_seeds(found, label, stage) for stage in stages} for label in some}
     first, last = stages[0], stages[-1]
     deep = {label: {s: statistics.fmean(at[label][g][s] for g in stages[-2:]) for s in found} for label in some}
     name = f"models are less alike in {last} than in {first}"
@@ -205,9 +205,9 @@ def _alike(found: Found) -> Judged:
     return FindingsTable(title, ("", "accuracy", *stages), rows), tuple(checks)
 
 
-def _positive(found: Found) -> Judged:
-    share = {label: {s: _by_stage(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
-    theta = {s: _by_stage(f[INCO]["theta"]) for s, f in found.items()}
+def _assess_signs(found: Found) -> AssessedTable:
+    share = {label: {s: _stage_means(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
+    theta = {s: _stage_means(f[INCO]["theta"]) for s, f in found.items()}
     rows = tuple(
         (
             stage,
@@ -222,7 +222,7 @@ def _positive(found: Found) -> Judged:
     return FindingsTable("Share of β > 0, %, and mean θ", ("stage", INCO, PLAIN_INCO, "θ, InCo"), rows), (check,)
 
 
-def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:
+def _stage_means(layers: Mapping[str, float]) -> dict[str, float]:
     """Stage → the mean over its layers, and over all."""
     stages: dict[str, list[float]] = {}
     for name, value in layers.items():
@@ -231,11 +231,11 @@ def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:
     return {**means, "all": statistics.fmean(layers.values())}
 
 
-def _at(found: Found, label: str, stage: str) -> Seeds:
+def _stage_seeds(found: Found, label: str, stage: str) -> Seeds:
     return {seed: figures[label]["means"][stage] for seed, figures in found.items()}
 
 
-def _curve(found: Found, label: str) -> dict[str, float]:
+def _stage_curve(found: Found, label: str) -> dict[str, float]:
     """Stage → the mean over the seeds."""
     stages = next(iter(found.values()))[label]["means"]
-    return {stage: statistics.fmean(_at(found, label, stage).values()) for stage in stages}
+    return {stage: statistics.fmean(_stage_seeds(found, label, stage).values()) for stage in stages}

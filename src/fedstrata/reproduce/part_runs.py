@@ -16,13 +16,13 @@ from fedstrata.run import deal
 from fedstrata.techniques import method
 
 
-def configured(settings: Mapping[str, Any], seed: int, resources: PartResources, **others: Any) -> RunConfig:
+def build_config(settings: Mapping[str, Any], seed: int, resources: PartResources, **others: Any) -> RunConfig:
     """A part's run; where it does not say how many workers, the bench's."""
     own = {"seed": seed, "data_dir": resources.data_dir}
     return checked(RunConfig, {"workers": resources.workers, **settings["run"], **own, **others})
 
 
-def watched(config: RunConfig, by: Technique) -> Federation:
+def build_federation(config: RunConfig, by: Technique) -> Federation:
     """The federation of a configuration, with one technique more, which looks on, and without evaluation."""
     dataset, parts = deal(config)
     model = build_model(config.model, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.runner import records
+from fedstrata.compare.runner import read_records
 from fedstrata.reproduce.claims import Check, Seeds
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
 from fedstrata.runs.records import Record
 
 
-def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def load_or_compute(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a file holds, as JSON; where there is none, what the work gives, which is then kept there."""
     known = read_object(path)
     if not known:
@@ -65,14 +65,14 @@ class Grid:
         name: for --only.
         about: one line on what is shown.
         values: the comparison's fields.
-        judge: the finished comparison → what is found in it.
+        assess: the finished comparison → what is found in it.
         draws: True if there are pictures.
     """
 
     name: str
     about: str
     values: Mapping[str, Any]
-    judge: Callable[[Comparison], Findings]
+    assess: Callable[[Comparison], Findings]
     draws: bool = False
 
 
@@ -94,7 +94,7 @@ class OwnWork:
         settings: all that the result depends on besides the seed, as JSON has it.
         seeds: all of them.
         work: (settings, seed, bench) → figures, as JSON has them.
-        judge: seed → figures → what is found in them.
+        assess: seed → figures → what is found in them.
         draws: True if there are pictures.
         needs: raises a UsageError where the work could not be done here; asked before anything begins.
     """
@@ -104,7 +104,7 @@ class OwnWork:
     settings: Mapping[str, Any]
     seeds: Sequence[int]
     work: Callable[[Mapping[str, Any], int, PartResources], dict[str, Any]]
-    judge: Callable[[Mapping[int, dict[str, Any]]], Findings]
+    assess: Callable[[Mapping[int, dict[str, Any]]], Findings]
     draws: bool = False
     needs: Callable[[], None] = lambda: None
 
@@ -115,15 +115,15 @@ class OwnWork:
 
     def figures(self, out: Path, seed: int, resources: PartResources) -> dict[str, Any]:
         """A seed's figures: read if they are there, else worked out and kept."""
-        return kept(self.file(out, seed), lambda: self.work(self.settings, seed, resources))
+        return load_or_compute(self.file(out, seed), lambda: self.work(self.settings, seed, resources))
 
 
 Part = Grid | OwnWork
 
 
-def figures(row: ComparisonRow, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
+def figures_by_seed(row: ComparisonRow, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
     """Seed → a figure of its rounds; seeds that diverged or are missing have none."""
-    found = {result.seed: of(records(Path(result.directory))) for result in row.sound}
+    found = {result.seed: of(read_records(Path(result.directory))) for result in row.sound_results}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -132,7 +132,7 @@ def at_round(number: int) -> Callable[[list[Record]], float | None]:
     return lambda rounds: rounds[number - 1].accuracy if 0 < number <= len(rounds) else None
 
 
-def last(count: int) -> Callable[[list[Record]], float | None]:
+def mean_of_last(count: int) -> Callable[[list[Record]], float | None]:
     """The mean accuracy of the last few evaluations."""
 
     def mean(rounds: list[Record]) -> float | None:
@@ -142,13 +142,13 @@ def last(count: int) -> Callable[[list[Record]], float | None]:
     return mean
 
 
-def by_label(comparison: Comparison, of: Callable[[list[Record]], float | None]) -> dict[str, Seeds]:
+def figures_by_label(comparison: Comparison, of: Callable[[list[Record]], float | None]) -> dict[str, Seeds]:
     """Method → seed → a figure, of a comparison that varies nothing else."""
-    return {row.method: figures(row, of) for row in comparison.rows}
+    return {row.method: figures_by_seed(row, of) for row in comparison.rows}
 
 
-def lost(comparison: Comparison) -> tuple[str, ...]:
+def unfinished_note(comparison: Comparison) -> tuple[str, ...]:
     """A note on the runs that diverged or are missing, if there are any."""
-    told = [f"{row.run.title} diverged with seed {seed}" for row in comparison.rows for seed in row.diverged]
-    told += [f"{row.run.title} has no result for seed {seed}" for row in comparison.rows for seed in row.missing]
+    told = [f"{row.run.title} diverged with seed {seed}" for row in comparison.rows for seed in row.diverged_seeds]
+    told += [f"{row.run.title} has no result for seed {seed}" for row in comparison.rows for seed in row.missing_seeds]
     return ("; ".join(told),) if told else ()
