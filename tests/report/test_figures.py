@@ -1,6 +1,7 @@
 """The data of figures, against numbers worked out by hand; and that Plotly accepts every one of them."""
 
-from __future__ import annotations
+from __future__ from itertools import product
+import annotations
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstrata.report import feature_figures, figures, stratum_figures
-from fedstrata.report.figures import Figure, places
+from fedstrata.report.figures import Figure
 from fedstrata.report.run_groups import RunGroup, group_runs, merge_orders
 from fedstrata.report.sections import figure_sections
 from fedstrata.runs.reader import SavedRun
@@ -261,5 +262,5 @@ def test_plotly_accepts_every_figure_in_every_state(lines: list[RunGroup]) -> No
     graph_objects = pytest.importorskip("plotly.graph_objects")
     for section in figure_sections(lines):
         for figure in section.figures:
-            for at in places(*figure.by):
+            for at in product(*(range(len(control.values)) for control in figure.by)):
                 graph_objects.Figure(data=figure.traces(*at), layout=figure.layout)

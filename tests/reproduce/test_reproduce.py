@@ -24,7 +24,6 @@ from fedstrata.reproduce.fedimpro_divergence import (
     LocalModels,
     balanced_labels,
     distances,
-    local_models,
     shared_features,
     variances,
 )
@@ -41,6 +40,7 @@ from fedstrata.reproduce.inco_similarity import INCO as CROSSED
 from fedstrata.reproduce.inco_similarity import assess as judge_alike
 from fedstrata.reproduce.inco_similarity import measure_run as follow_alike
 from fedstrata.reproduce.inco_similarity import observe as watched_archs
+from fedstrata.reproduce.local_models import read_local_models
 from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
 from fedstrata.run import open_run
@@ -482,7 +482,7 @@ def test_local_models_are_what_the_server_averages() -> None:
     """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
     federation = build_federation(checked(RunConfig, IMPRO), LocalModels())
     follow_layers(federation, 1)
-    local = local_models(federation.state.techniques["watch"])
+    local = read_local_models(federation.state.techniques["watch"])
     assert sorted(local) == federation.records[-1].clients
     sizes = {client: len(federation.clients[client]) for client in local}
     for name, tensor in (*federation.state.params.items(), *federation.state.buffers.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -156,10 +156,10 @@ def invert(
     rows = []
     for goal in goals:
         goal.check_finite(victim.place)
-        for rebuilt in descend(goal.look, goal.target, start, steps=steps, lr=lr, tv=tv):
-            tick()
-        rows.append(goal.rate(rebuilt, originals))
+        search = descend(goal.look, goal.target, start, steps=steps, lr=lr, tv=tv)
+        rows.append(goal.rate(_last_of(search, tick), originals))
     counts = victim.counts()
+    settings = {"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed}
     return Inversion(
         run=Path(directory),
         split=victim.place,
@@ -169,7 +169,7 @@ def invert(
         examples=tuple(counts[label] for label in labels),
         originals=originals,
         rows=tuple(rows),
-        settings={"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed},
+        settings=settings,
     )
 
 
@@ -216,6 +216,14 @@ def _step_counter(progress: Callable[[int, int], None] | None, total: int) -> Ca
             progress(done, total)
 
     return tick
+
+
+def _last_of(search: Iterator[Tensor], tick: Callable[[], None]) -> Tensor:
+    """The images after the last step of a search, which takes one at least."""
+    for images in search:
+        rebuilt = images
+        tick()
+    return rebuilt
 
 
 def _check_arguments(images: int, noise: Sequence[float], steps: int, lr: float, tv: float, seed: int) -> None:

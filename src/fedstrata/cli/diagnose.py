@@ -47,8 +47,8 @@ def diagnose(
 
 
 def _diagnose_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
-    """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
-    from fedstrata.diagnosis import diagnose as diagnosed
+    """Diagnose a run by its own probes or, if it has none, by a few more rounds with its final model."""
+    from fedstrata.diagnosis import diagnose as diagnose_saved
     from fedstrata.runs.reader import SavedRun
 
     saved = SavedRun.read(run)
@@ -60,4 +60,4 @@ def _diagnose_run(run: Path, given: dict[str, Any], sets: list[str] | None, roun
         from fedstrata.run import tried_on
 
         saved = tried_on(run, rounds, given.get("data_dir")).put_into(saved)
-    return diagnosed(saved)
+    return diagnose_saved(saved)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import Json, open_screen
+from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, checked
 from fedstrata.core.lazy import torch
 from fedstrata.core.text import bytes_text, flops_text
@@ -34,9 +34,7 @@ def show(
         str, typer.Argument(metavar="NAME", help="a model, such as 'resnet18(width=16)'", show_default=False)
     ],
     dataset: Annotated[str | None, typer.Option(help="the dataset that it is for [default: digits]")] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
-    ] = None,
+    data_dir: DataDir = None,
     input_shape: Annotated[
         str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")
     ] = None,
@@ -71,7 +69,7 @@ def show(
 
 
 def _empty_dataset(input_shape: str, classes: int | None) -> Dataset:
-    """Data without examples, of the shape that a user writes."""
+    """A dataset without examples, of the shape that the user gives."""
     sizes = [size.strip() for size in input_shape.split(",")]
     if not all(size.isdecimal() and 0 < int(size) < 10**6 for size in sizes):
         raise UsageError(f"--input {input_shape}: write the sizes of one example, as in 3,32,32")
@@ -116,7 +114,7 @@ def _flops_text(count: int | None) -> str:
 
 
 def _field_text(field: Field | None) -> str:
-    """A field, with a mark where it exceeds the image."""
+    """A receptive field, with a mark if it exceeds the image."""
     return "" if field is None else f"{_shape_text(field.field)} {'▲' if field.exceeds else ' '}"
 
 

@@ -47,7 +47,7 @@ def plot(
 ) -> None:
     """Write a report's figures as files for papers."""
     from fedstrata.report.plots import FORMATS, check_plots
-    from fedstrata.report.plots import plot as plotted
+    from fedstrata.report.plots import plot as write_plots
     from fedstrata.runs.reader import SavedRun
 
     one_of("plot", FORMATS, format=format_)
@@ -56,7 +56,7 @@ def plot(
     out = out or _default_directory(runs, directories) / "plots"
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} already exists and is not a directory")
-    for path in plotted([SavedRun.read(directory) for directory in directories], out, format_):
+    for path in write_plots([SavedRun.read(directory) for directory in directories], out, format_):
         print(path)
 
 
@@ -80,7 +80,7 @@ def watch(
 
 
 def run_directories(paths: Sequence[Path]) -> list[Path]:
-    """The runs that paths stand for, each once."""
+    """The directories of the runs that paths name, each once."""
     from fedstrata.report.watch import runs_in
 
     if not paths:
@@ -90,7 +90,7 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
 
 
 def _default_directory(given: Sequence[Path], runs: Sequence[Path]) -> Path:
-    """Where the files of these runs go by default."""
+    """Where files about these runs go by default."""
     if len(given) == 1:
         return given[0]
     if len(runs) == 1:
@@ -107,6 +107,11 @@ def _check_file(path: Path) -> None:
 
 
 def open_in_browser(address: str) -> None:
+    """Show an address in the user's browser.
+
+    Raises:
+        UsageError: if there is no browser.
+    """
     import webbrowser
 
     if not webbrowser.open(address):

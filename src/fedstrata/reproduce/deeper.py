@@ -12,25 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.compare.table import spread, stat
 from fedstrata.core.spec import text_of
 from fedstrata.reproduce import deeper_divergence
-from fedstrata.reproduce.claims import GAINS, Check, above, fewest
-from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, differences, rounds_to_share
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, unfinished_note
+from fedstrata.reproduce.claims import GAINS, Check, above, cell, differences, fewest
+from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, rounds_to_share
+from fedstrata.reproduce.parts import DATASETS, Findings, FindingsTable, Grid, OwnWork, Part, unfinished_note
 
-DATASETS = {
-    "tiny-imagenet": "Tiny-ImageNet",
-    "cifar-100": "CIFAR-100",
-    "cifar-10": "CIFAR-10",
-    "digits": "digits",
-}
 CL, FL = "CL", "FL"
 
 
 @dataclass(frozen=True)
 class DeeperFigures:
-    """What the paper has in a row; where a table lacks FL's accuracy, it is CL − Gap."""
+    """The paper's figures in a row; if a table lacks FL's accuracy, it is CL − Gap."""
 
     cl: float | None = None
     fl: float | None = None
@@ -38,6 +31,7 @@ class DeeperFigures:
 
     @property
     def gap(self) -> float | None:
+        """CL − FL."""
         return None if self.cl is None or self.fl is None else self.cl - self.fl
 
 
@@ -111,7 +105,7 @@ class DeeperScale:
         resolution: of all other parts' images.
         depths: of the ResNets, from the shallowest.
         shape: arguments of the ResNets that are compared by depth, stem, resolution and augmentation.
-        deep: depth of the ResNet that is compared by stem, resolution and augmentation, and whose rounds are watched.
+        deep: depth of the ResNet that is compared by stem, resolution and augmentation, and measured round by round.
         slim: name and arguments of the ResNet that is compared by width, residual links and channels.
         transformers: label → model.
         seeds: all of them.
@@ -131,11 +125,11 @@ class DeeperScale:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def data(self, name: str, resolution: int | None = None) -> str:
-        """A dataset at a resolution; the usual one if none is given."""
+        """A dataset at a resolution; at the usual one if none is given."""
         return text_of(name, {**self.datasets[name], "resolution": resolution or self.resolution})
 
     def among(self, *names: str) -> list[str]:
-        """Those of the paper's datasets that there are; else the first that there is."""
+        """Those of the paper's datasets that this scale has; else the first that it has."""
         return [name for name in names if name in self.datasets] or [next(iter(self.datasets))]
 
     def resnet(self, depth: int, **others: Any) -> str:
@@ -234,7 +228,7 @@ SCALES = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    return [_accumulation(chosen), _rounds(chosen), *(_grid(chosen, *sheet) for sheet in _paper_tables(chosen).items())]
+    return [_accumulation(chosen), _rounds(chosen), *(_grid(chosen, *table) for table in _paper_tables(chosen).items())]
 
 
 def _accumulation(scale: DeeperScale) -> OwnWork:
@@ -279,7 +273,7 @@ class PaperTable:
         rows: label → its value, or a resolution.
         datasets: names.
         claims: (this table, its cells on a dataset, the dataset's name) → what is said of it.
-        told: the paper's figures.
+        figures: dataset → the paper's figures, row by row.
         model: of all rows; None in a table of models.
     """
 
@@ -287,7 +281,7 @@ class PaperTable:
     rows: Mapping[str, Any]
     datasets: Sequence[str]
     claims: Callable[[PaperTable, Cells, str], list[Check]]
-    told: Mapping[str, Sequence[DeeperFigures]] = field(default_factory=dict)
+    figures: Mapping[str, Sequence[DeeperFigures]] = field(default_factory=dict)
     model: str | None = None
 
     def places(self, scale: DeeperScale) -> dict[tuple[str, Any], tuple[str, str]]:
@@ -301,14 +295,14 @@ class PaperTable:
         return found
 
     def paper(self, measure: str, one: str, other: str, data: str) -> str:
-        """What the paper has of two rows."""
+        """The paper's figures in two rows."""
         at = [list(self.rows).index(label) for label in (one, other)]
-        pairs = {name: [getattr(rows[i], measure) for i in at] for name, rows in self.told.items()}
+        pairs = {name: [getattr(rows[i], measure) for i in at] for name, rows in self.figures.items()}
         return _paper_text({name: _pair_text(measure, *pair) for name, pair in pairs.items() if None not in pair}, data)
 
 
 def _paper_text(texts: Mapping[str, str], data: str) -> str:
-    """What the paper says on this dataset or, if it has none of that, on its own."""
+    """What the paper says of this dataset or, if nothing, of its own."""
     return texts.get(data) or "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
@@ -330,32 +324,32 @@ ABOUT = {
 }
 
 
-def _grid(scale: DeeperScale, name: str, sheet: PaperTable) -> Grid:
-    places = sheet.places(scale)
+def _grid(scale: DeeperScale, name: str, table: PaperTable) -> Grid:
+    places = table.places(scale)
     axes = {"dataset": list(dict.fromkeys(dataset for dataset, _ in places))}
-    if sheet.axis != "dataset":
-        axes[sheet.axis] = list(dict.fromkeys(value for _, value in places))
-    fixed = {} if sheet.model is None else {"model": sheet.model}
+    if table.axis != "dataset":
+        axes[table.axis] = list(dict.fromkeys(value for _, value in places))
+    fixed = {} if table.model is None else {"model": table.model}
     varied = {name: several if len(several) > 1 else several[0] for name, several in axes.items()}
     methods = [{"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL}]
     values = {**scale.run, "partition": "iid", "method": methods, "seed": list(scale.seeds), **fixed, **varied}
-    return Grid(name, ABOUT[name], values, lambda comparison: _assess(scale, sheet, comparison))
+    return Grid(name, ABOUT[name], values, lambda comparison: _assess(scale, table, comparison))
 
 
-def _assess(scale: DeeperScale, sheet: PaperTable, comparison: Comparison) -> Findings:
-    places, rows = sheet.places(scale), {}
+def _assess(scale: DeeperScale, table: PaperTable, comparison: Comparison) -> Findings:
+    places, rows = table.places(scale), {}
     for row in comparison.rows:
-        rows[row.run.config.dataset, getattr(row.run.config, sheet.axis), row.method] = row
+        rows[row.run.config.dataset, getattr(row.run.config, table.axis), row.method] = row
     found: dict[str, dict[str, Cell]] = {}
     for (dataset, value), (data, label) in places.items():
         found.setdefault(data, {})[label] = cell_of(rows[dataset, value, CL], rows[dataset, value, FL])
-    checks = tuple(check for data, cells in found.items() for check in sheet.claims(sheet, cells, data))
+    checks = tuple(check for data, cells in found.items() for check in table.claims(table, cells, data))
     layers = {data: {label: dict(cell.layers) for label, cell in cells.items()} for data, cells in found.items()}
     told = "; ".join(dict.fromkeys(f"{label}: {value}" for (_, value), (_, label) in places.items()))
     return Findings(
         (_table(found),),
         checks,
-        (f"{sheet.axis} {told}", *NOTES, *unfinished_note(comparison)),
+        (f"{table.axis} {told}", *NOTES, *unfinished_note(comparison)),
         data={"layers": layers},
     )
 
@@ -364,10 +358,9 @@ def _table(found: Mapping[str, Cells]) -> FindingsTable:
     rows = []
     for data, cells in found.items():
         first = next(iter(cells.values()))
-        for label, cell in cells.items():
-            shares = (spread(stat(seeds.values())) for seeds in (cell.cl, cell.fl, cell.gap))
-            gained = "" if cell is first else spread(stat(differences(first.gap, cell.gap).values()))
-            rows.append((data, label, *shares, gained, MILLI.spread(stat(cell.div.values()))))
+        for label, one in cells.items():
+            gained = "" if one is first else cell(differences(first.gap, one.gap))
+            rows.append((data, label, cell(one.cl), cell(one.fl), cell(one.gap), gained, MILLI.cell(one.div)))
     columns = ("dataset", "", "Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", "Div., ×10⁻³")
     return FindingsTable("Centralised and federated training", columns, tuple(rows), left=2)
 
@@ -383,19 +376,19 @@ NOTES = (
 # --- what is claimed -------------------------------------------------------------------------------------------------
 
 
-def _accuracy(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _accuracy(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"FL is better with {one} than with {other} on {data}"
-    return above(name, cells[one].fl, cells[other].fl, paper=sheet.paper("fl", one, other, data))
+    return above(name, cells[one].fl, cells[other].fl, paper=table.paper("fl", one, other, data))
 
 
-def _narrower(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _narrower(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"the gap is narrower with {one} than with {other} on {data}"
-    return above(name, cells[other].gap, cells[one].gap, unit=GAINS, paper=sheet.paper("gap", other, one, data))
+    return above(name, cells[other].gap, cells[one].gap, unit=GAINS, paper=table.paper("gap", other, one, data))
 
 
-def _nearer(sheet: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _nearer(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
     name = f"clients diverge less with {one} than with {other} on {data}"
-    return above(name, cells[other].div, cells[one].div, unit=MILLI, paper=sheet.paper("div", other, one, data))
+    return above(name, cells[other].div, cells[one].div, unit=MILLI, paper=table.paper("div", other, one, data))
 
 
 def _deep_nearer(cells: Cells, data: str, one: str, other: str) -> Check:
@@ -408,35 +401,35 @@ def _faster(cells: Cells, data: str, one: str, other: str, paper: str = "") -> C
     return fewest(name, one, rounds_to_share({label: cells[label] for label in (one, other)}, REACHED), paper=paper)
 
 
-def _guideline(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _guideline(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     """What Section 4 claims of every change for the better: accuracy, Gap and Div."""
     first, *others = cells
     claims = (_accuracy, _narrower, _nearer)
-    return [claim(sheet, cells, data, label, first) for label in others for claim in claims]
+    return [claim(table, cells, data, label, first) for label in others for claim in claims]
 
 
-def _by_depth(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_depth(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     shallow, *_, deep = cells
     name = f"FL's accuracy falls more from round to round with {deep} than with {shallow} on {data}"
     return [
-        _narrower(sheet, cells, data, shallow, deep),
-        _nearer(sheet, cells, data, shallow, deep),
+        _narrower(table, cells, data, shallow, deep),
+        _nearer(table, cells, data, shallow, deep),
         _faster(cells, data, shallow, deep),
         above(name, cells[deep].falls, cells[shallow].falls, unit=GAINS),
     ]
 
 
-def _by_resolution(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_resolution(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     first, *_, last = cells
-    return [*_guideline(sheet, cells, data), _deep_nearer(cells, data, last, first)]
+    return [*_guideline(table, cells, data), _deep_nearer(cells, data, last, first)]
 
 
-def _by_augmentation(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
-    checks = [claim(sheet, cells, data, "RRC", "none") for claim in (_accuracy, _narrower, _nearer)]
-    return [*checks, _accuracy(sheet, cells, data, "RRC", "CJ")]
+def _by_augmentation(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+    checks = [claim(table, cells, data, "RRC", "none") for claim in (_accuracy, _narrower, _nearer)]
+    return [*checks, _accuracy(table, cells, data, "RRC", "CJ")]
 
 
-def _by_attention(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_attention(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     told = {
         "Tiny-ImageNet": "30.5 against 16.2 %",
         "CIFAR-100": "20.6 against 13.2 %",
@@ -447,22 +440,22 @@ def _by_attention(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
     return [above(name, cells[vit].loss, cells[swin].loss, paper=_paper_text(told, data))]
 
 
-def _by_link(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_link(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     plain, linked = cells
     told = {"Tiny-ImageNet": "21 against 24", "CIFAR-100": "30 against 33"}
     name = f"FL is as good with {linked} as with {plain}, within a point, on {data}"
-    paper = sheet.paper("fl", linked, plain, data)
+    paper = table.paper("fl", linked, plain, data)
     return [
         _faster(cells, data, linked, plain, _paper_text(told, data)),
         above(name, cells[linked].fl, cells[plain].fl, margin=0.01, paper=paper),
-        _nearer(sheet, cells, data, linked, plain),
+        _nearer(table, cells, data, linked, plain),
     ]
 
 
-def _by_plan(sheet: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_plan(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     normal, mean, turned = cells
     claims = (_accuracy, _nearer)
-    checks = [claim(sheet, cells, data, normal, other) for other in (mean, turned) for claim in claims]
+    checks = [claim(table, cells, data, normal, other) for other in (mean, turned) for claim in claims]
     return [*checks, _deep_nearer(cells, data, normal, turned)]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedstrata.compare import ComparisonRow
 from fedstrata.compare.runner import read_records
-from fedstrata.compare.table import Stat, stat
+from fedstrata.compare.table import stat
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples
@@ -27,29 +27,29 @@ from fedstrata.data.datasets import load_dataset
 from fedstrata.data.partitions import partition
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
-from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
+from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, above, beyond, differences, plain_unit
 from fedstrata.reproduce.part_runs import build_config
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, figures_by_seed, load_or_compute
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    PartResources,
+    SeedFigures,
+    figures_by_seed,
+    highest_accuracy,
+    load_or_compute,
+)
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.machine import computing, device_of
-
-Found = Mapping[int, dict[str, Any]]
 
 KINDS = {"noise": "noise on an image", "class": "images of one class"}
 STATES = {"trained": "trained", "new": "before training"}
 SHALLOW, DEEP = "shallow", "deep"
 
 
-def _milli(value: Stat | None) -> str:
-    if value is None:
-        return "–"
-    return f"{1000 * value.mean:.3f}" + ("" if value.std is None else f" ± {1000 * value.std:.3f}")
-
-
-MILLI = Unit(_milli, lambda gain: ("+" if gain.mean >= 0 else "") + _milli(gain))
-"""Of divergences, in thousandths: they are as small as an entry of a gradient."""
+MILLI = plain_unit(3, 1000)
+"""Of divergences, in thousandths: they are as small as entries of a gradient."""
 
 
 def layer_halves(layers: Mapping[str, float]) -> tuple[float, float]:
@@ -97,7 +97,7 @@ def gradient_spreads(
     return {"noise": noise.figures, "class": within_class(model, x, y, layers, limit=None, seed=seed).figures}
 
 
-def assess(found: Found) -> Findings:
+def assess(found: SeedFigures) -> Findings:
     """It grows towards the input, and the deeper network's first layers have more of it."""
     networks = list(next(iter(found.values())))
     checks: list[Check] = []
@@ -142,7 +142,7 @@ def _growing_shares(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return {s: statistics.fmean(one > other for one, other in pairwise(line)) for s, line in lines.items()}
 
 
-def _table(found: Found, networks: Sequence[str], state: str) -> FindingsTable:
+def _table(found: SeedFigures, networks: Sequence[str], state: str) -> FindingsTable:
     columns = {
         f"{label}, {told}": {s: log_means(f[label][state][kind]) for s, f in found.items()}
         for kind, told in KINDS.items()
@@ -159,7 +159,7 @@ def _layer_cell(lines: Mapping[int, Sequence[float]], at: int) -> str:
     return PLAIN.spread(stat(values)) if values else ""
 
 
-def _accuracy_text(found: Found, label: str) -> str:
+def _accuracy_text(found: SeedFigures, label: str) -> str:
     return POINTS.spread(stat(mine[label]["accuracy"] for mine in found.values()))
 
 
@@ -177,7 +177,7 @@ def measure_rounds(settings: Mapping[str, Any], seed: int, resources: PartResour
     return {"rounds": rounds, "stages": {layer.name: layer.stage for layer in layers}}
 
 
-def assess_rounds(found: Found) -> Findings:
+def assess_rounds(found: SeedFigures) -> Findings:
     """Shallow layers diverge more than deep ones; theirs falls while the others' grows."""
     halved = {seed: [layer_halves(layers) for layers in mine["rounds"]] for seed, mine in found.items()}
     parts = {
@@ -194,11 +194,11 @@ def assess_rounds(found: Found) -> Findings:
         above("shallow layers' divergence falls", early[SHALLOW], late[SHALLOW], unit=MILLI),
         above("deep layers' divergence grows", late[DEEP], early[DEEP], unit=MILLI),
     )
-    rows = [(f"{label} half", _cell(early[label]), _cell(late[label])) for label in (SHALLOW, DEEP)]
+    rows = [(f"{label} half", MILLI.cell(early[label]), MILLI.cell(late[label])) for label in (SHALLOW, DEEP)]
     stages = list(dict.fromkeys(next(iter(found.values()))["stages"].values()))
     for stage in stages:
         curves = {s: _stage_curve(mine, stage) for s, mine in found.items()}
-        rows.append((stage, *(_cell({s: _half_mean(c, end) for s, c in curves.items()}) for end in (False, True))))
+        rows.append((stage, *(MILLI.cell({s: _half_mean(c, end) for s, c in curves.items()}) for end in (False, True))))
     notes = (
         "Eq. 1 over each client's whole data, without augmentation and with the running statistics, after every round; "
         "the mean over the layers of a stage or of half of the model, and over the rounds",
@@ -223,10 +223,6 @@ def _half_mean(curve: Sequence[float], end: bool) -> float:
 def _stage_curve(mine: Mapping[str, Any], stage: str) -> list[float]:
     names = [name for name, of in mine["stages"].items() if of == stage]
     return [statistics.fmean(layers[name] for name in names) for layers in mine["rounds"]]
-
-
-def _cell(seeds: Seeds) -> str:
-    return MILLI.spread(stat(seeds.values()))
 
 
 # --- at the end of a table's runs -----------------------------------------------------------------------------------
@@ -278,21 +274,11 @@ def cell_of(central: ComparisonRow, federated: ComparisonRow) -> Cell:
     """The figures of finished runs."""
     results = {result.seed: Path(result.directory) for result in federated.sound_results}
     return Cell(
-        figures_by_seed(central, highest),
-        figures_by_seed(federated, highest),
+        figures_by_seed(central, highest_accuracy),
+        figures_by_seed(federated, highest_accuracy),
         {seed: final_divergence(directory, federated.run.config, seed) for seed, directory in results.items()},
         {seed: read_records(directory) for seed, directory in results.items()},
     )
-
-
-def differences(one: Seeds, other: Seeds) -> dict[int, float]:
-    """Seed by seed."""
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
-
-
-def highest(rounds: list[Record]) -> float | None:
-    """The best accuracy of a run."""
-    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
 
 
 def _mean_fall(rounds: Sequence[Record]) -> float:
@@ -333,7 +319,7 @@ def _measure_divergence(directory: Path, config: RunConfig, seed: int) -> dict[s
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def plot_accumulation(found: Found, networks: Sequence[str], path: Path) -> None:
+def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -> None:
     """Fig. 3: layer by layer, the mean over classes and seeds, and the range of all of them."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -12,10 +12,33 @@ from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.runner import read_records
-from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion
-from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures_by_seed, unfinished_note
+from fedstrata.reproduce.claims import (
+    GAINS,
+    Check,
+    Seeds,
+    above,
+    always_above,
+    best,
+    cell,
+    differences,
+    fewest,
+    rounds_text,
+)
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    dataset_name,
+    figures_by_label,
+    figures_by_seed,
+    gain_rows,
+    highest_accuracy,
+    label_methods,
+    unfinished_note,
+)
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 
@@ -26,14 +49,13 @@ OTHERS = {
     "FedNova": "fednova",
     "FedDyn": "feddyn(alpha=0.1)",
 }
-DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 SKEWS = {"dirichlet(alpha=0.1)": "Dirichlet(0.1)", "dirichlet(alpha=0.05)": "Dirichlet(0.05)"}
 MILD, SEVERE = SKEWS.values()
 
 
 @dataclass(frozen=True)
 class FedImproFigures:
-    """What the paper has under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
+    """The paper's figures under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
 
     fedavg: str
     best: str
@@ -99,7 +121,7 @@ class FedImproScale:
     @property
     def where(self) -> str:
         """The setting of all parts but the table of methods."""
-        return f"{_dataset(self.datasets[0])}, {MILD}"
+        return f"{dataset_name(self.datasets[0])}, {MILD}"
 
 
 SCALES = {
@@ -169,30 +191,6 @@ def parts(scale: str) -> list[Part]:
     ]
 
 
-def _labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"method": text, "label": label} for label, text in methods.items()]
-
-
-def _dataset(spec: str) -> str:
-    return DATASETS[spec.partition("(")[0]]
-
-
-def _highest(rounds: list[Record]) -> float | None:
-    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
-
-
-def _by_label(comparison: Comparison) -> dict[str, Seeds]:
-    return {row.method: figures_by_seed(row, _highest) for row in comparison.rows}
-
-
-def _cell(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))
-
-
-def _gained(one: Seeds, other: Seeds) -> dict[int, float]:
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
-
-
 _BEST = "an accuracy is the best of a run, as in the paper; ± is the sample standard deviation over the seeds"
 
 
@@ -200,7 +198,7 @@ _BEST = "an accuracy is the best of a run, as in the paper; ± is the sample sta
 
 
 def _table(scale: FedImproScale) -> Grid:
-    methods = _labelled({**OTHERS, "FedImpro": scale.impro()})
+    methods = label_methods({**OTHERS, "FedImpro": scale.impro()})
     return Grid(
         "table",
         "FedImpro against other methods: best accuracy, and rounds to FedAvg's",
@@ -215,38 +213,24 @@ def _table(scale: FedImproScale) -> Grid:
 
 def _assess_table(scale: FedImproScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, ComparisonRow]] = {
-        f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
+        f"{dataset_name(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
     }
     for row in comparison.rows:
-        found[f"{_dataset(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
+        found[f"{dataset_name(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
     reached = {
-        setting: {m: figures_by_seed(row, _highest) for m, row in rows.items()} for setting, rows in found.items()
+        setting: {m: figures_by_seed(row, highest_accuracy) for m, row in rows.items()}
+        for setting, rows in found.items()
     }
     needed = {setting: _rounds_needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
     labels = [*OTHERS, "FedImpro"]
-    accuracy = tuple((label, *(_cell(column[label]) for column in reached.values())) for label in labels)
+    accuracy = tuple((label, *(cell(column[label]) for column in reached.values())) for label in labels)
     rounds = tuple((label, *(rounds_text(column[label].values()) for column in needed.values())) for label in labels)
-    checks: list[Check] = []
-    for setting in found:
-        column, told = reached[setting], PAPER.get(setting, FedImproFigures("", "", ""))
-        name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
-        checks += [
-            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
-            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=told.best),
-            fewest(name, "FedImpro", needed[setting], paper=told.rounds),
-        ]
-    for data in map(_dataset, scale.datasets):
-        mild, severe = (
-            _gained(*(reached[f"{data}, {skew}"][label] for label in ("FedImpro", "FedAvg"))) for skew in (MILD, SEVERE)
-        )
-        name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
-        checks.append(above(name, severe, mild, unit=GAINS, paper=PAPER_GAINS.get(data, "")))
     return Findings(
         (
             FindingsTable("Best accuracy, %", ("method", *found), accuracy),
             FindingsTable("Rounds to FedAvg's best accuracy, seed by seed", ("method", *found), rounds),
         ),
-        tuple(checks),
+        (*_table_checks(reached, needed), *_gain_checks(scale, reached)),
         (
             _BEST,
             "the target is the best accuracy that FedAvg has in the whole run, with the same seed, so FedAvg's own "
@@ -254,6 +238,35 @@ def _assess_table(scale: FedImproScale, comparison: Comparison) -> Findings:
             *unfinished_note(comparison),
         ),
     )
+
+
+Accuracies = Mapping[str, Mapping[str, Seeds]]
+"""Setting → method → seed → best accuracy."""
+
+
+def _table_checks(reached: Accuracies, needed: Mapping[str, Mapping[str, Mapping[int, int | None]]]) -> list[Check]:
+    """Accuracy and rounds, setting by setting."""
+    checks: list[Check] = []
+    for setting, column in reached.items():
+        told = PAPER.get(setting, FedImproFigures("", "", ""))
+        name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
+        checks += [
+            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
+            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=told.best),
+            fewest(name, "FedImpro", needed[setting], paper=told.rounds),
+        ]
+    return checks
+
+
+def _gain_checks(scale: FedImproScale, reached: Accuracies) -> list[Check]:
+    """Severe against mild skew, dataset by dataset."""
+    checks = []
+    for data in map(dataset_name, scale.datasets):
+        columns = [reached[f"{data}, {skew}"] for skew in (MILD, SEVERE)]
+        mild, severe = (differences(column["FedImpro"], column["FedAvg"]) for column in columns)
+        name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
+        checks.append(above(name, severe, mild, unit=GAINS, paper=PAPER_GAINS.get(data, "")))
+    return checks
 
 
 def _interval_text(scale: FedImproScale) -> str:
@@ -281,17 +294,17 @@ def _split(scale: FedImproScale) -> Grid:
     return Grid(
         "split",
         "where the model is cut, and what the statistics add to the uplink",
-        scale.values(method=_labelled(methods)),
+        scale.values(method=label_methods(methods)),
         lambda comparison: _assess_split(scale, comparison),
     )
 
 
 def _assess_split(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+    found = figures_by_label(comparison, highest_accuracy)
     base, *cuts = found
     shares = {row.method: figures_by_seed(row, _statistics_share) for row in comparison.rows}
     rows = tuple(
-        (label, _cell(seeds), _cell(_gained(seeds, found[base])), f"{_cell(shares[label])} %")
+        (label, cell(seeds), cell(differences(seeds, found[base])), f"{cell(shares[label])} %")
         for label, seeds in found.items()
     )
     checks = (
@@ -326,16 +339,16 @@ def _noise(scale: FedImproScale) -> Grid:
     return Grid(
         "noise",
         "noise on the statistics that clients send",
-        scale.values(method=_labelled(methods)),
+        scale.values(method=label_methods(methods)),
         lambda comparison: _assess_noise(scale, comparison),
     )
 
 
 def _assess_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+    found = figures_by_label(comparison, highest_accuracy)
     base, *levels = found
     none, most = levels[0], levels[-1]
-    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    rows = gain_rows(found, base)
     name = f"noise of {scale.noises[-1]:g} costs less than a point"
     checks = (
         above(name, found[most], found[none], margin=0.01, paper="88.30 against 88.45 %"),
@@ -358,14 +371,16 @@ def _clients_per_round(scale: FedImproScale) -> Grid:
         "selected",
         "more clients per round",
         scale.values(
-            method=_labelled({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
+            method=label_methods({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
         ),
         lambda comparison: _assess_clients_per_round(scale, comparison),
     )
 
 
 def _assess_clients_per_round(scale: FedImproScale, comparison: Comparison) -> Findings:
-    rows = {(row.run.config.participation, row.method): figures_by_seed(row, _highest) for row in comparison.rows}
+    rows = {
+        (row.run.config.participation, row.method): figures_by_seed(row, highest_accuracy) for row in comparison.rows
+    }
     few, many = scale.selected
     labels = ("FedAvg", "FedImpro")
     told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
@@ -376,7 +391,7 @@ def _assess_clients_per_round(scale: FedImproScale, comparison: Comparison) -> F
     pairs = {f"{count} per round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}
     paper = "88.45 against 83.65 and 90.25 against 86.65 %"
     checks.append(always_above("FedImpro beats FedAvg with few and with many clients per round", pairs, paper=paper))
-    cells = tuple((str(count), *(_cell(rows[count, label]) for label in labels)) for count in scale.selected)
+    cells = tuple((str(count), *(cell(rows[count, label]) for label in labels)) for count in scale.selected)
     table = FindingsTable(
         f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells
     )
@@ -398,15 +413,15 @@ def _form(scale: FedImproScale) -> Grid:
     return Grid(
         "form",
         "the paper's formulas against the released code's",
-        scale.values(method=_labelled(methods)),
+        scale.values(method=label_methods(methods)),
         lambda comparison: _assess_form(scale, comparison),
     )
 
 
 def _assess_form(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+    found = figures_by_label(comparison, highest_accuracy)
     base, *forms = found
-    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    rows = gain_rows(found, base)
     checks = (
         above("the paper's form beats the released one", found["paper"], found["released"]),
         always_above("every form beats FedAvg", {label: (found[label], found[base]) for label in forms}),

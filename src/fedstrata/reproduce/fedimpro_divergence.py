@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare.table import spread, stat
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import RoundView, Technique
 from fedstrata.core.tensors import Tensors
@@ -32,9 +31,10 @@ from fedstrata.probes.measures import (
     weight_divergence_by_stratum,
     with_shared,
 )
-from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
+from fedstrata.reproduce.claims import GAINS, PLAIN, above, cell, within
+from fedstrata.reproduce.local_models import read_local_models, store_local_models
 from fedstrata.reproduce.part_runs import build_config, build_federation
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
 from fedstrata.system.machine import computing
 from fedstrata.techniques.fedimpro import FedImpro, drawn
@@ -53,6 +53,7 @@ class LocalModels(Technique):
     needs_deltas: ClassVar[bool] = True
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The round's change as it is; the state holds its divergences and local models."""
         deltas, weights = [update.delta for update in round.updates], round.weights
         by_stage = [
             weight_divergence([{n: mine[n] for n in names} for mine in deltas], weights)
@@ -63,10 +64,7 @@ class LocalModels(Technique):
             "strata": torch.tensor(list(weight_divergence_by_stratum(deltas, round.strata, weights).values())),
             "stages": torch.tensor(by_stage),
         }
-        for update in round.updates:
-            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
-            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
-        return delta, found
+        return delta, found | store_local_models(round)
 
 
 def params_by_stage(strata: Sequence[Stratum]) -> dict[str, list[str]]:
@@ -74,16 +72,6 @@ def params_by_stage(strata: Sequence[Stratum]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for stratum in strata:
         found.setdefault(stratum.stage, []).extend(stratum.params)
-    return found
-
-
-def local_models(state: Tensors) -> dict[int, Tensors]:
-    """Client → its tensors after the last round, from a Watch's state."""
-    found: dict[int, Tensors] = {}
-    for key, tensor in state.items():
-        client, colon, name = key.partition(":")
-        if colon:
-            found.setdefault(int(client), {})[name] = tensor
     return found
 
 
@@ -100,7 +88,7 @@ def measure_run(federation: Federation, looks: int) -> dict[str, Any]:
                 line.append(value)
         after = federation.model
         if record.round > federation.total - looks:
-            visits.append(on_others(before, after, local_models(state), list(federation.clients)))
+            visits.append(on_others(before, after, read_local_models(state), list(federation.clients)))
         before = after
     means = {name: statistics.fmean(visit[name] for visit in visits) for name in visits[0]}
     return {"whole": whole, **curves, **means}
@@ -211,18 +199,18 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
 
 
 def scale_to_maximum(curve: Sequence[float]) -> list[float]:
-    """A curve over its own maximum, as in Fig. 3."""
+    """A curve divided by its own maximum, as in Fig. 3."""
     most = max(curve)
     return [value / most for value in curve] if most else list(curve)
 
 
 def half_means(curve: Sequence[float]) -> tuple[float, float]:
-    """The means of its first and of its second half."""
+    """The means of a curve's first and second half."""
     cut = len(curve) // 2
     return statistics.fmean(curve[:cut]), statistics.fmean(curve[cut:])
 
 
-def assess(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: int) -> Findings:
+def assess(found: SeedFigures, methods: Sequence[str], looks: int) -> Findings:
     """FedAvg against FedImpro, and low layers against high ones."""
     parts = [
         _assess_curves(found, methods),
@@ -253,13 +241,10 @@ def assess(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: i
     return Findings(tables, tuple(check for several in checks for check in several), notes, pictures, data)
 
 
-AssessedTable = tuple[FindingsTable, tuple[Check, ...]]
-
-
-def _assess_curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> AssessedTable:
+def _assess_curves(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
     both = {m: {s: half_means(f[m]["whole"]) for s, f in found.items()} for m in methods}
     early, late = ({m: {s: pair[at] for s, pair in seeds.items()} for m, seeds in both.items()} for at in (0, 1))
-    rows = tuple((m, _plain(early[m]), _plain(late[m])) for m in methods)
+    rows = tuple((m, PLAIN.cell(early[m]), PLAIN.cell(late[m])) for m in methods)
     check = above(
         "FedImpro's local models are nearer to each other in the second half of the run",
         late["FedAvg"],
@@ -272,7 +257,7 @@ def _assess_curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) 
     ), (check,)
 
 
-def _assess_stages(found: Mapping[int, dict[str, Any]]) -> AssessedTable:
+def _assess_stages(found: SeedFigures) -> AssessedTable:
     first = next(iter(found.values()))
     shrunk = {
         stage: {s: half_means(scale_to_maximum(f["FedAvg"]["stages"][stage]))[1] for s, f in found.items()}
@@ -283,12 +268,14 @@ def _assess_stages(found: Mapping[int, dict[str, Any]]) -> AssessedTable:
         for side in (False, True)
     )
     check = above("low layers' divergence shrinks faster than high layers' with FedAvg", high, low, unit=PLAIN)
-    rows = tuple((stage, "high" if stage in first["high"] else "low", _plain(seeds)) for stage, seeds in shrunk.items())
+    rows = tuple(
+        (stage, "high" if stage in first["high"] else "low", PLAIN.cell(seeds)) for stage, seeds in shrunk.items()
+    )
     title = "FedAvg's divergence by stage in the second half of the run, of its maximum"
     return FindingsTable(title, ("stage", "part", "of its maximum"), rows, left=2), (check,)
 
 
-def _assess_generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> AssessedTable:
+def _assess_generalisation(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
     columns = {
         "global model, others' data": "global",
         "local models, others' data": "others",
@@ -296,7 +283,7 @@ def _assess_generalisation(found: Mapping[int, dict[str, Any]], methods: Sequenc
         "local models, own data": "own",
     }
     picked = {name: {m: _pick_figures(found, m, name) for m in methods} for name in columns.values()}
-    rows = tuple((m, *(_percent(picked[name][m]) for name in columns.values())) for m in methods)
+    rows = tuple((m, *(cell(picked[name][m]) for name in columns.values())) for m in methods)
     after, averaged, before = picked["others"], picked["averaged"], picked["global"]
     change = {m: {s: averaged[m][s] - before[m][s] for s in found} for m in methods}
     told = "FedImpro's local models are better on other clients' data"
@@ -313,13 +300,13 @@ def _assess_generalisation(found: Mapping[int, dict[str, Any]], methods: Sequenc
     return FindingsTable("Accuracy of the last rounds' local models, %", ("", *columns), rows), checks
 
 
-def _assess_variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> AssessedTable:
+def _assess_variance(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
     kinds = {
         **{m: (m, "variance", "own") for m in methods},
         "FedImpro, with shared features": ("FedImpro", "variance", "shared"),
     }
     rows = tuple(
-        (label, *(_plain(_pick_figures(found, *path, part)) for part in ("low", "high")))
+        (label, *(PLAIN.cell(_pick_figures(found, *path, part)) for part in ("low", "high")))
         for label, path in kinds.items()
     )
     own, shared = (_pick_figures(found, "FedImpro", "variance", kind, "high") for kind in ("own", "shared"))
@@ -335,10 +322,10 @@ def _assess_variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]
     )
 
 
-def _assess_distance(found: Mapping[int, dict[str, Any]]) -> AssessedTable:
+def _assess_distance(found: SeedFigures) -> AssessedTable:
     own, shared = ("FedImpro", "distance", "own"), ("FedImpro", "distance", "shared")
     rows = tuple(
-        (label, _plain(_pick_figures(found, *path, "value")), f"{_percent(_pick_figures(found, *path, 'covered'))} %")
+        (label, PLAIN.cell(_pick_figures(found, *path, "value")), f"{cell(_pick_figures(found, *path, 'covered'))} %")
         for label, path in (("own", own), ("half of them sampled", shared))
     )
     check = above(
@@ -351,7 +338,7 @@ def _assess_distance(found: Mapping[int, dict[str, Any]]) -> AssessedTable:
     return FindingsTable(title, ("features", "distance", "covered"), rows), (check,)
 
 
-def _pick_figures(found: Mapping[int, dict[str, Any]], *path: str) -> dict[int, float]:
+def _pick_figures(found: SeedFigures, *path: str) -> dict[int, float]:
     """Seed → the figure at the end of a path."""
     picked: dict[int, float] = {}
     for seed, figures in found.items():
@@ -367,15 +354,7 @@ def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(values) for values in zip(*curves, strict=True)]
 
 
-def _mean_lines(found: Mapping[int, dict[str, Any]], kind: str) -> dict[str, list[float]]:
+def _mean_lines(found: SeedFigures, kind: str) -> dict[str, list[float]]:
     """FedAvg's strata or stages: each one's mean curve, over its maximum."""
     several = [figures["FedAvg"][kind] for figures in found.values()]
     return {name: scale_to_maximum(_mean_curve([curves[name] for curves in several])) for name in several[0]}
-
-
-def _plain(seeds: Seeds) -> str:
-    return PLAIN.spread(stat(seeds.values()))
-
-
-def _percent(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))

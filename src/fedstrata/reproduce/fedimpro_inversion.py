@@ -14,22 +14,14 @@ from torch import Tensor
 
 from fedstrata.attack import invert
 from fedstrata.attack.contact_sheet import contact_sheet
-from fedstrata.compare.table import Stat, stat
-from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
+from fedstrata.reproduce.claims import PLAIN, Seeds, above, plain_unit
 from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
 from fedstrata.system.machine import computing
 
-
-def _decibels(value: Stat | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}") + " dB"
-
-
-DECIBELS = Unit(_decibels, lambda gain: ("+" if gain.mean >= 0 else "") + _decibels(gain))
+DECIBELS = plain_unit(2, suffix=" dB")
 
 
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
@@ -52,17 +44,17 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
 
 
 def encode_images(images: Tensor) -> str:
-    """Images from 0 to 1 as text, a byte a value."""
+    """Encode images from 0 to 1 as text, one byte per value."""
     return base64.b64encode(images.mul(255).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
 def decode_images(text: str, shape: list[int]) -> Tensor:
-    """The images that a text holds."""
+    """Decode the images that a text holds."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).view(shape).div(255)
 
 
 def draw_images(found: Mapping[str, Any], seed: int, path: Path) -> None:
-    """Originals above what was rebuilt of them."""
+    """Draw the originals, and below them what was rebuilt of them."""
     labels = ["original"]
     labels += [f"{row['name']}\n{row['psnr']:.1f} dB, SSIM {row['ssim']:.2f}" for row in found["rows"]]
     title = f"client {found['client']}, features after {found['split']} (seed {seed})"
@@ -72,7 +64,7 @@ def draw_images(found: Mapping[str, Any], seed: int, path: Path) -> None:
 
 
 def assess(found: Mapping[int, dict[str, Any]]) -> Findings:
-    """Raw features against the statistics without noise, which tell most."""
+    """Raw features against the statistics without noise, which reveal most."""
     seed, first = next(iter(found.items()))
     names = [row["name"] for row in first["rows"]]
     figures = {
@@ -82,8 +74,8 @@ def assess(found: Mapping[int, dict[str, Any]]) -> Findings:
     rows = tuple(
         (
             name,
-            DECIBELS.spread(stat(figures["psnr"][name].values())),
-            *(PLAIN.spread(stat(figures[kind][name].values())) for kind in ("ssim", "error")),
+            DECIBELS.cell(figures["psnr"][name]),
+            *(PLAIN.cell(figures[kind][name]) for kind in ("ssim", "error")),
         )
         for name in names
     )

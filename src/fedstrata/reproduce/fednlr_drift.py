@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare.table import stat
 from fedstrata.config.schema import RunConfig, Settings, checked
 from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
 from fedstrata.probes.measures.training import activation_change, bound_neurons
 from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.run import deal, open_run
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}
@@ -69,12 +68,12 @@ def activation_table(rows: Sequence[Sequence[float]], classes: Iterable[int]) ->
 def activation_gain(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], visited: int, others: Sequence[int]
 ) -> float | None:
-    """The share of activation that neurons gain which are bound to the other classes, against the visited one."""
+    """The share of their activation that neurons bound to the other classes, and not to the visited one, gain."""
     rows, asked = [visited, *others], torch.tensor([False] + [True] * len(others))
     return activation_change(activation_table(before, rows), activation_table(after, rows), asked)
 
 
-def drifts(found: Mapping[int, dict[str, Any]], visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
+def drifts(found: SeedFigures, visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
     """Method, or the control → seed → the mean change over visits, each a (visited class, other classes)."""
     told: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
     for seed, figures in found.items():
@@ -87,7 +86,7 @@ def drifts(found: Mapping[int, dict[str, Any]], visits: Sequence[tuple[int, Sequ
     return dict(told)
 
 
-def assess(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Findings:
+def assess(found: SeedFigures, visited: int, other: int) -> Findings:
     """The paper's pair of classes, and every client against all other classes."""
     every = range(len(next(iter(found.values()))["before"]))
     where = {
@@ -102,9 +101,7 @@ def assess(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Fin
         checks.append(above(less, told["FedNLR"], told["FedAvg"], unit=POINTS, paper=paper))
         name = f"bound neurons fall less where no class is missing ({place})"
         checks.append(above(name, told[CONTROL], told["FedAvg"], unit=POINTS))
-    summary = tuple(
-        (place, *(POINTS.spread(stat(seeds.values())) for seeds in told.values())) for place, told in where.items()
-    )
+    summary = tuple((place, *(POINTS.cell(seeds) for seeds in told.values())) for place, told in where.items())
     seed, first = next(iter(found.items()))
     trained = ", ".join(
         f"{100 * figures['accuracy']:.1f} % after {figures['rounds']} rounds" for figures in found.values()

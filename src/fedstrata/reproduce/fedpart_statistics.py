@@ -1,4 +1,4 @@
-"""The global model with one client's running statistics: FedPart's released code judges client 0's model."""
+"""Accuracy of the global model with one client's running statistics: FedPart's released code evaluates client 0's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accuracy_by_seed(row: ComparisonRow, client: int = 0) -> dict[int, float]:
 
 
 def accuracy(directory: Path, config: RunConfig, client: int) -> float:
-    """Of a finished run's model under a client's statistics."""
+    """The accuracy of a finished run's model with a client's statistics."""
     dataset: Dataset = _load_dataset(config.dataset, config.data_dir)
     memory = directory / "memory"
     version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstrata.compare.table import stat
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import plural
 from fedstrata.federation import Federation
-from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
+from fedstrata.reproduce.claims import PLAIN, above, beyond
 from fedstrata.reproduce.part_runs import build_config, build_federation
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_norms
 
 
@@ -33,6 +32,8 @@ class GradientTrace(Technique):
     name: ClassVar[str] = "trace"
 
     def local(self, view: ClientView) -> Hooks:
+        """Hooks that collect the norm and the batch size of every step, and change nothing."""
+
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
             now = {"norms": gradient_norm(grads).reshape(1), "sizes": torch.tensor([len(batch.y)])}
             return {name: torch.cat([total[name], step]) for name, step in now.items()} if total else now
@@ -87,7 +88,7 @@ def jumps(found: Mapping[str, Any], ends: int) -> list[Jump]:
     ]
 
 
-def assess(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
+def assess(found: SeedFigures, ends: int) -> Findings:
     """Full updates' jumps against partial updates', in the same stretch of training."""
     full: dict[int, float] = {}
     part: dict[int, float] = {}
@@ -104,7 +105,7 @@ def assess(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
         "FedPart, partial rounds": part,
         "FedPart, full rounds at the beginning": before,
     }
-    rows = tuple((name, _ratio_text(seeds)) for name, seeds in lines.items())
+    rows = tuple((name, PLAIN.cell(seeds)) for name, seeds in lines.items())
     title = f"Mean norm of the first {plural(ends, 'step')} after aggregation over that of the last {ends} before"
     checks = (
         beyond("gradient norm spikes after full aggregation", full, 1),
@@ -122,7 +123,3 @@ def assess(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
         {"trace.png": partial(plot_norms, found[first], first)},
         {str(seed): methods for seed, methods in found.items()},
     )
-
-
-def _ratio_text(seeds: Seeds) -> str:
-    return PLAIN.spread(stat(seeds.values()))

@@ -13,7 +13,7 @@ from typing import Any
 from fedstrata.compare import Comparison
 from fedstrata.core.text import plural
 from fedstrata.reproduce import inco_similarity
-from fedstrata.reproduce.claims import Seeds, above, best
+from fedstrata.reproduce.claims import Seeds, above, best, cell, differences
 from fedstrata.reproduce.inco_settings import (
     GROUP,
     GROUPED,
@@ -24,16 +24,23 @@ from fedstrata.reproduce.inco_settings import (
     accuracies,
     arch_accuracy,
     arch_curve,
-    cell,
     clients_accuracy,
-    dataset_name,
-    differences,
     inco_method,
     join_techniques,
-    label_methods,
     mean_over,
 )
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures_by_seed, unfinished_note
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    dataset_name,
+    figures_by_seed,
+    gain_rows,
+    label_methods,
+    unfinished_note,
+)
 from fedstrata.reproduce.plots import plot_architectures
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
@@ -69,8 +76,8 @@ PAPER = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    made = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
-    return [part(chosen) for part in made]
+    builders = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
+    return [build(chosen) for build in builders]
 
 
 # --- the table of methods --------------------------------------------------------------------------------------------
@@ -122,7 +129,7 @@ def _assess_table(scale: InCoScale, comparison: Comparison) -> Findings:
 
 
 def _gain_table(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Columns and rows of a table: for each dataset without InCo, with it, and what it gains."""
+    """Columns and rows of a table: for each dataset the accuracy without InCo, with it, and what it gains."""
     columns = [heading for data in names for heading in (data, f"{data}, with InCo", "gain, points")]
     rows = []
     for base in BASES:
@@ -159,7 +166,7 @@ def _assess_ablation(scale: InCoScale, comparison: Comparison) -> Findings:
         if label != INCO
     ]
     checks.append(above("HeteroAvg beats GroupAvg", found[HETERO], found[GROUP]))
-    rows = tuple((label, cell(seeds), cell(differences(seeds, found[HETERO]))) for label, seeds in found.items())
+    rows = gain_rows(found, HETERO)
     title = f"Accuracy of the clients' models on {scale.where} by what InCo is made of, %"
     table = FindingsTable(title, ("", "accuracy", "gain over HeteroAvg, points"), rows)
     return Findings((table,), tuple(checks), (scale.note, *unfinished_note(comparison)))

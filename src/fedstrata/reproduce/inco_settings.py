@@ -1,4 +1,4 @@
-"""Clients of different depth: the settings of InCo's reproduction, and what its parts measure by."""
+"""InCo's reproduction: its settings, with clients of different depth, its methods and its measures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.runner import read_records
-from fedstrata.compare.table import spread, stat
 from fedstrata.reproduce.claims import Seeds
-from fedstrata.reproduce.parts import figures_by_label
+from fedstrata.reproduce.parts import dataset_name, figures_by_label
 from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
 
-DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 SKEW = "dirichlet(alpha=0.5)"
 
 GROUP, HETERO, INCO = "GroupAvg", "HeteroAvg", "InCo"
@@ -37,7 +35,7 @@ class InCoScale:
         evaluations: last ones over which accuracy is averaged.
         own: method → fields that only it has, in the table of methods.
         case: fields that only the case study's runs have.
-        trial: fields that only the runs have by which the default form was chosen, with seeds of their own.
+        trial: fields of only those runs by which the default form was chosen, with seeds of their own.
         shown: test examples by which models are compared.
         mapped: those of them whose features are drawn, for every client.
     """
@@ -151,7 +149,7 @@ SCALES = {
 
 
 def join_techniques(*names: str) -> str:
-    """A method of several techniques."""
+    """Join techniques to a method; empty names are left out."""
     return " + ".join(filter(None, names))
 
 
@@ -162,22 +160,6 @@ GROUPED = "fedavg(weight='uniform') + groupavg"
 def inco_method(base: str = "", **others: Any) -> str:
     """InCo over all architectures, on a method."""
     return join_techniques(base, "heteroavg", str(InCo(**others)))
-
-
-def label_methods(methods: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"method": text, "label": label} for label, text in methods.items()]
-
-
-def dataset_name(spec: str) -> str:
-    return DATASETS[spec.partition("(")[0]]
-
-
-def cell(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))
-
-
-def differences(one: Seeds, other: Seeds) -> dict[int, float]:
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
 
 
 def mean_over(several: Sequence[Seeds]) -> Seeds:
@@ -207,6 +189,7 @@ def arch_accuracy(arch: str, evaluations: int) -> Callable[[list[Record]], float
 
 
 def accuracies(scale: InCoScale, comparison: Comparison) -> dict[str, Seeds]:
+    """Method → seed → the clients' accuracy."""
     return figures_by_label(comparison, clients_accuracy(scale.evaluations))
 
 

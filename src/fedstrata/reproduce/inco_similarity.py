@@ -27,10 +27,10 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.stages import stages as stages_of
 from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
-from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
-from fedstrata.reproduce.fedimpro_divergence import local_models
+from fedstrata.reproduce.claims import PLAIN, Seeds, above, cell
+from fedstrata.reproduce.local_models import read_local_models, store_local_models
 from fedstrata.reproduce.part_runs import build_config
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.run import deal
 from fedstrata.system.machine import computing
@@ -54,13 +54,9 @@ class LastLocalModels(Technique):
     needs_deltas: ClassVar[bool] = True
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        if round.number < round.rounds - 1:
-            return delta, {}
-        found: Tensors = {}
-        for update in round.updates:
-            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
-            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
-        return delta, found
+        """The round's change as it is; after the last round the state holds the local models."""
+        last = round.number >= round.rounds - 1
+        return delta, store_local_models(round) if last else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +69,13 @@ class ObservedFederation:
 
     def local(self) -> list[nn.Module]:
         """The clients' models after the last round, in client order, as the run would evaluate them."""
-        state = local_models(self.federation.state.techniques[LastLocalModels.name])
+        state = read_local_models(self.federation.state.techniques[LastLocalModels.name])
         found = [fill_model(self.models[client], tensors) for client, tensors in sorted(state.items())]
         return [without_statistics(m) for m in found] if self.federation.method.buffers == "drop" else found
 
 
 def observe(config: RunConfig) -> ObservedFederation:
-    """The federation of a configuration, evaluated at the end, with one technique more, which looks on."""
+    """The federation of a configuration, evaluated at the end, with one more technique, which only looks on."""
     dataset, parts = deal(config)
     share = {} if config.archs is None else shares(config.archs)
     build = partial(
@@ -102,7 +98,7 @@ def observe(config: RunConfig) -> ObservedFederation:
 
 
 def fill_model(model: nn.Module, tensors: Tensors) -> nn.Module:
-    """A copy of the model with a client's tensors; inside a group their names begin with the group's."""
+    """A copy of the model with a client's tensors; those of a group have names that begin with the group's."""
     mine, copied = model.state_dict(), copy.deepcopy(model)
     own = {name if name in mine else name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     copied.load_state_dict({**mine, **own})
@@ -150,13 +146,10 @@ def measure_run(federation: Federation) -> dict[str, Any]:
 
 # --- what is found ---------------------------------------------------------------------------------------------------
 
-Found = Mapping[int, dict[str, Any]]
-AssessedTable = tuple[FindingsTable, tuple[Check, ...]]
 
-
-def assess(found: Found) -> Findings:
+def assess(found: SeedFigures) -> Findings:
     """The harder the setting, the less alike the models; what InCo changes in that; and how often β > 0."""
-    judged = (_assess_likeness(found), _assess_signs(found))
+    assessed = (_assess_likeness(found), _assess_signs(found))
     first = min(found)
     cases = [label for label in found[first] if label != PLAIN_INCO]
     notes = (
@@ -176,11 +169,14 @@ def assess(found: Found) -> Findings:
         str(seed): {label: {n: v for n, v in case.items() if n != "map"} for label, case in figures.items()}
         for seed, figures in found.items()
     }
-    tables, checks = (tuple(table for table, _ in judged), tuple(check for _, several in judged for check in several))
+    tables, checks = (
+        tuple(table for table, _ in assessed),
+        tuple(check for _, several in assessed for check in several),
+    )
     return Findings(tables, checks, notes, pictures, data)
 
 
-def _assess_likeness(found: Found) -> AssessedTable:
+def _assess_likeness(found: SeedFigures) -> AssessedTable:
     some = next(iter(found.values()))
     stages = list(some[IID]["means"])
     accuracy = {label: {s: f[label]["accuracy"] for s, f in found.items()} for label in some}
@@ -197,15 +193,12 @@ def _assess_likeness(found: Found) -> AssessedTable:
         ]
     name = f"models are more alike than GroupAvg's in {' and '.join(stages[-2:])}"
     checks += [above(f"{label}'s {name}", deep[label], deep[GROUP], unit=PLAIN) for label in (HETERO, INCO)]
-    rows = tuple(
-        (label, spread(stat(accuracy[label].values())), *(PLAIN.spread(stat(at[label][g].values())) for g in stages))
-        for label in some
-    )
+    rows = tuple((label, cell(accuracy[label]), *(PLAIN.cell(at[label][g]) for g in stages)) for label in some)
     title = "Accuracy, %, and CKA between clients' local models by stage"
     return FindingsTable(title, ("", "accuracy", *stages), rows), tuple(checks)
 
 
-def _assess_signs(found: Found) -> AssessedTable:
+def _assess_signs(found: SeedFigures) -> AssessedTable:
     share = {label: {s: _stage_means(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
     theta = {s: _stage_means(f[INCO]["theta"]) for s, f in found.items()}
     rows = tuple(
@@ -231,11 +224,11 @@ def _stage_means(layers: Mapping[str, float]) -> dict[str, float]:
     return {**means, "all": statistics.fmean(layers.values())}
 
 
-def _stage_seeds(found: Found, label: str, stage: str) -> Seeds:
+def _stage_seeds(found: SeedFigures, label: str, stage: str) -> Seeds:
     return {seed: figures[label]["means"][stage] for seed, figures in found.items()}
 
 
-def _stage_curve(found: Found, label: str) -> dict[str, float]:
+def _stage_curve(found: SeedFigures, label: str) -> dict[str, float]:
     """Stage → the mean over the seeds."""
     stages = next(iter(found.values()))[label]["means"]
     return {stage: statistics.fmean(_stage_seeds(found, label, stage).values()) for stage in stages}

@@ -1,4 +1,4 @@
-"""What a reproduction found: in a terminal, as Markdown and as JSON."""
+"""A reproduction's findings in a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES = {True: "green", False: "red", None: "yellow"}
 
 @dataclass(frozen=True)
 class PartReport:
-    """A part, what was found in it, and under which settings."""
+    """A part, its findings, and the settings behind them."""
 
     part: Part
     findings: Findings
@@ -31,15 +31,15 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of it.
+    """The outcome of a reproduction.
 
     Args:
         paper: its name.
         scale: smoke, small or paper.
-        command: what to type to have it again.
+        command: the command that repeats it.
         sections: the parts, in order.
         failures: what went wrong, by directory.
-        machines: where the runs were made, each processor once: the same command ends elsewhere on another kind.
+        machines: where the runs were made, each processor once: results differ between kinds of processors.
     """
 
     paper: str
