@@ -1,8 +1,8 @@
 """The data of figures, against numbers worked out by hand; and that Plotly accepts every one of them."""
 
-from __future__ from itertools import product
-import annotations
+from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 

@@ -27,8 +27,8 @@ from fedstrata.reproduce.fedimpro_divergence import (
     shared_features,
     variances,
 )
-from fedstrata.reproduce.fedimpro_divergence import assess as judge_layers
-from fedstrata.reproduce.fedimpro_divergence import measure_run as follow_layers
+from fedstrata.reproduce.fedimpro_divergence import assess as assess_divergence
+from fedstrata.reproduce.fedimpro_divergence import measure_run as measure_divergence
 from fedstrata.reproduce.fedimpro_inversion import decode_images, encode_images
 from fedstrata.reproduce.fednlr_drift import activation_gain
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
@@ -37,9 +37,9 @@ from fedstrata.reproduce.inco_settings import SCALES as INCO
 from fedstrata.reproduce.inco_settings import arch_accuracy, clients_accuracy, inco_method
 from fedstrata.reproduce.inco_similarity import GROUP, HARDER, HETERO, PLAIN_INCO, fill_model
 from fedstrata.reproduce.inco_similarity import INCO as CROSSED
-from fedstrata.reproduce.inco_similarity import assess as judge_alike
-from fedstrata.reproduce.inco_similarity import measure_run as follow_alike
-from fedstrata.reproduce.inco_similarity import observe as watched_archs
+from fedstrata.reproduce.inco_similarity import assess as assess_similarity
+from fedstrata.reproduce.inco_similarity import measure_run as measure_similarity
+from fedstrata.reproduce.inco_similarity import observe as observe_archs
 from fedstrata.reproduce.local_models import read_local_models
 from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
@@ -468,7 +468,7 @@ def test_watching_changes_nothing() -> None:
     config = checked(RunConfig, IMPRO)
     plain = open_run(config, None).fit()
     federation = build_federation(config, LocalModels())
-    found = follow_layers(federation, 2)
+    found = measure_divergence(federation, 2)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
     assert len(found["whole"]) == config.rounds
@@ -481,7 +481,7 @@ def test_watching_changes_nothing() -> None:
 def test_local_models_are_what_the_server_averages() -> None:
     """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
     federation = build_federation(checked(RunConfig, IMPRO), LocalModels())
-    follow_layers(federation, 1)
+    measure_divergence(federation, 1)
     local = read_local_models(federation.state.techniques["watch"])
     assert sorted(local) == federation.records[-1].clients
     sizes = {client: len(federation.clients[client]) for client in local}
@@ -535,12 +535,12 @@ def test_layers_are_judged() -> None:
     """Low layers end at 1/4 of their maximum, high ones at 1/2; FedImpro's models are at 1 and not at 3."""
     avg = _layers(3.0, [4.0, 1.0], [2.0, 1.0], 0.3)
     impro = _layers(1.0, [4.0, 1.0], [2.0, 1.0], 0.4)
-    found = judge_layers({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
+    found = assess_divergence({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [True] * 7
     assert found.checks[0].figures.startswith("3.0000 against 1.0000, +2.0000")
     assert found.checks[1].figures.startswith("0.5000 against 0.2500, +0.2500")
     assert found.checks[4].figures.startswith("-5.00 points against -15.00 points, +10.00 points")
-    found = judge_layers({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
+    found = assess_divergence({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [False] * 5 + [True, True]
 
 
@@ -579,8 +579,8 @@ def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
 def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> None:
     config = checked(RunConfig, {**DEPTHS, "method": method})
     plain = open_run(config, None).fit()
-    run = watched_archs(config)
-    found = follow_alike(run.federation)
+    run = observe_archs(config)
+    found = measure_similarity(run.federation)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, run.federation.model.state_dict()[name]), name
     last = plain.records[-1].arch_accuracy.values()
@@ -593,8 +593,8 @@ def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> N
 @pytest.mark.parametrize(("method", "name"), [("heteroavg", "{}"), ("groupavg", "resnet10_width_2_0.{}")])
 def test_local_models_of_different_depth(method: str, name: str) -> None:
     """The stem's mean over the clients that share it is the server's; each local model is as deep as its client's."""
-    run = watched_archs(checked(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
-    follow_alike(run.federation)
+    run = observe_archs(checked(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
+    measure_similarity(run.federation)
     local = run.local()
     assert [len(list(model.parameters())) for model in local] == [len(list(m.parameters())) for m in run.models]
     sharing = local if method == "heteroavg" else local[:2]
@@ -615,8 +615,8 @@ def test_a_model_is_filled_with_a_groups_tensors() -> None:
 
 
 def test_without_running_statistics_local_models_have_none() -> None:
-    run = watched_archs(checked(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
-    follow_alike(run.federation)
+    run = observe_archs(checked(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
+    measure_similarity(run.federation)
     assert not any("running" in name for model in run.local() for name in model.state_dict())
     assert any("running" in name for name in run.models[0].state_dict())
 
@@ -641,7 +641,7 @@ def test_likeness_is_judged() -> None:
     values = (0.8, 0.6, 0.5)
     cases = {label: _case(value, value) for label, value in zip(HARDER, values, strict=True)}
     cases |= {HETERO: _case(0.6, 0.7), CROSSED: _case(0.7, 0.8, 0.8), PLAIN_INCO: _case(0.6, 0.7, 0.5)}
-    found = judge_alike({0: cases})
+    found = assess_similarity({0: cases})
     assert [check.holds for check in found.checks] == [True] * 10
     assert found.checks[0].figures.startswith("0.8000 against 0.4000, +0.4000")
     assert found.checks[-2].figures.startswith("0.6000 against 0.3750, +0.2250")
@@ -654,4 +654,4 @@ def test_likeness_is_judged() -> None:
     turned = dict(zip(HARDER, (cases[label] for label in reversed(HARDER)), strict=True))
     turned |= {HETERO: _case(0.6, 0.1), CROSSED: _case(0.7, 0.1, 0.3), PLAIN_INCO: cases[PLAIN_INCO]}
     assert turned[GROUP] is cases[HARDER[0]]
-    assert [check.holds for check in judge_alike({0: turned}).checks] == [True] * 3 + [False] * 7
+    assert [check.holds for check in assess_similarity({0: turned}).checks] == [True] * 3 + [False] * 7
