@@ -20,7 +20,7 @@ from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
 from fedstrata.reproduce.deeper import SCALES, _paper_tables
 from fedstrata.reproduce.deeper_divergence import (
-    Cell,
+    SettingFigures,
     assess,
     assess_rounds,
     gradient_spreads,
@@ -214,9 +214,11 @@ def record(made: Made) -> Record:
     return read_records(next((made[1] / "runs").iterdir()))[0]
 
 
-def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> Cell:
+def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> SettingFigures:
     rounds = [replace(record, round=at, accuracy=value) for at, value in enumerate(curve, start=1)]
-    return Cell({0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds})
+    return SettingFigures(
+        {0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds}
+    )
 
 
 def test_a_cell(record: Record) -> None:

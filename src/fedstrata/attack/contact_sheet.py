@@ -16,7 +16,7 @@ _TEXT, _FAINT = "#222831", "#6b7480"
 
 
 def check_pictures() -> None:
-    """Refuse early where pictures cannot be drawn."""
+    """Refuse early if pictures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -118,7 +118,7 @@ Failures = dict[Path, FedstrataError]
 def missing(plan: Plan) -> list[Run]:
     """The runs that are not finished, each directory once, and all methods of one seed before the next seed's.
 
-    So a table of what is there compares them early.
+    So that a table of the finished runs soon compares all methods.
     """
     ordered = sorted(plan.runs, key=lambda run: plan.seeds.index(run.config.seed))
     return list({run.directory: run for run in ordered if find_result(run) is None}.values())
@@ -216,7 +216,7 @@ class _Job:
     def __init__(self, run: Run) -> None:
         self.run, self.heard = run, 0
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 – unlike a pipe it is never full
-        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.runner import attend; attend()"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.runner import run_job; run_job()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
@@ -252,9 +252,9 @@ class _Job:
         with self._said:
             words = self._said.read().splitlines()
         try:
-            said = json.loads(words[-1])
-            kind = UsageError if said["code"] == UsageError.exit_code else FedstrataError
-            return None if said["failure"] is None else kind(said["failure"])
+            answer = json.loads(words[-1])
+            kind = UsageError if answer["code"] == UsageError.exit_code else FedstrataError
+            return None if answer["failure"] is None else kind(answer["failure"])
         except (ValueError, LookupError, TypeError):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             return FedstrataError(f"its process {how}")

@@ -95,23 +95,23 @@ def settings_text(comparison: Comparison) -> str:
     if "steps" in fixed:
         fixed.pop("epochs", None)
     others = [n for n, v in fixed.items() if n not in _ALWAYS and repr(v) != repr(RunConfig.model_fields[n].default)]
-    told = [f"{name} {fixed[name]}" for name in (*_ALWAYS, *others) if name in fixed]
-    told += _exception_texts(comparison)
-    told.append(f"seed{'s' * (len(comparison.plan.seeds) > 1)} {', '.join(map(str, comparison.plan.seeds))}")
+    texts = [f"{name} {fixed[name]}" for name in (*_ALWAYS, *others) if name in fixed]
+    texts += _exception_texts(comparison)
+    texts.append(f"seed{'s' * (len(comparison.plan.seeds) > 1)} {', '.join(map(str, comparison.plan.seeds))}")
     policies = {row.run.buffers for row in comparison.rows}
-    return "; ".join(told + ([f"buffers {policies.pop()}"] if len(policies) == 1 else []))
+    return "; ".join(texts + ([f"buffers {policies.pop()}"] if len(policies) == 1 else []))
 
 
 def _exception_texts(comparison: Comparison) -> list[str]:
     """Settings that only some methods set: the others' value, and theirs."""
     configs = {row.method: (row.run.config, row.run.own) for row in comparison.rows}
     names = dict.fromkeys(n for _, own in configs.values() for n in own if n not in comparison.plan.common)
-    told = []
+    texts = []
     for name in names:
         common = [str(getattr(config, name)) for config, own in configs.values() if name not in own][:1]
         own_ones = [f"{getattr(config, name)} for {label}" for label, (config, own) in configs.items() if name in own]
-        told.append(f"{name} {', '.join(common + own_ones)}")
-    return told
+        texts.append(f"{name} {', '.join(common + own_ones)}")
+    return texts
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -199,8 +199,8 @@ def failure_text(comparison: Comparison) -> str:
     for run in comparison.plan.runs:
         if run.directory in comparison.failures:
             whys.setdefault(str(comparison.failures[run.directory]), []).append(str(run))
-    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
-    return f"{plural(len(comparison.failures), 'run')} failed: {told}"
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
+    return f"{plural(len(comparison.failures), 'run')} failed: {reasons}"
 
 
 class RunsWatcher:

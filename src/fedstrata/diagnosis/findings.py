@@ -112,8 +112,8 @@ class Diagnosis:
         if not self.looked:
             return "There is nothing to judge this run by."
         if not self.findings:
-            told = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
-            return f"Nothing is wrong by the {told} looked at."
+            what = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
+            return f"Nothing is wrong by the {what} looked at."
         if all(finding.severity < HIGH for finding in self.findings):
             return f"Nothing serious: {plural(len(self.findings), 'slight finding')}."
         return f"First of all: {self.findings[0].name.replace('-', ' ')}."
@@ -170,22 +170,22 @@ class Diagnosis:
 
 def _title(finding: Finding) -> str:
     name = finding.name.replace("-", " ").capitalize()
-    told = f"{name} (severity {finding.severity:.2f}"
+    title = f"{name} (severity {finding.severity:.2f}"
     causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
-    return f"{told}, explained by {causes})." if causes else f"{told})."
+    return f"{title}, explained by {causes})." if causes else f"{title})."
 
 
 def _remedy_text(remedy: Remedy, quote: str = "") -> str:
-    told = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
-    return f"{told} [{remedy.paper}]"
+    text = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
+    return f"{text} [{remedy.paper}]"
 
 
 def _figures_text(looked: Mapping[str, float]) -> str:
     limits = {name: THRESHOLDS[name].none for name in looked if name in THRESHOLDS}
-    told = (
+    figures = (
         f"{value:.3g} (limit {limits[name]:g})" if name in limits else f"{value:.3g}" for name, value in looked.items()
     )
-    return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, told, strict=True))
+    return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, figures, strict=True))
 
 
 def _quote(value: Any) -> str:

@@ -94,9 +94,9 @@ def _was_used(rule: Rule, saved: SavedRun) -> bool:
 
 def _why_nothing_found(rule: Rule, saved: SavedRun) -> str:
     """Why the probes of a rule, which were used, found nothing: their last reason."""
-    said = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
+    reasons = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
     alone = all(len(row.get("clients", ())) < 2 for row in saved.probes)
-    return said[-1] if said else "it takes two clients" if alone else "there was nothing to measure"
+    return reasons[-1] if reasons else "it takes two clients" if alone else "there was nothing to measure"
 
 
 def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:

@@ -125,13 +125,13 @@ def _header(groups: Sequence[RunGroup], title: str) -> str:
     tiles = "".join(map(_tile, tables.tiles(groups)))
     facts = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in _facts(groups).items())
     notes = "".join(f"<li>{escape(note)}</li>" for note in tables.notes(groups))
-    told = tables.versions(groups)
+    versions = tables.versions(groups)
     return (
         f'<div data-part="header"><p class="brand">fedstrata report</p><h1>{escape(title)}</h1>'
         f'<dl class="tiles">{tiles}</dl><dl class="facts">{facts}</dl>'
         + (f'<div class="notes"><h2>Notes</h2><ul>{notes}</ul></div>' if notes else "")
         + '<details class="more"><summary>All settings and versions</summary>'
-        + f"{tables.configuration(groups).html()}{told.html() if told else ''}</details></div>"
+        + f"{tables.configuration(groups).html()}{versions.html() if versions else ''}</details></div>"
     )
 
 

@@ -46,7 +46,7 @@ _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
 
 def check_plots() -> None:
-    """Refuse early where figures cannot be drawn."""
+    """Refuse early if figures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -119,11 +119,11 @@ def _draw(figure: Figure, places: tuple[int, ...]) -> Any:
     every = picture.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
     for axes in every[panels:]:
         axes.remove()
-    said = next((c.values[at] for c, at in zip(figure.by, places, strict=True) if c.label in NAMING), "")
+    quantity = next((c.values[at] for c, at in zip(figure.by, places, strict=True) if c.label in NAMING), "")
     if heat:
-        _draw_heat_maps(picture, every[:panels], traces, figure, said)
+        _draw_heat_maps(picture, every[:panels], traces, figure, quantity)
     else:
-        _draw_curves(every[0], traces, figure.layout, said)
+        _draw_curves(every[0], traces, figure.layout, quantity)
         _add_legend(picture, every[0])
     return picture
 
@@ -159,7 +159,7 @@ def _positions(axes: Any, which: str, values: Sequence[Any], axis: Mapping[str, 
     return [names.index(value) for value in values]
 
 
-def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], said: str) -> None:
+def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], quantity: str) -> None:
     x_axis, y_axis = layout["xaxis"], layout["yaxis"]
     bars = [trace for trace in traces if trace["type"] == "bar"]
     for trace in traces:
@@ -176,8 +176,8 @@ def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], 
             _draw_curve(axes, x, y, trace)
     for shape in layout.get("shapes", []):
         axes.axhline(shape["y0"], color="#8a929c", linewidth=0.7, linestyle=":")
-    _format_axis(axes, "x", x_axis, said)
-    _format_axis(axes, "y", y_axis, said)
+    _format_axis(axes, "x", x_axis, quantity)
+    _format_axis(axes, "y", y_axis, quantity)
     axes.grid(True)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -199,12 +199,12 @@ def _draw_curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace)
     )
 
 
-def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], said: str) -> None:
+def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], quantity: str) -> None:
     """Title and ticks as the page has them."""
     from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     category = axis.get("type") == "category"
-    title = axis.get("title", {}).get("text", "") or ("" if category else said)
+    title = axis.get("title", {}).get("text", "") or ("" if category else quantity)
     axes.set(**{f"{which}label": title})
     form, own = axis.get("tickformat", ""), axes.__getattribute__(f"{which}axis")
     if category:
@@ -230,7 +230,7 @@ def _add_legend(picture: Any, axes: Any) -> None:
         picture.legend(marks, names, loc="outside upper center", ncols=columns, frameon=False, handlelength=1.6)
 
 
-def _draw_heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace], figure: Figure, said: str) -> None:
+def _draw_heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace], figure: Figure, quantity: str) -> None:
     shown = None
     for at, (axes, trace) in enumerate(zip(every, traces, strict=True)):
         place = "" if not at else str(at + 1)
@@ -245,12 +245,12 @@ def _draw_heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace],
             axes.set_title(_label_text(figure.titles[at]), loc="left")
             axes.set_aspect("equal")
     if shown is not None:
-        told = traces[0].get("colorbar", {})
+        settings = traces[0].get("colorbar", {})
         bar = picture.colorbar(shown, ax=list(every), shrink=0.9, aspect=30, pad=0.02)
-        bar.set_label(told.get("title", {}).get("text", said))
+        bar.set_label(settings.get("title", {}).get("text", quantity))
         bar.outline.set_visible(False)
-        if "tickvals" in told:
-            bar.set_ticks(told["tickvals"], labels=told["ticktext"])
+        if "tickvals" in settings:
+            bar.set_ticks(settings["tickvals"], labels=settings["ticktext"])
 
 
 def _draw_heat_map(axes: Any, trace: Trace, x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> Any:

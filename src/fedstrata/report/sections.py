@@ -195,9 +195,9 @@ def sections(groups: Sequence[RunGroup]) -> list[Section]:
     diagnosis = _diagnosis(groups)
     several = any(len(group.runs) > 1 for group in groups)
     about = "Of one seed of each method, the one that got furthest." if several else ""
-    told = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
+    findings = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
     spent = [Section("costs", "Costs", "", body=_costs(groups))] if any(group.rounds for group in groups) else []
-    return [first, *told, *figure_sections(groups), *spent]
+    return [first, *findings, *figure_sections(groups), *spent]
 
 
 def _results(groups: Sequence[RunGroup]) -> str:
@@ -211,13 +211,15 @@ def _costs(groups: Sequence[RunGroup]) -> str:
 
 def _diagnosis(groups: Sequence[RunGroup]) -> str:
     """The diagnosis of each group's shown run; folded if there are several groups."""
-    told = [(group, found) for group in groups if group.shown_run.records and (found := _diagnosis_of(group.shown_run))]
+    diagnosed = [
+        (group, found) for group in groups if group.shown_run.records and (found := _diagnosis_of(group.shown_run))
+    ]
     if len(groups) == 1:
-        return "".join(f"<p>{escape(verdict)}</p>{findings}" for _, (verdict, findings) in told)
+        return "".join(f"<p>{escape(verdict)}</p>{findings}" for _, (verdict, findings) in diagnosed)
     return "".join(
         f'<details class="diagnosis"><summary>{tables.swatch(group.index)}<strong>{escape(group.name)}</strong> '
         f"{escape(verdict)}</summary>{findings}</details>"
-        for group, (verdict, findings) in told
+        for group, (verdict, findings) in diagnosed
     )
 
 

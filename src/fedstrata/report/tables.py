@@ -244,7 +244,7 @@ def versions(groups: Sequence[RunGroup]) -> HtmlTable | None:
         for run in group.runs:
             for name, version in run.versions.items():
                 found.setdefault(name, {})[str(version)] = None
-    rows = tuple((name, comma_list(list(told))) for name, told in found.items())
+    rows = tuple((name, comma_list(list(several))) for name, several in found.items())
     return HtmlTable("Versions", ("of", "version"), rows, words=frozenset({0, 1})) if rows else None
 
 

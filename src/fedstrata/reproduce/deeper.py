@@ -15,7 +15,7 @@ from fedstrata.compare import Comparison
 from fedstrata.core.spec import text_of
 from fedstrata.reproduce import deeper_divergence
 from fedstrata.reproduce.claims import GAINS, Check, above, cell, differences, fewest
-from fedstrata.reproduce.deeper_divergence import MILLI, Cell, cell_of, rounds_to_share
+from fedstrata.reproduce.deeper_divergence import MILLI, SettingFigures, figures_of_setting, rounds_to_share
 from fedstrata.reproduce.parts import DATASETS, Findings, FindingsTable, Grid, OwnWork, Part, unfinished_note
 
 CL, FL = "CL", "FL"
@@ -101,7 +101,7 @@ class DeeperScale:
     Args:
         run: fields that all runs of the tables have.
         datasets: name → arguments; parts that need other datasets of the paper's than these take the first.
-        resolutions: pixels a side, from the lowest.
+        resolutions: pixels per side, from the lowest.
         resolution: of all other parts' images.
         depths: of the ResNets, from the shallowest.
         shape: arguments of the ResNets that are compared by depth, stem, resolution and augmentation.
@@ -133,11 +133,11 @@ class DeeperScale:
         return [name for name in names if name in self.datasets] or [next(iter(self.datasets))]
 
     def resnet(self, depth: int, **others: Any) -> str:
-        """A ResNet of a depth."""
+        """A ResNet of a depth, with these arguments instead of the scale's."""
         return text_of(f"resnet{depth}", {**self.shape, **others})
 
     def slim_resnet(self, **others: Any) -> str:
-        """The slim ResNet."""
+        """The slim ResNet, with these arguments instead of its own."""
         name, shape = self.slim
         return text_of(name, {**shape, **others})
 
@@ -260,7 +260,7 @@ def _rounds(scale: DeeperScale) -> OwnWork:
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
-Cells = Mapping[str, Cell]
+FiguresByLabel = Mapping[str, SettingFigures]
 """The rows of a table, on one dataset, in order; I_div is against the first."""
 
 
@@ -272,7 +272,7 @@ class PaperTable:
         axis: the field that is changed: model, augment or, for a resolution, dataset.
         rows: label → its value, or a resolution.
         datasets: names.
-        claims: (this table, its cells on a dataset, the dataset's name) → what is said of it.
+        claims: (this table, its figures on a dataset, the dataset's name) → the checks of what it claims.
         figures: dataset → the paper's figures, row by row.
         model: of all rows; None in a table of models.
     """
@@ -280,7 +280,7 @@ class PaperTable:
     axis: str
     rows: Mapping[str, Any]
     datasets: Sequence[str]
-    claims: Callable[[PaperTable, Cells, str], list[Check]]
+    claims: Callable[[PaperTable, FiguresByLabel, str], list[Check]]
     figures: Mapping[str, Sequence[DeeperFigures]] = field(default_factory=dict)
     model: str | None = None
 
@@ -340,21 +340,21 @@ def _assess(scale: DeeperScale, table: PaperTable, comparison: Comparison) -> Fi
     places, rows = table.places(scale), {}
     for row in comparison.rows:
         rows[row.run.config.dataset, getattr(row.run.config, table.axis), row.method] = row
-    found: dict[str, dict[str, Cell]] = {}
+    found: dict[str, dict[str, SettingFigures]] = {}
     for (dataset, value), (data, label) in places.items():
-        found.setdefault(data, {})[label] = cell_of(rows[dataset, value, CL], rows[dataset, value, FL])
+        found.setdefault(data, {})[label] = figures_of_setting(rows[dataset, value, CL], rows[dataset, value, FL])
     checks = tuple(check for data, cells in found.items() for check in table.claims(table, cells, data))
     layers = {data: {label: dict(cell.layers) for label, cell in cells.items()} for data, cells in found.items()}
-    told = "; ".join(dict.fromkeys(f"{label}: {value}" for (_, value), (_, label) in places.items()))
+    values = "; ".join(dict.fromkeys(f"{label}: {value}" for (_, value), (_, label) in places.items()))
     return Findings(
         (_table(found),),
         checks,
-        (f"{table.axis} {told}", *NOTES, *unfinished_note(comparison)),
+        (f"{table.axis} {values}", *NOTES, *unfinished_note(comparison)),
         data={"layers": layers},
     )
 
 
-def _table(found: Mapping[str, Cells]) -> FindingsTable:
+def _table(found: Mapping[str, FiguresByLabel]) -> FindingsTable:
     rows = []
     for data, cells in found.items():
         first = next(iter(cells.values()))
@@ -376,39 +376,39 @@ NOTES = (
 # --- what is claimed -------------------------------------------------------------------------------------------------
 
 
-def _accuracy(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _accuracy(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
     name = f"FL is better with {one} than with {other} on {data}"
     return above(name, cells[one].fl, cells[other].fl, paper=table.paper("fl", one, other, data))
 
 
-def _narrower(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _narrower(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
     name = f"the gap is narrower with {one} than with {other} on {data}"
     return above(name, cells[other].gap, cells[one].gap, unit=GAINS, paper=table.paper("gap", other, one, data))
 
 
-def _nearer(table: PaperTable, cells: Cells, data: str, one: str, other: str) -> Check:
+def _nearer(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
     name = f"clients diverge less with {one} than with {other} on {data}"
     return above(name, cells[other].div, cells[one].div, unit=MILLI, paper=table.paper("div", other, one, data))
 
 
-def _deep_nearer(cells: Cells, data: str, one: str, other: str) -> Check:
+def _deep_nearer(cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
     name = f"clients diverge less in deep layers with {one} than with {other} on {data}"
     return above(name, cells[other].deep, cells[one].deep, unit=MILLI)
 
 
-def _faster(cells: Cells, data: str, one: str, other: str, paper: str = "") -> Check:
+def _faster(cells: FiguresByLabel, data: str, one: str, other: str, paper: str = "") -> Check:
     name = f"FL needs no more rounds to {100 * REACHED:.0f} % with {one} than with {other} on {data}"
     return fewest(name, one, rounds_to_share({label: cells[label] for label in (one, other)}, REACHED), paper=paper)
 
 
-def _guideline(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _guideline(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     """What Section 4 claims of every change for the better: accuracy, Gap and Div."""
     first, *others = cells
     claims = (_accuracy, _narrower, _nearer)
     return [claim(table, cells, data, label, first) for label in others for claim in claims]
 
 
-def _by_depth(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_depth(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     shallow, *_, deep = cells
     name = f"FL's accuracy falls more from round to round with {deep} than with {shallow} on {data}"
     return [
@@ -419,40 +419,40 @@ def _by_depth(table: PaperTable, cells: Cells, data: str) -> list[Check]:
     ]
 
 
-def _by_resolution(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_resolution(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     first, *_, last = cells
     return [*_guideline(table, cells, data), _deep_nearer(cells, data, last, first)]
 
 
-def _by_augmentation(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_augmentation(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     checks = [claim(table, cells, data, "RRC", "none") for claim in (_accuracy, _narrower, _nearer)]
     return [*checks, _accuracy(table, cells, data, "RRC", "CJ")]
 
 
-def _by_attention(table: PaperTable, cells: Cells, data: str) -> list[Check]:
-    told = {
+def _by_attention(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
+    paper = {
         "Tiny-ImageNet": "30.5 against 16.2 %",
         "CIFAR-100": "20.6 against 13.2 %",
         "CIFAR-10": "15.8 against 8.45 %",
     }
     vit, swin = cells
     name = f"FL loses a smaller share of CL's accuracy with {swin} than with {vit} on {data}"
-    return [above(name, cells[vit].loss, cells[swin].loss, paper=_paper_text(told, data))]
+    return [above(name, cells[vit].loss, cells[swin].loss, paper=_paper_text(paper, data))]
 
 
-def _by_link(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_link(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     plain, linked = cells
-    told = {"Tiny-ImageNet": "21 against 24", "CIFAR-100": "30 against 33"}
+    rounds = {"Tiny-ImageNet": "21 against 24", "CIFAR-100": "30 against 33"}
     name = f"FL is as good with {linked} as with {plain}, within a point, on {data}"
     paper = table.paper("fl", linked, plain, data)
     return [
-        _faster(cells, data, linked, plain, _paper_text(told, data)),
+        _faster(cells, data, linked, plain, _paper_text(rounds, data)),
         above(name, cells[linked].fl, cells[plain].fl, margin=0.01, paper=paper),
         _nearer(table, cells, data, linked, plain),
     ]
 
 
-def _by_plan(table: PaperTable, cells: Cells, data: str) -> list[Check]:
+def _by_plan(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
     normal, mean, turned = cells
     claims = (_accuracy, _nearer)
     checks = [claim(table, cells, data, normal, other) for other in (mean, turned) for claim in claims]

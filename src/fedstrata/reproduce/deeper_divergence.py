@@ -98,24 +98,24 @@ def gradient_spreads(
 
 
 def assess(found: SeedFigures) -> Findings:
-    """It grows towards the input, and the deeper network's first layers have more of it."""
+    """Divergence grows towards the input, and the deeper network's first layers have more of it."""
     networks = list(next(iter(found.values())))
     checks: list[Check] = []
-    for kind, told in KINDS.items():
+    for kind, diversity in KINDS.items():
         lines = {label: {s: log_means(f[label]["trained"][kind]) for s, f in found.items()} for label in networks}
         for label, by_seed in lines.items():
             first, last = ({s: line[at] for s, line in by_seed.items()} for at in (0, -1))
             checks += [
-                above(f"{label}: the first layer diverges more than the last ({told})", first, last, unit=PLAIN),
+                above(f"{label}: the first layer diverges more than the last ({diversity})", first, last, unit=PLAIN),
                 beyond(
-                    f"{label}: most layers diverge more than the next ({told})",
+                    f"{label}: most layers diverge more than the next ({diversity})",
                     _growing_shares(by_seed),
                     0.5,
                     unit=POINTS,
                 ),
             ]
         deep, shallow = ({s: line[0] for s, line in lines[label].items()} for label in reversed(networks))
-        name = f"the {networks[1]}'s first layer diverges more than the {networks[0]}'s ({told})"
+        name = f"the {networks[1]}'s first layer diverges more than the {networks[0]}'s ({diversity})"
         checks.append(above(name, deep, shallow, unit=PLAIN))
     notes = (
         "log10 of the standard deviation of a layer's gradient, in the square mean over its entries, in the mean over "
@@ -138,14 +138,14 @@ def log_means(layers: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _growing_shares(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """The share of layers that have more than the next one."""
+    """Seed → the share of layers that diverge more than the next one."""
     return {s: statistics.fmean(one > other for one, other in pairwise(line)) for s, line in lines.items()}
 
 
 def _table(found: SeedFigures, networks: Sequence[str], state: str) -> FindingsTable:
     columns = {
-        f"{label}, {told}": {s: log_means(f[label][state][kind]) for s, f in found.items()}
-        for kind, told in KINDS.items()
+        f"{label}, {diversity}": {s: log_means(f[label][state][kind]) for s, f in found.items()}
+        for kind, diversity in KINDS.items()
         for label in networks
     }
     depth = max(len(line) for lines in columns.values() for line in lines.values())
@@ -154,7 +154,7 @@ def _table(found: SeedFigures, networks: Sequence[str], state: str) -> FindingsT
 
 
 def _layer_cell(lines: Mapping[int, Sequence[float]], at: int) -> str:
-    """A cell; empty where the network has no such layer."""
+    """A cell of the table; empty if the network has no such layer."""
     values = [line[at] for line in lines.values() if at < len(line)]
     return PLAIN.spread(stat(values)) if values else ""
 
@@ -167,7 +167,7 @@ def _accuracy_text(found: SeedFigures, label: str) -> str:
 
 
 def measure_rounds(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
-    """Every round's divergence, layer by layer, exactly (Eq. 1), at the model that the round has made."""
+    """The exact divergence (Eq. 1) of every layer, after every round, at that round's model."""
     federation = open_run(build_config(settings, seed, resources), None)
     clients, layers = list(federation.clients), federation.strata
     rounds = []
@@ -178,7 +178,7 @@ def measure_rounds(settings: Mapping[str, Any], seed: int, resources: PartResour
 
 
 def assess_rounds(found: SeedFigures) -> Findings:
-    """Shallow layers diverge more than deep ones; theirs falls while the others' grows."""
+    """Shallow layers diverge more than deep ones; their divergence falls while that of the others grows."""
     halved = {seed: [layer_halves(layers) for layers in mine["rounds"]] for seed, mine in found.items()}
     parts = {
         label: {seed: [pair[at] for pair in pairs] for seed, pairs in halved.items()}
@@ -229,7 +229,7 @@ def _stage_curve(mine: Mapping[str, Any], stage: str) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SettingFigures:
     """Centralised and federated training under one setting: every seed's figures.
 
     Args:
@@ -266,14 +266,14 @@ class Cell:
 
     @property
     def falls(self) -> dict[int, float]:
-        """How much accuracy a round of the federated run loses, in the mean; a gain counts as 0."""
+        """The mean loss of accuracy per round of the federated run; a gain counts as 0."""
         return {seed: _mean_fall(rounds) for seed, rounds in self.curves.items()}
 
 
-def cell_of(central: ComparisonRow, federated: ComparisonRow) -> Cell:
-    """The figures of finished runs."""
+def figures_of_setting(central: ComparisonRow, federated: ComparisonRow) -> SettingFigures:
+    """The figures of a setting's finished runs."""
     results = {result.seed: Path(result.directory) for result in federated.sound_results}
-    return Cell(
+    return SettingFigures(
         figures_by_seed(central, highest_accuracy),
         figures_by_seed(federated, highest_accuracy),
         {seed: final_divergence(directory, federated.run.config, seed) for seed, directory in results.items()},
@@ -287,8 +287,8 @@ def _mean_fall(rounds: Sequence[Record]) -> float:
     return statistics.fmean(falls) if falls else 0.0
 
 
-def rounds_to_share(cells: Mapping[str, Cell], share: float) -> dict[str, dict[int, int | None]]:
-    """Label → seed → the first round of FL with so large a share of the lowest of the cells' best accuracies."""
+def rounds_to_share(cells: Mapping[str, SettingFigures], share: float) -> dict[str, dict[int, int | None]]:
+    """Label → seed → the first round of FL that reaches a share of the lowest best accuracy of all labels."""
     shared = set.intersection(*(set(cell.fl) for cell in cells.values()))
     targets = {seed: share * min(cell.fl[seed] for cell in cells.values()) for seed in sorted(shared)}
     return {
@@ -301,7 +301,7 @@ _load_dataset = lru_cache(maxsize=1)(load_dataset)
 
 
 def final_divergence(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
-    """Layer → divergence at a finished run's model; kept beside it."""
+    """Layer → divergence at a finished run's model; measured once, and kept beside it."""
     return load_or_compute(directory / "divergence.json", lambda: _measure_divergence(directory, config, seed))
 
 
@@ -325,7 +325,7 @@ def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
-    for axes, (kind, told) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
+    for axes, (kind, diversity) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
         for label, colour in zip(networks, (PART, FULL), strict=True):
             layers = [mine[label]["trained"][kind] for mine in found.values()]
             every = [[value for mine in layers for value in mine[name]] for name in layers[0]]
@@ -335,7 +335,7 @@ def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="layer, from the input", ylabel="standard deviation of the gradient")
-        axes.set_title(told, loc="left", fontsize=10)
+        axes.set_title(diversity, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     save(figure, path)

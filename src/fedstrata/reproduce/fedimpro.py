@@ -248,12 +248,12 @@ def _table_checks(reached: Accuracies, needed: Mapping[str, Mapping[str, Mapping
     """Accuracy and rounds, setting by setting."""
     checks: list[Check] = []
     for setting, column in reached.items():
-        told = PAPER.get(setting, FedImproFigures("", "", ""))
+        paper = PAPER.get(setting, FedImproFigures("", "", ""))
         name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
         checks += [
-            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
-            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=told.best),
-            fewest(name, "FedImpro", needed[setting], paper=told.rounds),
+            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=paper.fedavg),
+            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=paper.best),
+            fewest(name, "FedImpro", needed[setting], paper=paper.rounds),
         ]
     return checks
 
@@ -383,9 +383,9 @@ def _assess_clients_per_round(scale: FedImproScale, comparison: Comparison) -> F
     }
     few, many = scale.selected
     labels = ("FedAvg", "FedImpro")
-    told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
+    papers = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
     checks = [
-        above(f"more clients per round improve {label}", rows[many, label], rows[few, label], paper=told[label])
+        above(f"more clients per round improve {label}", rows[many, label], rows[few, label], paper=papers[label])
         for label in labels
     ]
     pairs = {f"{count} per round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}

@@ -113,7 +113,7 @@ def on_others(
 
 
 def balanced_labels(state: Tensors, count: int) -> Tensor:
-    """So many labels of the classes that have statistics, in turn, as in local training."""
+    """A number of labels, of the classes that have statistics in turn, as in local training."""
     classes = state["known"].nonzero()[:, 0]
     return classes[torch.arange(count) % len(classes)]
 
@@ -127,7 +127,7 @@ def shared_features(state: Tensors, labels: Tensor, rng: torch.Generator) -> Ten
 def variances(
     model: nn.Module, clients: Sequence[Examples], place: str, state: Tensors | None, seed: int
 ) -> dict[str, Any]:
-    """CGV below and above the cut, by the clients' own data; and with as many sampled features as a client has data.
+    """CGV below and above the cut, on the clients' own data, and with as many sampled features as a client has data.
 
     Every client draws its own, as in training.
     """
@@ -168,7 +168,7 @@ def distances(
 
 
 def check_transport() -> None:
-    """Refuse early where distances cannot be computed."""
+    """Refuse early if distances cannot be computed."""
     point: Labelled = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
     conditional_wasserstein(point, point)
 
@@ -286,10 +286,10 @@ def _assess_generalisation(found: SeedFigures, methods: Sequence[str]) -> Assess
     rows = tuple((m, *(cell(picked[name][m]) for name in columns.values())) for m in methods)
     after, averaged, before = picked["others"], picked["averaged"], picked["global"]
     change = {m: {s: averaged[m][s] - before[m][s] for s in found} for m in methods}
-    told = "FedImpro's local models are better on other clients' data"
+    claim = "FedImpro's local models are better on other clients' data"
     checks = (
-        above(told, after["FedImpro"], after["FedAvg"]),
-        above(f"{told} (averaged statistics)", averaged["FedImpro"], averaged["FedAvg"]),
+        above(claim, after["FedImpro"], after["FedAvg"]),
+        above(f"{claim} (averaged statistics)", averaged["FedImpro"], averaged["FedAvg"]),
         above(
             "FedImpro's local training costs less on other clients' data (averaged statistics)",
             change["FedImpro"],
@@ -350,11 +350,11 @@ def _pick_figures(found: SeedFigures, *path: str) -> dict[int, float]:
 
 
 def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Round by round over the seeds."""
+    """The mean over the seeds, round by round."""
     return [statistics.fmean(values) for values in zip(*curves, strict=True)]
 
 
 def _mean_lines(found: SeedFigures, kind: str) -> dict[str, list[float]]:
-    """FedAvg's strata or stages: each one's mean curve, over its maximum."""
+    """The mean curve of each of FedAvg's strata or stages, divided by its maximum."""
     several = [figures["FedAvg"][kind] for figures in found.values()]
     return {name: scale_to_maximum(_mean_curve([curves[name] for curves in several])) for name in several[0]}

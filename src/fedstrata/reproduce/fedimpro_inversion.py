@@ -80,11 +80,11 @@ def assess(found: Mapping[int, dict[str, Any]]) -> Findings:
         for name in names
     )
     raw, shared, *_ = names
-    told = "images from raw features are nearer to the originals than those from statistics"
+    claim = "images from raw features are nearer to the originals than those from statistics"
     pairs: dict[str, tuple[Seeds, Seeds]] = {k: (v[raw], v[shared]) for k, v in figures.items()}
     checks = (
-        above(f"{told} (PSNR)", *pairs["psnr"], unit=DECIBELS, paper="shown in figures 12 and 13, without a number"),
-        above(f"{told} (SSIM)", *pairs["ssim"], unit=PLAIN),
+        above(f"{claim} (PSNR)", *pairs["psnr"], unit=DECIBELS, paper="shown in figures 12 and 13, without a number"),
+        above(f"{claim} (SSIM)", *pairs["ssim"], unit=PLAIN),
     )
     trained = ", ".join(f"{100 * f['accuracy']:.1f} %" for f in found.values())
     one = sum(count == 1 for f in found.values() for count in f["examples"])

@@ -75,15 +75,15 @@ def activation_gain(
 
 def drifts(found: SeedFigures, visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
     """Method, or the control → seed → the mean change over visits, each a (visited class, other classes)."""
-    told: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
+    means: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
     for seed, figures in found.items():
-        for label, by_seed in told.items():
+        for label, by_seed in means.items():
             after = figures["even"] if label == CONTROL else figures["after"][label]
             values = [activation_gain(figures["before"], after[visited], visited, others) for visited, others in visits]
             known = [value for value in values if value is not None]
             if known:
                 by_seed[seed] = statistics.fmean(known)
-    return dict(told)
+    return dict(means)
 
 
 def assess(found: SeedFigures, visited: int, other: int) -> Findings:
@@ -94,14 +94,14 @@ def assess(found: SeedFigures, visited: int, other: int) -> Findings:
         f"all {len(every)} clients": drifts(found, [(v, [c for c in every if c != v]) for v in every]),
     }
     checks = []
-    for at, (place, told) in enumerate(where.items()):
+    for at, (place, means) in enumerate(where.items()):
         paper = "" if at else "−5 against −9 % of three neurons (−0.01, −0.03, −0.04 against −0.03, −0.06, −0.06)"
         fall, less = f"bound neurons fall with FedAvg ({place})", f"bound neurons fall less with FedNLR ({place})"
-        checks.append(beyond(fall, told["FedAvg"], 0, below=True, unit=POINTS))
-        checks.append(above(less, told["FedNLR"], told["FedAvg"], unit=POINTS, paper=paper))
+        checks.append(beyond(fall, means["FedAvg"], 0, below=True, unit=POINTS))
+        checks.append(above(less, means["FedNLR"], means["FedAvg"], unit=POINTS, paper=paper))
         name = f"bound neurons fall less where no class is missing ({place})"
-        checks.append(above(name, told[CONTROL], told["FedAvg"], unit=POINTS))
-    summary = tuple((place, *(POINTS.cell(seeds) for seeds in told.values())) for place, told in where.items())
+        checks.append(above(name, means[CONTROL], means["FedAvg"], unit=POINTS))
+    summary = tuple((place, *(POINTS.cell(seeds) for seeds in means.values())) for place, means in where.items())
     seed, first = next(iter(found.items()))
     trained = ", ".join(
         f"{100 * figures['accuracy']:.1f} % after {figures['rounds']} rounds" for figures in found.values()
@@ -133,8 +133,8 @@ def _neuron_table(found: Mapping[str, Any], visited: int, other: int, seed: int)
     for at, value in enumerate(before[other]):
         after = [found["after"][method][visited][other][at] for method in METHODS]
         changes = (f"{new - value:+.3f}" if at in mine else "" for new in after)
-        told = (before[visited][at], value, *after)
-        rows.append((str(at + 1), "yes" if at in mine else "", *(f"{number:.3f}" for number in told), *changes))
+        activations = (before[visited][at], value, *after)
+        rows.append((str(at + 1), "yes" if at in mine else "", *(f"{number:.3f}" for number in activations), *changes))
     columns = (
         "neuron",
         f"bound to {other}",

@@ -36,7 +36,7 @@ BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) +
 POLICIES = {"average": "averaged statistics", "local": "local statistics"}
 FIRST = "client 0's statistics"
 PAPER = {"FedAvg": "62.8 against 60.7 %", "FedProx": "62.3 against 62.8 %", "MOON": "60.5 against 62.3 %"}
-"""CIFAR-10 after four cycles, with local statistics; the released code judges client 0's model."""
+"""CIFAR-10 after four cycles, with local statistics; the released code evaluates client 0's model."""
 
 
 @dataclass(frozen=True)
@@ -317,10 +317,10 @@ def _assess_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
         (when, *(cell(found) for found in column.values())) for when, column in (("before", before), ("after", after))
     ]
     labels = list(after)
-    said = ("61.25 against 58.48 %", "66.18 against 61.25 %")
+    papers = ("61.25 against 58.48 %", "66.18 against 61.25 %")
     checks = [
         above(f"warm-up helps: {more} ≥ {less}", after[more], after[less], ties=True, paper=paper)
-        for less, more, paper in zip(labels, labels[1:], said, strict=False)
+        for less, more, paper in zip(labels, labels[1:], papers, strict=False)
     ]
     most = labels[-1]
     name = f"partial rounds improve what {most} have trained"

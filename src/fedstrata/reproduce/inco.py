@@ -318,13 +318,13 @@ def _assess_statistics(scale: InCoScale, comparison: Comparison) -> Findings:
         for row in comparison.rows
     }
     rows = tuple(
-        (told, label, *(cell(seeds) for seeds in found[policy, label].values()))
-        for policy, told in POLICIES.items()
+        (statistics, label, *(cell(seeds) for seeds in found[policy, label].values()))
+        for policy, statistics in POLICIES.items()
         for label in THREE
     )
     checks = tuple(
-        above(f"InCo beats {other} with {told}", found[policy, INCO]["all"], found[policy, other]["all"])
-        for policy, told in POLICIES.items()
+        above(f"InCo beats {other} with {statistics}", found[policy, INCO]["all"], found[policy, other]["all"])
+        for policy, statistics in POLICIES.items()
         for other in (GROUP, HETERO)
     )
     table = FindingsTable(

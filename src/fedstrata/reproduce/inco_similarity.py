@@ -185,10 +185,10 @@ def _assess_likeness(found: SeedFigures) -> AssessedTable:
     deep = {label: {s: statistics.fmean(at[label][g][s] for g in stages[-2:]) for s in found} for label in some}
     name = f"models are less alike in {last} than in {first}"
     checks = [above(f"{name}: {label}", at[label][first], at[label][last], unit=PLAIN) for label in HARDER]
-    told = {EQUAL: "81.0 against 62.3 %", GROUP: "62.3 against 52.3 %"}
+    paper = {EQUAL: "81.0 against 62.3 %", GROUP: "62.3 against 52.3 %"}
     for easy, hard in pairwise(HARDER):
         checks += [
-            above(f"accuracy is lower: {hard}, than {easy}", accuracy[easy], accuracy[hard], paper=told[hard]),
+            above(f"accuracy is lower: {hard}, than {easy}", accuracy[easy], accuracy[hard], paper=paper[hard]),
             above(f"models are less alike in {last}: {hard}, than {easy}", at[easy][last], at[hard][last], unit=PLAIN),
         ]
     name = f"models are more alike than GroupAvg's in {' and '.join(stages[-2:])}"
