@@ -504,7 +504,7 @@ def test_a_run_that_really_diverges() -> None:
     found = compare({**SMALL, "model": "mlp(hidden=(8,))", "lr": 1e38, "rounds": 5}, "out")
     assert found.failures == {}
     assert missing(found.plan) == []
-    assert found.rows[0].diverged == [0]
+    assert found.rows[0].diverged_seeds == [0]
     assert "diverged" in show.markdown(found)
 
 

@@ -264,17 +264,17 @@ def test_a_table_is_judged(name: str, record: Record) -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    eval_batches = _paper_tables(SCALES["paper"])
-    assert eval_batches["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
-    assert eval_batches["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
+    tables = _paper_tables(SCALES["paper"])
+    assert tables["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
+    assert tables["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
         "Tiny-ImageNet: 46 against 11; CIFAR-100: 52 against 14"
     )
-    assert eval_batches["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
-    assert eval_batches["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
-    assert eval_batches["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
-    assert eval_batches["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
-    for sheet in eval_batches.values():
-        assert {len(rows) for rows in sheet.told.values()} <= {len(sheet.rows)}
+    assert tables["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
+    assert tables["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
+    assert tables["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
+    assert tables["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
+    for table in tables.values():
+        assert {len(rows) for rows in table.figures.values()} <= {len(table.rows)}
 
 
 def test_the_papers_settings() -> None:
