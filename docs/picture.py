@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstrata.cli import console
-from fedstrata.cli.main import DEMO
+from fedstrata.cli.run import DEMO
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.run import open_run
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fedstrata as fs
-from fedstrata.cli.main import _guarded
+from fedstrata.cli.main import _run_guarded
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.runs import checkpoint
 
@@ -51,7 +51,7 @@ def options(**changes: Any) -> list[str]:
 
 def fedstrata(*arguments: object) -> int:
     """The command in this process: its exit code. What it prints is for `capsys`."""
-    return _guarded([str(a) for a in arguments], debug=False)
+    return _run_guarded([str(a) for a in arguments], debug=False)
 
 
 def process(*arguments: object, cwd: Path, code: str | None = None, **streams: Any) -> subprocess.Popen[str]:

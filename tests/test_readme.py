@@ -38,7 +38,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for line in lines:
         if line[0] in ("run", "compare"):
             line += ["--rounds", "2", "--steps", "1"]
-        assert main._guarded(line, debug=True) == 0, line
+        assert main._run_guarded(line, debug=True) == 0, line
     assert (tmp_path / "runs/wider/model.safetensors").exists()
     assert 'model = "cnn2(width=32)"' in (tmp_path / "runs/wider/run.toml").read_text()
     assert (tmp_path / "partition.png").exists()

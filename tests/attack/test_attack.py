@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fedstrata as fs
 from fedstrata.attack import Inversion, invert
-from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim, summary, total_variation
-from fedstrata.attack.sheet import contact_sheet
+from fedstrata.attack.contact_sheet import contact_sheet
+from fedstrata.attack.search import descend, feature_error, grey_images, psnr, ssim, summarise_features, total_variation
 from fedstrata.attack.victim import Pixels, open_victim
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
@@ -130,7 +130,7 @@ def test_the_shared_mean_is_fedimpros(shape: tuple[int, ...], per: Any) -> None:
     features = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 2, 2, 0, 2, 2])
     theirs = moments(*rows(features, labels, per), classes=3)[1]
-    mine = summary(features, per)
+    mine = summarise_features(features, per)
     for label in (0, 2):
         torch.testing.assert_close(mine[labels == label].mean(0), theirs[label])
 
@@ -148,7 +148,7 @@ def test_an_invertible_linear_low_part_is_inverted() -> None:
     originals = torch.rand(3, 1, 6, 6, generator=random)
     basis = torch.linalg.qr(torch.randn(36, 36, generator=random))[0] * torch.linspace(1, 3, 36)
     look = lambda x: x.flatten(1) @ basis  # noqa: E731
-    rebuilt = last(look, look(originals), grey((3, 1, 6, 6), random), steps=300, lr=0.1, tv=0.0)
+    rebuilt = last(look, look(originals), grey_images((3, 1, 6, 6), random), steps=300, lr=0.1, tv=0.0)
     assert psnr(rebuilt, originals).min() > 45
     assert ssim(rebuilt, originals).min() > 0.999
     assert feature_error(look(rebuilt), look(originals)).max() < 1e-4
@@ -176,7 +176,7 @@ def test_the_scale_of_features_does_not_count() -> None:
 
 def test_no_slope_is_no_step() -> None:
     """A dead low part, and one that overflows, leave the images where the prior puts them: finite."""
-    start = grey((1, 1, 4, 4), torch.Generator().manual_seed(0))
+    start = grey_images((1, 1, 4, 4), torch.Generator().manual_seed(0))
     for look in (lambda x: 0 * x.flatten(1), lambda x: x.flatten(1) / 0):
         assert last(look, torch.zeros(1, 16), start, steps=5, lr=0.1, tv=0.0).isfinite().all()
 
@@ -233,7 +233,7 @@ def test_images_are_of_several_classes_of_the_client_with_most(run: Path, found:
 def test_the_mean_of_one_example_is_its_features(run: Path) -> None:
     victim = open_victim(run, "layer1", 0, None)
     everything, labels = victim.choose(10_000, seed=0)
-    own = victim.shared(everything)
+    own = victim.shared_statistics(everything)
     for label, mean in victim.means().items():
         torch.testing.assert_close(mean, own[[at == label for at in labels]].mean(0), rtol=1e-4, atol=1e-5)
 

@@ -608,7 +608,7 @@ def shown(on: Console) -> str:
 @pytest.mark.parametrize("width", [30, 40, 60, 70, 80, 120])
 def test_the_table_fits_the_terminal(width: int) -> None:
     on = screen(width)
-    on.print(console.Course([record(1), record(100, accuracy=None, loss=None)]))
+    on.print(console.RoundsTable([record(1), record(100, accuracy=None, loss=None)]))
     text = shown(on)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "…" not in text
@@ -621,7 +621,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_table_says_what_trained_where_that_changes(width: int) -> None:
     on = screen(width)
-    on.print(console.Course([record(1, active=list("abc")), record(2, active=["layer1.0.conv1"])]))
+    on.print(console.RoundsTable([record(1, active=list("abc")), record(2, active=["layer1.0.conv1"])]))
     text = shown(on)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert ("layer1.0.conv1" in text) == ("3 strata" in text) == (width > 80)
@@ -632,7 +632,7 @@ def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     on = screen(60, terminal)
     federation = open_run(config(rounds=3), tmp_path / "[bold] :smile: [/]")
     on.print(console.header(federation, {"data": SETTINGS["dataset"]}))
-    with console.Watcher(on, federation) as watcher:
+    with console.RoundsWatcher(on, federation) as watcher:
         history = federation.fit(watcher.record)
         watcher.record(record(3, refused=[{"client": 4, "why": "it has '[/red] :smile:'"}]))
     on.print(console.summary(history, federation.out))

@@ -15,7 +15,8 @@ import typer.main
 
 from fedstrata import reproduce
 from fedstrata.attack.inversion import NOISE
-from fedstrata.cli import compare, main
+from fedstrata.cli import main
+from fedstrata.cli import reproduce as command
 from fedstrata.config import registries
 from fedstrata.core import lazy
 from fedstrata.report.plots import FORMATS
@@ -61,8 +62,8 @@ def test_defaults_are_shown(capsys: Capture) -> None:
 
 def test_help_says_what_is_imported_too_late_for_it(capsys: Capture) -> None:
     """Names that help gives without asking the modules that have them."""
-    assert tuple(reproduce.PAPERS) == compare.PAPERS
-    assert compare.SCALES == reproduce.SCALES
+    assert tuple(reproduce.PAPERS) == command.PAPERS
+    assert command.SCALES == reproduce.SCALES
     assert fedstrata("attack", "invert", "--help") == 0
     levels = ",".join(f"{level:g}" for level in NOISE)
     assert f"[default: {levels}]" in " ".join(capsys.readouterr().out.split())

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstrata.cli import console
-from fedstrata.cli.main import _gathered
-from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, tabulate
+from fedstrata.cli.main import _join_values
+from fedstrata.compare import Comparison, News, Plan, Result, compare, merge_options, plan, run_missing, show, tabulate
 from fedstrata.compare.plan import directory_name, identity
-from fedstrata.compare.running import _attempt, find, missing
+from fedstrata.compare.runner import _attempt, find_result, missing
 from fedstrata.compare.table import gap, rows, stat
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import to_toml
@@ -65,8 +64,8 @@ def test_a_grid() -> None:
     assert made.axes == ["lr"]
     assert made.seeds == [3, 1]
     assert str(made.runs[-1]) == f"{UNIFORM}, lr=1.0 seed 1"
-    assert "lr" not in made.fixed
-    assert (made.fixed["rounds"], made.fixed["epochs"]) == (3, 1)
+    assert "lr" not in made.common
+    assert (made.common["rounds"], made.common["epochs"]) == (3, 1)
     assert len({run.directory for run in made.runs}) == 8
     assert {run.directory.parent for run in made.runs} == {Path("out")}
 
@@ -87,7 +86,7 @@ def test_methods_with_settings_of_their_own() -> None:
     assert [run.config.lr for run in made.runs[::2]] == [0.1, 0.5, 0.1]
     assert made.runs[-1].config.model == "mlp(hidden=(4,))"
     assert made.runs[-1].own == {"model": "mlp(hidden=(4,))"}
-    assert made.fixed.keys().isdisjoint({"lr", "model"})
+    assert made.common.keys().isdisjoint({"lr", "model"})
 
 
 def test_lists_of_tables() -> None:
@@ -148,7 +147,7 @@ def test_options_win_over_the_file() -> None:
     file = {"methods": ["fedavg"], "seeds": [7], "lr": 0.5, "epochs": [1, 2], "model": "mlp"}
     given = {"lr": 0.25, "rounds": 2}
     vary = ["batch_size = 8; 16;", "model.hidden=[4]; [5]"]
-    found = overlaid(file, given, f"fedavg;{UNIFORM} ; ", ["0,1", "2"], vary, ["epochs=3"])
+    found = merge_options(file, given, f"fedavg;{UNIFORM} ; ", ["0,1", "2"], vary, ["epochs=3"])
     assert found == {
         "method": ["fedavg", UNIFORM],
         "seed": [0, 1, 2],
@@ -158,9 +157,9 @@ def test_options_win_over_the_file() -> None:
         "batch_size": [8, 16],
         "model": ["mlp(hidden=(4,))", "mlp(hidden=(5,))"],
     }
-    assert overlaid({}, {}, sets=["seed=[0, 1]"]) == {"seed": (0, 1)}
-    assert len(plan(overlaid({}, {}, sets=["seed=[0, 1]"]), "out").runs) == 2
-    varied = overlaid({}, {}, vary=["methods=fedavg; " + UNIFORM, "participation=1; 0.5"])
+    assert merge_options({}, {}, sets=["seed=[0, 1]"]) == {"seed": (0, 1)}
+    assert len(plan(merge_options({}, {}, sets=["seed=[0, 1]"]), "out").runs) == 2
+    varied = merge_options({}, {}, vary=["methods=fedavg; " + UNIFORM, "participation=1; 0.5"])
     assert varied == {"method": ["fedavg", UNIFORM], "participation": [1, 0.5]}
 
 
@@ -175,7 +174,7 @@ def test_options_win_over_the_file() -> None:
     ],
 )
 def test_seeds_take_all_whole_numbers(words: str, gathered: str) -> None:
-    assert _gathered(words.split()) == gathered.split()
+    assert _join_values(words.split()) == gathered.split()
 
 
 @pytest.mark.parametrize(
@@ -336,17 +335,17 @@ def test_rows() -> None:
     assert fedavg.gap.std == pytest.approx(0.02**0.5)
     assert fedavg.of("bytes_up").mean == 1500  # type: ignore[union-attr]
     assert central.gap is None
-    assert uniform.diverged == [0]
+    assert uniform.diverged_seeds == [0]
     assert uniform.of("accuracy") == stat([0.5])
     assert uniform.gap == stat([0.8 - 0.5])
-    assert absent.missing == [0, 1]
+    assert absent.missing_seeds == [0, 1]
     assert absent.of("accuracy") is None
     assert absent.gap is None
-    assert alone.missing == [1]
+    assert alone.missing_seeds == [1]
     assert lost.of("accuracy") is None
 
     comparison = Comparison(made, found, {})
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in console.markdown(comparison).splitlines()]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in show.markdown(comparison).splitlines()]
     names = ["method", "lr", "seeds", "accuracy", "best", "gap", "to target", "up", "down", "FLOPs", "seconds"]
     assert table[0] == names
     shown = [dict(zip(names, cells, strict=True)) for cells in table[2:8]]
@@ -356,9 +355,9 @@ def test_rows() -> None:
     assert [row["gap"] for row in shown] == ["20.00 ± 14.14", "–", "30.00", "–", "–", "–"]
     assert [row["to target"] for row in shown][:2] == ["3.0 (1/2)", "– (0/2)"]
     assert [row["up"] for row in shown][:2] == ["1.5 kB", "1.0 kB"]
-    assert "gap: centralised − method" in console.markdown(comparison)
+    assert "gap: centralised − method" in show.markdown(comparison)
 
-    lines = list(csv.DictReader(io.StringIO(console.csv_text(comparison))))
+    lines = list(csv.DictReader(io.StringIO(show.csv_text(comparison))))
     assert float(lines[0]["gap"]) == pytest.approx(0.2)
     assert (lines[0]["lr"], lines[0]["reached"], lines[0]["bytes_up"]) == ("0.1", "1", "1500.0")
     assert (lines[3]["accuracy"], lines[3]["missing"]) == ("", "2")
@@ -375,7 +374,7 @@ def test_the_table_in_a_terminal(width: int) -> None:
     comparison = Comparison(made, rows(made, dict([result(made, 0, 0.5), result(made, 1, 0.75)])), {})
     file = io.StringIO()
     on = Console(file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False)
-    on.print(console.SideBySide(comparison), soft_wrap=True)
+    on.print(show.SideBySide(comparison), soft_wrap=True)
     text = file.getvalue()
     assert "62.50 ± 17.68" in text
     assert ("no room for: FLOPs" in text) == (width < 200)
@@ -386,18 +385,18 @@ def test_the_table_in_a_terminal(width: int) -> None:
 
 def test_the_settings_below_the_table() -> None:
     made = plan({**TWO, "steps": 4, "optimizer": "adam", "engine": "serial"}, "out")
-    told = console.settings(Comparison(made, rows(made, {}), {}))
+    told = show.settings_text(Comparison(made, rows(made, {}), {}))
     assert told == (
         f"dataset {SMALL['dataset']}; model logreg; partition dirichlet(alpha=1.0); clients 3; participation 1.0; "
         "rounds 3; steps 4; batch_size 32; lr 0.1; optimizer adam; seeds 0, 1; buffers average"
     )
     own = plan({**TWO, "method": ["fedavg", {"method": UNIFORM, "lr": 0.5, "label": "A|B"}]}, "out")
-    assert "; lr 0.1, 0.5 for A|B; seeds" in console.settings(Comparison(own, rows(own, {}), {}))
-    assert "| A\\|B " in console.markdown(Comparison(own, rows(own, {}), {}))
+    assert "; lr 0.1, 0.5 for A|B; seeds" in show.settings_text(Comparison(own, rows(own, {}), {}))
+    assert "| A\\|B " in show.markdown(Comparison(own, rows(own, {}), {}))
     mixed = plan({**TWO, "method": ["fedavg", "fedavg(buffers='drop')"]}, "out")
     comparison = Comparison(mixed, rows(mixed, {}), {})
-    assert "buffers" not in console.settings(comparison)
-    assert "| buffers |" in console.markdown(comparison)
+    assert "buffers" not in show.settings_text(comparison)
+    assert "| buffers |" in show.markdown(comparison)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -411,7 +410,7 @@ def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert [next(going).round, next(going).round] == [1, 2]
     going.close()
     del federation, going
-    assert find(half) is None
+    assert find_result(half) is None
     assert [run.label for run in missing(made)] == ["fedavg", UNIFORM]
     heard: list[News] = []
     assert run_missing(made, on_news=heard.append) == {}
@@ -438,7 +437,7 @@ def test_a_summary_that_is_not_whole_is_made_again() -> None:
     whole = json.loads(path.read_text())
     for text in ("", "{}", "[]", json.dumps({**whole, "costs": None})):
         path.write_text(text)
-        assert find(made.runs[0]) is None
+        assert find_result(made.runs[0]) is None
         assert run_missing(made) == {}
         assert json.loads(path.read_text())["accuracy"] == whole["accuracy"]
 
@@ -489,7 +488,7 @@ def test_a_diverged_run_is_finished(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": "training diverged in round 3: …"}))
     assert missing(made) == []
     (row,) = tabulate(made).rows
-    assert (row.diverged, len(row.sound)) == ([1], 1)
+    assert (row.diverged_seeds, len(row.sound_results)) == ([1], 1)
     assert fedstrata("compare", *WORDS, "--seeds", 0, 1, "--out", "out") == 0
     assert "(1/2 diverged)" in capsys.readouterr().out
 
@@ -505,8 +504,8 @@ def test_a_run_that_really_diverges() -> None:
     found = compare({**SMALL, "model": "mlp(hidden=(8,))", "lr": 1e38, "rounds": 5}, "out")
     assert found.failures == {}
     assert missing(found.plan) == []
-    assert found.rows[0].diverged == [0]
-    assert "diverged" in console.markdown(found)
+    assert found.rows[0].diverged_seeds == [0]
+    assert "diverged" in show.markdown(found)
 
 
 def test_a_directory_in_use(tmp_path: Path, capsys: Capture) -> None:
@@ -601,7 +600,7 @@ def test_jobs_give_the_same_runs(tmp_path: Path) -> None:
     heard: list[News] = []
     found = compare(values, "many", jobs=2, on_news=heard.append)
     assert found.failures == {}
-    assert sum(news.ended for news in heard) == 4
+    assert sum(news.is_last for news in heard) == 4
     for run in found.plan.runs:
         open_run(run.config.model_copy(update={"workers": 1}), tmp_path / "one" / run.directory.name).fit()
         assert same(run.directory, tmp_path / "one" / run.directory.name)
@@ -620,7 +619,7 @@ def test_what_goes_wrong_in_a_process_of_its_own() -> None:
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.compare.running.sys.path", ["nowhere"])
+    monkeypatch.setattr("fedstrata.compare.runner.sys.path", ["nowhere"])
     (error,) = run_missing(plan(SMALL, "out"), jobs=2).values()
     assert type(error) is FedstrataError
     assert str(error) == "its process ended with exit code 1"

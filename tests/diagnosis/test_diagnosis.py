@@ -19,8 +19,8 @@ import fedstrata as fs
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
-from fedstrata.diagnosis.reading import by_name, rank_correlation, recent
-from fedstrata.diagnosis.rules import RULES, ranked
+from fedstrata.diagnosis.evidence import mean_by_name, rank_correlation, recent_rounds
+from fedstrata.diagnosis.rules import RULES, rank_findings
 from fedstrata.diagnosis.thresholds import HIGH, REPORTED, THRESHOLDS, Threshold
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
@@ -265,7 +265,7 @@ def test_running_statistics_must_not_have_come_right_again() -> None:
     rows = [{"statistics": {"running": 0.0, "batch": gap}} for gap in gaps]
     assert diagnose(run(rows)).looked["running-statistics"] == pytest.approx(0)
     assert diagnose(run(rows[::-1])).looked["running-statistics"] == pytest.approx(0.4)
-    assert recent(run(rows * 6), "statistics") == [row["statistics"] for row in (rows * 6)[-8:]]
+    assert recent_rounds(run(rows * 6), "statistics") == [row["statistics"] for row in (rows * 6)[-8:]]
 
 
 def test_the_most_divergent_strata_are_named_with_the_round_since_which_they_are() -> None:
@@ -325,7 +325,7 @@ def test_stages_are_told_in_the_order_of_the_rows() -> None:
     assert said({"stem": 0.9, "head": 0.5}) == (
         "their outputs have a CKA of 0.50, and their features after stem one of 0.90."
     )
-    assert list(by_name([{"a": 1, "d": 1}, {"a": 1, "b": 1, "d": 1}, {"b": 1, "c": 1, "d": 1}])) == list("abcd")
+    assert list(mean_by_name([{"a": 1, "d": 1}, {"a": 1, "b": 1, "d": 1}, {"b": 1, "c": 1, "d": 1}])) == list("abcd")
 
 
 def test_opposition_is_told_in_the_median_over_the_strata() -> None:
@@ -500,7 +500,7 @@ def test_symptoms_rank_below_the_causes_that_explain_them() -> None:
         finding("opposed-updates", 0.3, "label-skew"),
         finding("running-statistics", 0.4),
     ]
-    names = [one.name for one in ranked(mixed)]
+    names = [one.name for one in rank_findings(mixed)]
     assert names == ["layer-mismatch", "label-skew", "forgetting", "running-statistics", "opposed-updates"]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.diagnosis.reading import classifier as last_stratum
-from fedstrata.diagnosis.reading import depths
+from fedstrata.diagnosis.evidence import classifier_name as last_stratum
+from fedstrata.diagnosis.evidence import stratum_depths
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import classifier, strata
@@ -542,8 +542,8 @@ def test_a_diagnosis_knows_the_classifier() -> None:
     marks: list[dict[str, Any]] = [{"idle": False, "classifies": False}, {"idle": False, "classifies": True}]
     saved = told(first | marks[0], head | marks[1], aux | {"idle": True, "classifies": False})
     assert last_stratum(saved) == "head"
-    assert depths(saved) == {"first": 0, "head": 1}
-    remedy = RemedyBuilder(saved).fedpart("why")
+    assert stratum_depths(saved) == {"first": 0, "head": 1}
+    remedy = RemedyBuilder(saved).add_fedpart("why")
     assert remedy is not None
     assert remedy.settings["rounds"] == 5 + 2 * 2  # the idle layer has no turn
     assert last_stratum(told(first | marks[0], aux | marks[0])) is None  # several layers give the outputs

@@ -89,11 +89,11 @@ def test_the_zoo_against_brute_force(name: str) -> None:
         fields = {field.layer: field for field in receptive_fields(model, shape)}
         assert sorted(fields) == sorted(conv_names(model))
         every = max(1, len(fields) // 40)
-        checked = {*list(fields)[::every], list(fields)[-1]}  # some of the layers where there are a hundred
+        validate_settings = {*list(fields)[::every], list(fields)[-1]}  # some of the layers where there are a hundred
         if "group" in name:  # these average over the whole image, which is no part of the formula
             model = without_norms(model)
-        seen = {layer: extents[axis] for layer, extents in brute(model, shape, checked).items()}
-        assert {layer: fields[layer].field[axis] for layer in checked} == seen
+        seen = {layer: extents[axis] for layer, extents in brute(model, shape, validate_settings).items()}
+        assert {layer: fields[layer].field[axis] for layer in validate_settings} == seen
         assert all(field.input == shape[1:] for field in fields.values())
 
 

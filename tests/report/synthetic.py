@@ -62,7 +62,7 @@ def record(at: int, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def saved_run(accuracies: Sequence[float | None], probes: Sequence[Mapping[str, Any]] = (), **changes: Any) -> SavedRun:
+def saved(accuracies: Sequence[float | None], probes: Sequence[Mapping[str, Any]] = (), **changes: Any) -> SavedRun:
     """A run in memory with these accuracies, its settings changed so."""
     from fedstrata.runs.records import Record
 

@@ -31,8 +31,8 @@ def test_one_run_gets_its_report_inside(run: Path, capsys: pytest.CaptureFixture
 
 def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     home = write_comparison(tmp_path / "runs", rounds=2, strata=4, probes=False)
-    assert len(report.gathered([home])) == 6
-    assert len(report.gathered([home, next(home.iterdir())])) == 6
+    assert len(report.run_directories([home])) == 6
+    assert len(report.run_directories([home, next(home.iterdir())])) == 6
     report.report([home], title="side by side")
     assert "<title>side by side</title>" in (home / "report.html").read_text()
 

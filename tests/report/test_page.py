@@ -16,8 +16,8 @@ import fedstrata as fs
 from fedstrata import report
 from fedstrata.errors import UsageError
 from fedstrata.report import sections, tables
-from fedstrata.report.lines import lines_of
-from fedstrata.report.page import embedded, news, plotly
+from fedstrata.report.page import embed_json, news, packed_plotly
+from fedstrata.report.run_groups import group_runs
 from fedstrata.runs.reader import SavedRun
 
 from .synthetic import saved, write_comparison, write_run
@@ -78,7 +78,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 
 def test_embedded_json_cannot_end_its_element() -> None:
-    text = embedded({"a": HOSTILE})
+    text = embed_json({"a": HOSTILE})
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"a": HOSTILE}
 
@@ -98,7 +98,7 @@ def test_three_methods_of_a_hundred_rounds_are_small(tmp_path: Path) -> None:
 
 
 def test_the_packed_script_is_whole() -> None:
-    packed, _ = plotly()
+    packed, _ = packed_plotly()
     assert b"plotly.js v" in gzip.decompress(base64.b64decode(packed))[:200]
 
 
@@ -113,7 +113,7 @@ def test_news_hold_what_the_page_holds() -> None:
 def test_results_leave_out_what_diverged() -> None:
     """Mean of 0.5 and 0.7 is 60 %, their standard deviation √0.02 ≈ 14.14 points; the third seed diverged."""
     runs = [saved([0.5], seed=0), saved([0.7], seed=1), saved([0.1], seed=2, summary={"diverged": 1})]
-    table = tables.results(lines_of(runs))
+    table = tables.results(group_runs(runs))
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert row["accuracy"] == "60.00 ± 14.14 %, 2 of 3 seeds"
     assert "diverged after round 1" in row["state"]
@@ -123,12 +123,12 @@ def test_no_run_that_diverged_is_the_best() -> None:
     """fedprox's 90 % is of a run that diverged: what is left of it, 30 %, is less than fedavg's 50 %."""
     fallen = {"diverged": 1}
     runs = [saved([0.5]), saved([0.3], method="fedprox"), saved([0.9], method="fedprox", seed=1, summary=fallen)]
-    assert tables.tiles(lines_of(runs))[0] == ("best final accuracy", "50.00 %", "fedavg")
-    (accuracy, rounds, *_) = tables.tiles(lines_of(runs[1:]))
+    assert tables.tiles(group_runs(runs))[0] == ("best final accuracy", "50.00 %", "fedavg")
+    (accuracy, rounds, *_) = tables.tiles(group_runs(runs[1:]))
     assert accuracy == ("accuracy", "30.00 %", "at best 30.00 %")
     assert rounds[2] == "1 of 2 seeds"
-    assert tables.tiles(lines_of([runs[0], runs[2]]))[0] == ("best final accuracy", "50.00 %", "fedavg")
-    assert tables.tiles(lines_of(runs[2:]))[0] == ("accuracy", "–", "")
+    assert tables.tiles(group_runs([runs[0], runs[2]]))[0] == ("best final accuracy", "50.00 %", "fedavg")
+    assert tables.tiles(group_runs(runs[2:]))[0] == ("accuracy", "–", "")
 
 
 def test_a_page_tells_no_path_of_the_machine() -> None:
@@ -142,7 +142,7 @@ def test_settings_that_are_none_are_absent() -> None:
     html = report.page([saved([0.1], **nothing), saved([0.2], lr=0.5, **nothing)])
     assert "None" not in re.sub(r"<script.*?</script>", "", html, flags=re.S)
     assert "1 local epoch of sgd" in html
-    assert len(lines_of([saved([0.1]), saved([0.1], seed=1, steps=None)])) == 1
+    assert len(group_runs([saved([0.1]), saved([0.1], seed=1, steps=None)])) == 1
 
 
 def test_a_run_without_a_recipe_has_clients_and_a_model() -> None:
@@ -164,7 +164,7 @@ def test_a_diagnosis_that_fails_does_not_end_the_report(monkeypatch: pytest.Monk
 
 
 def test_costs_are_totals_of_a_run() -> None:
-    table = tables.costs(lines_of([saved([0.1, 0.2, None])]))
+    table = tables.costs(group_runs([saved([0.1, 0.2, None])]))
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert (row["up"], row["down"], row["computed"], row["steps"], row["time"]) == (
         "3.0 kB",
@@ -177,7 +177,7 @@ def test_costs_are_totals_of_a_run() -> None:
 
 
 def test_tables_have_captions_and_scopes() -> None:
-    html = tables.results(lines_of([saved([0.1])])).html()
+    html = tables.results(group_runs([saved([0.1])])).html()
     assert "<caption>" in html
     assert html.count('scope="row"') == 1
 

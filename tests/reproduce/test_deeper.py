@@ -13,13 +13,22 @@ import torch
 from torch import nn
 
 from fedstrata.compare import plan
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import read_finished_records
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
-from fedstrata.reproduce.accumulation import Cell, follow, halves, judge, judge_rounds, logged, reached, spreads
-from fedstrata.reproduce.deeper import SCALES, _sheets
+from fedstrata.reproduce.deeper import SCALES, _paper_tables
+from fedstrata.reproduce.deeper_divergence import (
+    SettingFigures,
+    assess,
+    assess_rounds,
+    gradient_spreads,
+    layer_halves,
+    log_means,
+    measure_rounds,
+    rounds_to_share,
+)
 from fedstrata.reproduce.parts import Findings, Grid, OwnWork, PartResources
 from fedstrata.run import deal, models_of, open_run
 from fedstrata.runs.records import Record
@@ -127,7 +136,7 @@ def test_divergence_is_that_of_the_finished_run(made: Made) -> None:
 
 def test_watching_the_rounds_changes_nothing() -> None:
     run = {**SCALES["smoke"].run, "dataset": "digits", "partition": "iid", "model": "logreg", "augment": "none"}
-    found = follow({"run": run}, 3, PartResources(None, 1))
+    found = measure_rounds({"run": run}, 3, PartResources(None, 1))
     assert len(found["rounds"]) == run["rounds"]
     config = validate_settings(RunConfig, {**run, "seed": 3})
     history = open_run(config, None).fit()
@@ -148,15 +157,15 @@ def test_spreads_within_a_class_are_by_hand() -> None:
     model = nn.Sequential(nn.Linear(1, 2, bias=False))
     nn.init.zeros_(model[0].weight)
     x, y = torch.tensor([[1.0], [3.0], [2.0], [2.0]]), torch.tensor([0, 0, 1, 1])
-    found = spreads(model, x, y, 200, 0)
+    found = gradient_spreads(model, x, y, 200, 0)
     assert found["class"] == {"0": pytest.approx((0.5, 0.0), abs=1e-6)}
     assert found["noise"]["0"] == pytest.approx((0.05, 0.05), rel=0.2)
-    assert logged({"a": [0.1, 0.01, 0.19]}) == [pytest.approx(-1)]
+    assert log_means({"a": [0.1, 0.01, 0.19]}) == [pytest.approx(-1)]
 
 
 def test_halves_are_from_the_input() -> None:
-    assert halves({"a": 1.0, "b": 3.0, "c": 7.0}) == (2.0, 7.0)
-    assert halves({"a": 1.0, "b": 3.0}) == (1.0, 3.0)
+    assert layer_halves({"a": 1.0, "b": 3.0, "c": 7.0}) == (2.0, 7.0)
+    assert layer_halves({"a": 1.0, "b": 3.0}) == (1.0, 3.0)
 
 
 # --- what is found in it ---------------------------------------------------------------------------------------------
@@ -173,11 +182,11 @@ def _network(*layers: float) -> dict[str, Any]:
 
 def test_accumulation_is_judged() -> None:
     """The deep one's first layer is at 10⁻¹, the shallow one's at 10⁻²; each layer has more than the next."""
-    found = judge({0: {"4": _network(-2, -3), "8": _network(-1, -2, -3, -4)}})
+    found = assess({0: {"4": _network(-2, -3), "8": _network(-1, -2, -3, -4)}})
     assert [check.holds for check in found.checks] == [True] * 10
     assert found.checks[0].figures.startswith("-2.0000 against -3.0000, +1.0000")
     assert [row[1] for row in found.tables[0].rows] == ["-2.0000", "-3.0000", "", ""]
-    found = judge({0: {"4": _network(-1, -1), "8": _network(-4, -3, -2, -1)}})
+    found = assess({0: {"4": _network(-1, -1), "8": _network(-4, -3, -2, -1)}})
     assert [check.holds for check in found.checks] == [False] * 10
 
 
@@ -187,7 +196,7 @@ def _watched(*rounds: tuple[float, float]) -> dict[str, Any]:
 
 def test_rounds_are_judged() -> None:
     """Layer a falls from 0.008 to 0.004, layer b grows from 0.001 to 0.003."""
-    found = judge_rounds({0: _watched((0.008, 0.001), (0.004, 0.003))})
+    found = assess_rounds({0: _watched((0.008, 0.001), (0.004, 0.003))})
     assert [check.holds for check in found.checks] == [True] * 3
     assert found.checks[0].figures.startswith("6.000 against 2.000, +4.000")
     assert found.tables[0].rows == (
@@ -196,18 +205,20 @@ def test_rounds_are_judged() -> None:
         ("a", "8.000", "4.000"),
         ("b", "1.000", "3.000"),
     )
-    found = judge_rounds({0: _watched((0.001, 0.004), (0.002, 0.003))})
+    found = assess_rounds({0: _watched((0.001, 0.004), (0.002, 0.003))})
     assert [check.holds for check in found.checks] == [False] * 3
 
 
 @pytest.fixture(scope="module")
 def record(made: Made) -> Record:
-    return records(next((made[1] / "runs").iterdir()))[0]
+    return read_finished_records(next((made[1] / "runs").iterdir()))[0]
 
 
-def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> Cell:
+def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> SettingFigures:
     rounds = [replace(record, round=at, accuracy=value) for at, value in enumerate(curve, start=1)]
-    return Cell({0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds})
+    return SettingFigures(
+        {0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds}
+    )
 
 
 def test_a_cell(record: Record) -> None:
@@ -224,14 +235,14 @@ def test_a_cell(record: Record) -> None:
 def test_rounds_to_what_both_reach(record: Record) -> None:
     """The lower one has 50 % at its best: 45 % is reached in the third round, and by the other one in the second."""
     cells = {"a": _cell(record, 0.8, [0.1, 0.4, 0.5]), "b": _cell(record, 0.8, [0.4, 0.45, 0.9])}
-    assert reached(cells, 0.9) == {"a": {0: 3}, "b": {0: 2}}
-    assert reached({**cells, "c": replace(cells["a"], fl={})}, 0.9) == {"a": {}, "b": {}, "c": {}}
+    assert rounds_to_share(cells, 0.9) == {"a": {0: 3}, "b": {0: 2}}
+    assert rounds_to_share({**cells, "c": replace(cells["a"], fl={})}, 0.9) == {"a": {}, "b": {}, "c": {}}
 
 
 @pytest.mark.parametrize("name", PARTS[2:])
 def test_a_table_is_judged(name: str, record: Record) -> None:
     """Where everything is as the paper has it every claim holds, and none where everything is the other way round."""
-    sheet = _sheets(SCALES["small"])[name]
+    sheet = _paper_tables(SCALES["small"])[name]
     labels = list(sheet.rows)
     better = {"depth": labels[::-1], "channels": labels[::-1], "augmentation": ["none", "CJ", "both", "RRC"]}
     order = better.get(name, labels)
@@ -253,17 +264,17 @@ def test_a_table_is_judged(name: str, record: Record) -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    eval_batches = _sheets(SCALES["paper"])
-    assert eval_batches["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
-    assert eval_batches["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
+    tables = _paper_tables(SCALES["paper"])
+    assert tables["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
+    assert tables["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
         "Tiny-ImageNet: 46 against 11; CIFAR-100: 52 against 14"
     )
-    assert eval_batches["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
-    assert eval_batches["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
-    assert eval_batches["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
-    assert eval_batches["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
-    for sheet in eval_batches.values():
-        assert {len(rows) for rows in sheet.told.values()} <= {len(sheet.rows)}
+    assert tables["stem"].paper("fl", "no max-pool", "base", "CIFAR-10") == "72.4 against 61.8 %"
+    assert tables["augmentation"].paper("fl", "RRC", "CJ", "Tiny-ImageNet") == "23.6 against 14.7 %"
+    assert tables["augmentation"].paper("fl", "RRC", "none", "Tiny-ImageNet") == ""
+    assert tables["channels"].paper("fl", "normal", "reversed", "Tiny-ImageNet") == "45.8 against 35.4 %"
+    for table in tables.values():
+        assert {len(rows) for rows in table.figures.values()} <= {len(table.rows)}
 
 
 def test_the_papers_settings() -> None:

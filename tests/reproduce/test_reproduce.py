@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.compare import plan
-from fedstrata.compare.running import records
+from fedstrata.compare.runner import read_finished_records
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
@@ -19,23 +19,30 @@ from fedstrata.models.stages import above as upper
 from fedstrata.models.strata import strata
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
 from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
-from fedstrata.reproduce.drift import change
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
+from fedstrata.reproduce.fedimpro_divergence import (
+    LocalModels,
+    balanced_labels,
+    distances,
+    shared_features,
+    variances,
+)
+from fedstrata.reproduce.fedimpro_divergence import assess as assess_divergence
+from fedstrata.reproduce.fedimpro_divergence import measure_run as measure_divergence
+from fedstrata.reproduce.fedimpro_inversion import decode_images, encode_images
+from fedstrata.reproduce.fednlr_drift import activation_gain
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
-from fedstrata.reproduce.inversion import packed, unpacked
-from fedstrata.reproduce.layers import LocalModels, balanced, distances, local_models, shared_features, variances
-from fedstrata.reproduce.layers import follow as follow_layers
-from fedstrata.reproduce.layers import judge as judge_layers
+from fedstrata.reproduce.fedpart_trace import GradientTrace, gradient_norm, jumps, measure_norms
+from fedstrata.reproduce.inco_settings import SCALES as INCO
+from fedstrata.reproduce.inco_settings import arch_accuracy, clients_accuracy, inco_method
+from fedstrata.reproduce.inco_similarity import GROUP, HARDER, HETERO, PLAIN_INCO, fill_model
+from fedstrata.reproduce.inco_similarity import INCO as CROSSED
+from fedstrata.reproduce.inco_similarity import assess as assess_similarity
+from fedstrata.reproduce.inco_similarity import measure_run as measure_similarity
+from fedstrata.reproduce.inco_similarity import observe as observe_archs
+from fedstrata.reproduce.local_models import read_local_models
+from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
-from fedstrata.reproduce.runs import configured, watched
-from fedstrata.reproduce.similarity import GROUP, HARDER, HETERO, PLAIN_INCO, filled
-from fedstrata.reproduce.similarity import INCO as CROSSED
-from fedstrata.reproduce.similarity import follow as follow_alike
-from fedstrata.reproduce.similarity import judge as judge_alike
-from fedstrata.reproduce.similarity import watched as watched_archs
-from fedstrata.reproduce.trace import Trace, follow, jumps, norm
-from fedstrata.reproduce.unequal import SCALES as INCO
-from fedstrata.reproduce.unequal import arch_accuracy, clients_accuracy, crossed
 from fedstrata.run import open_run
 from tests.small_runs import fedstrata, one_sentence
 
@@ -313,7 +320,7 @@ def test_incos_settings() -> None:
     methods = {run.label: run.config.method for run in runs}
     assert methods["FedAvg"] == "fedavg(weight='uniform') + groupavg"
     assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco"
-    assert crossed(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
+    assert inco_method(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
     assert [alike.settings["run"][name] for name in ("clients", "rounds", "participation")] == [10, 50, 1.0]
 
 
@@ -402,8 +409,8 @@ RUN: dict[str, Any] = {**FEDPART["smoke"].run, "rounds": 3, "steps": 4, "buffers
 def test_a_trace_changes_nothing() -> None:
     config = validate_settings(RunConfig, {**RUN, "method": "fedpart(full_rounds=1, group=5)"})
     plain = open_run(config, None).fit()
-    federation = watched(config, Trace())
-    found = follow(federation)
+    federation = build_federation(config, GradientTrace())
+    found = measure_norms(federation)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
     assert [len(steps) for steps in found["norms"]] == [4, 4, 4]
@@ -416,18 +423,18 @@ def test_the_first_norm_is_the_gradients() -> None:
     config = validate_settings(
         RunConfig, {**RUN, "model": "logreg", "clients": 1, "rounds": 1, "steps": 1, "batch_size": 2000}
     )
-    federation = watched(config, Trace())
+    federation = build_federation(config, GradientTrace())
     model, (data,) = federation.model, federation.clients
     x, y = data.batch(torch.arange(len(data)))
     torch.nn.functional.cross_entropy(model(x), y).backward()
-    wanted = norm({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert follow(federation)["norms"][0] == [pytest.approx(float(wanted), rel=1e-4)]
+    wanted = gradient_norm({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert measure_norms(federation)["norms"][0] == [pytest.approx(float(wanted), rel=1e-4)]
 
 
 def test_a_smaller_last_batch_is_left_out() -> None:
     """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
     config = validate_settings(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
-    assert [len(steps) for steps in follow(watched(config, Trace()))["norms"]] == [2]
+    assert [len(steps) for steps in measure_norms(build_federation(config, GradientTrace()))["norms"]] == [2]
 
 
 def test_jumps_are_between_rounds_of_the_same_strata() -> None:
@@ -449,9 +456,9 @@ def test_drift_is_of_bound_neurons() -> None:
     """
     before, after = [[0.1, 0.9, 0.0], [0.4, 0.2, 0.6], [0.1, 1.2, 0.0]], [[], [0.3, 9.0, 0.1], [7.0, 1.5, 0.0]]
     after[0] = before[0]
-    assert change(before, after, 0, [1]) == pytest.approx(-0.6)
-    assert change(before, after, 0, [1, 2]) == pytest.approx(-0.3 / 2.2)
-    assert change([[1.0] * 3, [0.0] * 3], after, 0, [1]) is None
+    assert activation_gain(before, after, 0, [1]) == pytest.approx(-0.6)
+    assert activation_gain(before, after, 0, [1, 2]) == pytest.approx(-0.3 / 2.2)
+    assert activation_gain([[1.0] * 3, [0.0] * 3], after, 0, [1]) is None
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
@@ -462,8 +469,8 @@ IMPRO: dict[str, Any] = {**FEDIMPRO["smoke"].run, "participation": 2, "method": 
 def test_watching_changes_nothing() -> None:
     config = validate_settings(RunConfig, IMPRO)
     plain = open_run(config, None).fit()
-    federation = watched(config, LocalModels())
-    found = follow_layers(federation, 2)
+    federation = build_federation(config, LocalModels())
+    found = measure_divergence(federation, 2)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, federation.model.state_dict()[name]), name
     assert len(found["whole"]) == config.rounds
@@ -475,9 +482,9 @@ def test_watching_changes_nothing() -> None:
 
 def test_local_models_are_what_the_server_averages() -> None:
     """The last round's local models, weighted by their examples, are the last global model, statistics and all."""
-    federation = watched(validate_settings(RunConfig, IMPRO), LocalModels())
-    follow_layers(federation, 1)
-    local = local_models(federation.state.techniques["watch"])
+    federation = build_federation(validate_settings(RunConfig, IMPRO), LocalModels())
+    measure_divergence(federation, 1)
+    local = read_local_models(federation.state.techniques["watch"])
     assert sorted(local) == federation.records[-1].clients
     sizes = {client: len(federation.clients[client]) for client in local}
     for name, tensor in (*federation.state.params.items(), *federation.state.buffers.items()):
@@ -493,7 +500,7 @@ def test_shared_features_are_those_of_the_statistics() -> None:
         "mean": torch.tensor([[1.0], [9.0], [5.0]]).expand(3, 4),
         "variance": torch.tensor([[0.0], [9.0], [4.0]]).expand(3, 4),
     }
-    labels = balanced(state, 2001)
+    labels = balanced_labels(state, 2001)
     features = shared_features(state, labels, torch.Generator().manual_seed(0))
     assert labels.bincount().tolist() == [1001, 0, 1000]
     assert torch.equal(features[labels == 0], torch.ones(1001, 4))
@@ -503,7 +510,7 @@ def test_shared_features_are_those_of_the_statistics() -> None:
 
 def test_what_shared_features_change_can_go_either_way() -> None:
     """Sampled with a wide spread, features are further apart than the clients' own, and gradients differ more."""
-    federation = watched(validate_settings(RunConfig, IMPRO), LocalModels())
+    federation = build_federation(validate_settings(RunConfig, IMPRO), LocalModels())
     federation.fit()
     model, clients = federation.model, list(federation.clients)
     state = federation.state.techniques["fedimpro"]
@@ -530,25 +537,25 @@ def test_layers_are_judged() -> None:
     """Low layers end at 1/4 of their maximum, high ones at 1/2; FedImpro's models are at 1 and not at 3."""
     avg = _layers(3.0, [4.0, 1.0], [2.0, 1.0], 0.3)
     impro = _layers(1.0, [4.0, 1.0], [2.0, 1.0], 0.4)
-    found = judge_layers({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
+    found = assess_divergence({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [True] * 7
     assert found.checks[0].figures.startswith("3.0000 against 1.0000, +2.0000")
     assert found.checks[1].figures.startswith("0.5000 against 0.2500, +0.2500")
     assert found.checks[4].figures.startswith("-5.00 points against -15.00 points, +10.00 points")
-    found = judge_layers({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
+    found = assess_divergence({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [False] * 5 + [True, True]
 
 
 def test_a_run_has_as_many_workers_as_the_bench_unless_it_says_so() -> None:
     run = {"method": "fedavg"}
-    assert configured({"run": run}, 3, PartResources("data", 2)).workers == 2
-    config = configured({"run": {**run, "workers": 1}}, 3, PartResources("data", 2), method="fednova")
+    assert build_config({"run": run}, 3, PartResources("data", 2)).workers == 2
+    config = build_config({"run": {**run, "workers": 1}}, 3, PartResources("data", 2), method="fednova")
     assert (config.workers, config.seed, config.data_dir, config.method) == (1, 3, "data", "fednova")
 
 
 def test_images_are_kept_as_text() -> None:
     images = torch.arange(24.0).view(2, 3, 2, 2) / 23
-    assert (unpacked(packed(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255
+    assert (decode_images(encode_images(images), [2, 3, 2, 2]) - images).abs().max() <= 0.5 / 255
 
 
 # --- clients of different depth --------------------------------------------------------------------------------------
@@ -558,7 +565,7 @@ DEPTHS: dict[str, Any] = {**INCO["smoke"].run, **INCO["smoke"].models, "dataset"
 
 def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
     """Of the last evaluations only: (0.2 + 0.4)/2 and (0.6 + 0.8)/2, and 0.4 and 0.8 of the second one."""
-    (record, *_) = records(next((made["inco"][1] / "runs").iterdir()))
+    (record, *_) = read_finished_records(next((made["inco"][1] / "runs").iterdir()))
     rounds = [
         replace(record, arch_accuracy=dict(zip("ab", pair, strict=True)) if pair else {})
         for pair in ((0.9, 0.9), (0.2, 0.4), (), (0.6, 0.8))
@@ -574,8 +581,8 @@ def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
 def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> None:
     config = validate_settings(RunConfig, {**DEPTHS, "method": method})
     plain = open_run(config, None).fit()
-    run = watched_archs(config)
-    found = follow_alike(run.federation)
+    run = observe_archs(config)
+    found = measure_similarity(run.federation)
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(tensor, run.federation.model.state_dict()[name]), name
     last = plain.records[-1].arch_accuracy.values()
@@ -588,8 +595,8 @@ def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> N
 @pytest.mark.parametrize(("method", "name"), [("heteroavg", "{}"), ("groupavg", "resnet10_width_2_0.{}")])
 def test_local_models_of_different_depth(method: str, name: str) -> None:
     """The stem's mean over the clients that share it is the server's; each local model is as deep as its client's."""
-    run = watched_archs(validate_settings(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
-    follow_alike(run.federation)
+    run = observe_archs(validate_settings(RunConfig, {**DEPTHS, "method": f"{method} + fedavg(weight='uniform')"}))
+    measure_similarity(run.federation)
     local = run.local()
     assert [len(list(model.parameters())) for model in local] == [len(list(m.parameters())) for m in run.models]
     sharing = local if method == "heteroavg" else local[:2]
@@ -601,7 +608,7 @@ def test_local_models_of_different_depth(method: str, name: str) -> None:
 
 def test_a_model_is_filled_with_a_groups_tensors() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    copied = filled(model, {"group_0.0.weight": torch.ones(1, 2), "0.bias": torch.zeros(1)})
+    copied = fill_model(model, {"group_0.0.weight": torch.ones(1, 2), "0.bias": torch.zeros(1)})
     assert {name: tensor.tolist() for name, tensor in copied.state_dict().items()} == {
         "0.weight": [[1.0, 1.0]],
         "0.bias": [0.0],
@@ -610,8 +617,8 @@ def test_a_model_is_filled_with_a_groups_tensors() -> None:
 
 
 def test_without_running_statistics_local_models_have_none() -> None:
-    run = watched_archs(validate_settings(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
-    follow_alike(run.federation)
+    run = observe_archs(validate_settings(RunConfig, {**DEPTHS, "rounds": 1, "method": "heteroavg", "buffers": "drop"}))
+    measure_similarity(run.federation)
     assert not any("running" in name for model in run.local() for name in model.state_dict())
     assert any("running" in name for name in run.models[0].state_dict())
 
@@ -636,7 +643,7 @@ def test_likeness_is_judged() -> None:
     values = (0.8, 0.6, 0.5)
     cases = {label: _case(value, value) for label, value in zip(HARDER, values, strict=True)}
     cases |= {HETERO: _case(0.6, 0.7), CROSSED: _case(0.7, 0.8, 0.8), PLAIN_INCO: _case(0.6, 0.7, 0.5)}
-    found = judge_alike({0: cases})
+    found = assess_similarity({0: cases})
     assert [check.holds for check in found.checks] == [True] * 10
     assert found.checks[0].figures.startswith("0.8000 against 0.4000, +0.4000")
     assert found.checks[-2].figures.startswith("0.6000 against 0.3750, +0.2250")
@@ -649,4 +656,4 @@ def test_likeness_is_judged() -> None:
     turned = dict(zip(HARDER, (cases[label] for label in reversed(HARDER)), strict=True))
     turned |= {HETERO: _case(0.6, 0.1), CROSSED: _case(0.7, 0.1, 0.3), PLAIN_INCO: cases[PLAIN_INCO]}
     assert turned[GROUP] is cases[HARDER[0]]
-    assert [check.holds for check in judge_alike({0: turned}).checks] == [True] * 3 + [False] * 7
+    assert [check.holds for check in assess_similarity({0: turned}).checks] == [True] * 3 + [False] * 7

@@ -337,7 +337,7 @@ def test_a_reproduction(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedstrata.compare.running._one_by_one", interrupted)
+    monkeypatch.setattr("fedstrata.compare.runner._one_by_one", interrupted)
     assert fedstrata("reproduce", "fednlr", "--quiet", *out) == 130
     assert said in sentence(capsys.readouterr().err)
 

@@ -691,16 +691,16 @@ def test_a_client_without_statistics_of_its_own_is_sent_the_servers() -> None:
     method = "fedpart(full_rounds=1, rounds_per_stratum=1, freeze_norm=True)"
     fed = federation(model, [data, data], method, participation=1, rounds=8, buffers="local", seed=1)
     met: set[int] = set()
-    checked = 0
+    validate_settings = 0
     for record in fed.rounds():
         (client,) = record.clients
         if client not in met and len(record.active) == 1:
             kept = fed.memory(client)[BUFFERS]
             frozen = [n for n in ("1.running_mean", "4.running_mean") if n[0] not in record.active[0]]
-            checked += any(not torch.equal(kept[n], model.get_buffer(n)) for n in frozen)
+            validate_settings += any(not torch.equal(kept[n], model.get_buffer(n)) for n in frozen)
         met.add(client)
     assert met == {0, 1}
-    assert checked == 1
+    assert validate_settings == 1
 
 
 def test_statistics_that_are_never_kept_are_sent_again() -> None:

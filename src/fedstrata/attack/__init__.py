@@ -1,4 +1,7 @@
-"""Attacks on what a run shares: `fedstrata attack invert`, or from Python `invert(directory, split="layer1")`."""
+"""What could an attacker learn from what a run shares?
+
+`fedstrata attack invert`, or from Python `invert(directory, split="layer1")`.
+"""
 
 from __future__ import annotations
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedstrata.attack.search import descend, feature_error, grey, psnr, ssim
-from fedstrata.attack.sheet import contact_sheet
+from fedstrata.attack.contact_sheet import contact_sheet
+from fedstrata.attack.search import descend, feature_error, grey_images, psnr, ssim
 from fedstrata.attack.victim import Victim, open_victim
 from fedstrata.core.rng import generator
 from fedstrata.errors import UsageError, not_negative, positive
@@ -62,12 +63,12 @@ class AttackRow:
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """What an attack found.
+    """The outcome of an attack.
 
     Args:
         run: the run's directory.
         split: the module that the low part ends with.
-        per: of what means are shared: element or channel.
+        per: whether means of every element or of every channel are shared.
         client: the victim's number.
         classes: the class of each image, by name.
         examples: how many examples of that class the client has.
@@ -133,44 +134,32 @@ def invert(
         directory: of a finished run of the command line.
         split: where the low part ends, as fedimpro's `split`; None for where the run's method cuts.
         client: whose images; None for the client with most classes.
-        images: how many, of as many classes as there are; fewer where the client has not so many.
+        images: how many, of as many classes as there are; fewer if the client has not so many.
         noise: σ, the levels of noise.
         steps: of gradient descent, for each row.
         lr: the first step; see `descend`.
         tv: weight of the total variation.
         seed: seed of the choice of images, the noise and the start.
         data_dir: where the data files are now.
-        progress: hears (steps done, steps of all rows).
+        progress: called with (steps done, steps of all rows).
 
     Raises:
         UsageError: if something does not fit.
     """
     noise = tuple(dict.fromkeys(noise))
-    _check(images, noise, steps, lr, tv, seed)
+    _check_arguments(images, noise, steps, lr, tv, seed)
     victim = open_victim(Path(directory), split, client, data_dir)
     originals, labels = victim.choose(images, seed)
-    start = grey(tuple(originals.shape), generator(seed, "attack", "start"))
-    total, done = steps * (1 + len(noise)), 0
-
-    def row(name: str, level: float | None, look: Callable[[Tensor], Tensor], target: Tensor) -> AttackRow:
-        nonlocal done
-        if not target.isfinite().all():
-            raise UsageError(f"{name}: not all numbers after '{victim.place}' are finite, so there is nothing to match")
-        for found in descend(look, target, start, steps=steps, lr=lr, tv=tv):
-            rebuilt, done = found, done + 1
-            if progress is not None:
-                progress(done, total)
-        with torch.no_grad():
-            error = feature_error(look(rebuilt), target)
-        figures = (psnr(rebuilt, originals), ssim(rebuilt, originals), error)
-        return AttackRow(name, level, rebuilt, *(tuple(each.tolist()) for each in figures))
-
-    with torch.no_grad():
-        own = victim.low(originals)
-    rows = [row("from features", None, victim.low, own)]
-    for level, target in zip(noise, _statistics(victim, labels, noise, seed), strict=True):
-        rows.append(row(f"from statistics, noise {level:g}", level, victim.shared, target))
+    start = grey_images(tuple(originals.shape), generator(seed, "attack", "start"))
+    goals = _goals(victim, originals, labels, noise, seed)
+    tick = _step_counter(progress, steps * len(goals))
+    rows = []
+    for goal in goals:
+        goal.check_finite(victim.place)
+        search = descend(goal.look, goal.target, start, steps=steps, lr=lr, tv=tv)
+        rows.append(goal.rate(_last_of(search, tick), originals))
     counts = victim.counts()
+    settings = {"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed}
     return Inversion(
         run=Path(directory),
         split=victim.place,
@@ -180,11 +169,64 @@ def invert(
         examples=tuple(counts[label] for label in labels),
         originals=originals,
         rows=tuple(rows),
-        settings={"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed},
+        settings=settings,
     )
 
 
-def _check(images: int, noise: Sequence[float], steps: int, lr: float, tv: float, seed: int) -> None:
+@dataclass(frozen=True, eq=False)
+class _Goal:
+    """What rebuilt images are to match: `look` of them should be `target`."""
+
+    name: str
+    noise: float | None
+    look: Callable[[Tensor], Tensor]
+    target: Tensor
+
+    def check_finite(self, place: str) -> None:
+        """Refuse a target that no image can match."""
+        if not self.target.isfinite().all():
+            raise UsageError(f"{self.name}: not all numbers after '{place}' are finite, so there is nothing to match")
+
+    def rate(self, rebuilt: Tensor, originals: Tensor) -> AttackRow:
+        """How near the rebuilt images come to the originals, and their features to the target."""
+        with torch.no_grad():
+            error = feature_error(self.look(rebuilt), self.target)
+        figures = (psnr(rebuilt, originals), ssim(rebuilt, originals), error)
+        return AttackRow(self.name, self.noise, rebuilt, *(tuple(each.tolist()) for each in figures))
+
+
+def _goals(victim: Victim, originals: Tensor, labels: Sequence[int], noise: Sequence[float], seed: int) -> list[_Goal]:
+    """The images' own features, and the statistics of their classes at every level of noise."""
+    with torch.no_grad():
+        own = victim.low_features(originals)
+    targets = zip(noise, _noisy_statistics(victim, labels, noise, seed), strict=True)
+    return [
+        _Goal("from features", None, victim.low_features, own),
+        *(_Goal(f"from statistics, noise {level:g}", level, victim.shared_statistics, each) for level, each in targets),
+    ]
+
+
+def _step_counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[], None]:
+    """A function to call after every step, which reports how many there have been."""
+    steps = count(1)
+
+    def tick() -> None:
+        done = next(steps)
+        if progress is not None:
+            progress(done, total)
+
+    return tick
+
+
+def _last_of(search: Iterator[Tensor], tick: Callable[[], None]) -> Tensor:
+    """The images after the last step of a search, which takes one at least."""
+    for images in search:
+        rebuilt = images
+        tick()
+    return rebuilt
+
+
+def _check_arguments(images: int, noise: Sequence[float], steps: int, lr: float, tv: float, seed: int) -> None:
     for name, value, most in (("images", images, MOST), ("steps", steps, 10**6)):
         if not isinstance(value, int) or not 1 <= value <= most:
             raise UsageError(f"{name} must be a whole number from 1 to {most:,}, not {value}")
@@ -196,8 +238,8 @@ def _check(images: int, noise: Sequence[float], steps: int, lr: float, tv: float
         not_negative("the attack", noise=level)
 
 
-def _statistics(victim: Victim, labels: Sequence[int], noise: Sequence[float], seed: int) -> list[Tensor]:
-    """For every level, each image's class's shared mean. A class is shared once, so its images have one target.
+def _noisy_statistics(victim: Victim, labels: Sequence[int], noise: Sequence[float], seed: int) -> list[Tensor]:
+    """For every level, the shared mean of each image's class. A class is shared once, so its images have one target.
 
     All levels scale the same draw, so that they differ in nothing else.
     """

@@ -1,6 +1,6 @@
-"""Feature inversion, as pure functions: images from what a model's low part says of them, and how near they come.
+"""Feature inversion, as pure functions: images from their features in a model's low part, and how near they come.
 
-Images are (N, C, H, W) with values from 0 (black) to 1 (white). What is measured is measured for each of them.
+Images are (N, C, H, W) with values from 0 (black) to 1 (white). All measures are per image.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from fedstrata.techniques.fedimpro import channel_axis
 
 Per = Literal["element", "channel"]
-"""Of what FedImpro shares a mean: of every element of the features, or of every channel."""
+"""Whether FedImpro shares means of every element of the features, or of every channel."""
 
 BEST = 100.0
-"""Decibels that `psnr` stops at, where two images are the same."""
+"""The decibels of two images that are the same: `psnr` returns no more."""
 
 _WINDOW, _SIGMA = 11, 1.5
 _C1, _C2 = 0.01**2, 0.03**2
 
 
-def summary(features: Tensor, per: Per) -> Tensor:
+def summarise_features(features: Tensor, per: Per) -> Tensor:
     """What a shared mean averages over the images: a row of all elements, or of the means of all channels.
 
     Channels are where FedImpro has them.
@@ -51,18 +51,18 @@ def ssim(images: Tensor, originals: Tensor) -> Tensor:
     """The mean structural similarity of Wang, Bovik, Sheikh and Simoncelli (2004), averaged over the channels.
 
     A Gaussian window of 11×11 with σ = 1.5, wherever it lies wholly inside; K1 = 0.01, K2 = 0.03, L = 1. Where a side
-    is shorter, the window is as long as the largest odd number that fits.
+    is shorter, the window has the largest odd length that fits.
     """
     x, y = images.double(), originals.double()
-    mean_x, mean_y = _blurred(x), _blurred(y)
-    var_x, var_y = _blurred(x * x) - mean_x**2, _blurred(y * y) - mean_y**2
-    covariance = _blurred(x * y) - mean_x * mean_y
+    mean_x, mean_y = _blur(x), _blur(y)
+    var_x, var_y = _blur(x * x) - mean_x**2, _blur(y * y) - mean_y**2
+    covariance = _blur(x * y) - mean_x * mean_y
     like = (2 * mean_x * mean_y + _C1) * (2 * covariance + _C2)
     return (like / ((mean_x**2 + mean_y**2 + _C1) * (var_x + var_y + _C2))).mean((1, 2, 3))
 
 
-def _blurred(images: Tensor) -> Tensor:
-    """Each channel's local means under the Gaussian window, where it fits."""
+def _blur(images: Tensor) -> Tensor:
+    """The local means of each channel under the Gaussian window, wherever it fits."""
     count, channels, height, width = images.shape
     flat = images.reshape(count * channels, 1, height, width)
     for axis, side in ((2, height), (3, width)):
@@ -77,13 +77,13 @@ def _window(side: int) -> Tensor:
     return weights / weights.sum()
 
 
-def grey(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+def grey_images(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
     """Where every search starts: mid-grey with a little noise."""
     return (0.5 + 0.02 * torch.randn(shape, generator=random)).clamp_(0, 1)
 
 
 def feature_error(found: Tensor, target: Tensor) -> Tensor:
-    """‖f − t‖² / ‖t‖² for each row, in which no scale overflows."""
+    """‖f − t‖² / ‖t‖² for each row, computed so that no scale overflows."""
     size = target.double().square().mean(1, keepdim=True).sqrt().clamp(min=1e-12).to(target.dtype)
     return ((found - target) / size).square().mean(1)
 
@@ -110,7 +110,7 @@ def descend(
         x = x.detach().requires_grad_()
         loss = feature_error(features(x), target) + tv * total_variation(x)
         (gradient,) = torch.autograd.grad(loss.sum(), x)
-        gradient = gradient.nan_to_num(0.0, 0.0, 0.0)  # no step where there is no slope to tell its way
+        gradient = gradient.nan_to_num(0.0, 0.0, 0.0)  # no step where the gradient gives no direction
         length = gradient.square().mean((1, 2, 3), keepdim=True).sqrt().clamp(min=1e-30)
         size = 0.5 * lr * (1 + math.cos(math.pi * step / steps))
         x = (x.detach() - size * gradient / length).clamp_(0, 1)

@@ -1,4 +1,4 @@
-"""What is attacked: a finished run's low part, one client's images, and what that client shares of them."""
+"""The victim of an attack: a finished run's low part, one client's images, and what that client shares of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedstrata.attack.search import Per, summary
+from fedstrata.attack.search import Per, summarise_features
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.rng import generator
@@ -29,14 +29,14 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Between what the model reads and pixels from 0 to 1: input = (pixel − shift) / scale, channel by channel."""
+    """Converts between the model's inputs and pixels from 0 to 1: input = (pixel − shift) / scale, per channel."""
 
     shift: Tensor
     scale: Tensor
 
     @classmethod
     def of(cls, examples: TensorExamples) -> Pixels:
-        """Of stored bytes, 0 and 255 are the ends; of real numbers, the smallest and the largest that are there."""
+        """The ends are 0 and 255 for stored bytes, and the smallest and largest value for real numbers."""
         if examples.x.dtype == torch.uint8:
             channels = examples.x.shape[1]
             mean, std = (examples.mean, examples.std) if examples.mean else ((0.0,) * channels, (1.0,) * channels)
@@ -46,11 +46,11 @@ class Pixels:
         return cls((-low / span).view(1, 1, 1), (1 / span).view(1, 1, 1))
 
     def input(self, pixels: Tensor) -> Tensor:
-        """What the model reads."""
+        """The model's inputs for pixels from 0 to 1."""
         return (pixels - self.shift) / self.scale
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """From 0 to 1."""
+        """The pixels of inputs, from 0 to 1."""
         return (inputs * self.scale + self.shift).clamp(0, 1)
 
 
@@ -61,8 +61,8 @@ class Victim:
     Args:
         model: the final global model, in eval mode.
         place: the module that the low part ends with.
-        per: of what means are shared.
-        pixels: of the data.
+        per: whether means of every element or of every channel are shared.
+        pixels: converts between inputs and pixels.
         client: its number.
         data: its examples.
         classes: the names of all classes.
@@ -76,20 +76,20 @@ class Victim:
     data: TensorExamples
     classes: tuple[str, ...]
 
-    def low(self, pixels: Tensor) -> Tensor:
-        """The features of images, a row each."""
+    def low_features(self, pixels: Tensor) -> Tensor:
+        """The features of images, one row per image."""
         return self.features(pixels).flatten(1)
 
-    def shared(self, pixels: Tensor) -> Tensor:
-        """What a shared mean is the mean of, a row for each image."""
-        return summary(self.features(pixels), self.per)
+    def shared_statistics(self, pixels: Tensor) -> Tensor:
+        """What a shared mean averages over images, one row per image."""
+        return summarise_features(self.features(pixels), self.per)
 
     def features(self, pixels: Tensor) -> Tensor:
         """What leaves the low part."""
         return tap(self.model, self.pixels.input(pixels), self.place)
 
     def choose(self, count: int, seed: int) -> tuple[Tensor, list[int]]:
-        """(images, their classes), at random, the client's classes in turn; fewer where it has not so many."""
+        """(images, their classes), at random, the client's classes in turn; fewer if it has not so many."""
         labels = self.data.labels()
         order = torch.randperm(len(labels), generator=generator(seed, "attack", "images"))
         turns: dict[int, int] = {}
@@ -107,13 +107,13 @@ class Victim:
         return torch.bincount(self.data.labels(), minlength=len(self.classes)).tolist()
 
     def means(self) -> dict[int, Tensor]:
-        """Class → the mean over the client's examples of it, for the classes that it has."""
+        """Class → the shared mean over the client's examples of it, for the classes that it has."""
         labels = self.data.labels()
         sums: dict[int, Tensor] = {}
         with torch.no_grad():
             for start in range(0, len(labels), _AT_ONCE):
                 inputs, here = self.data.batch(torch.arange(start, min(start + _AT_ONCE, len(labels))))
-                found = self.shared(self.pixels.pixels(inputs.float())).double()
+                found = self.shared_statistics(self.pixels.pixels(inputs.float())).double()
                 for label in set(here.tolist()):
                     sums[label] = sums.get(label, 0) + found[here == label].sum(0)
         counts = self.counts()
@@ -124,9 +124,9 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
     """Read a finished run.
 
     Raises:
-        UsageError: if there is none, or it cannot be attacked, or not there.
+        UsageError: if there is no finished run, or it cannot be attacked, or not at this split.
     """
-    config = _config(directory, data_dir)
+    config = _read_config(directory, data_dir)
     impro = next((t for t in method(config.method).techniques if isinstance(t, FedImpro)), None)
     if split is None:
         if impro is None:
@@ -143,12 +143,12 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
         place_of(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
         Pixels.of(dataset.train),
-        *_client(client, dataset, parts),
+        *_choose_client(client, dataset, parts),
         dataset.class_names or tuple(str(label) for label in range(dataset.classes)),
     )
 
 
-def _config(directory: Path, data_dir: str | None) -> RunConfig:
+def _read_config(directory: Path, data_dir: str | None) -> RunConfig:
     path = directory / "run.toml"
     if not path.exists():
         raise UsageError(f"{directory} has no run.toml: there is no run to attack")
@@ -168,7 +168,7 @@ def _config(directory: Path, data_dir: str | None) -> RunConfig:
     return config
 
 
-def _client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:
+def _choose_client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:
     """The client with that number, else the one with most classes, and of these with most examples."""
     if client is None:
         counts = describe(parts, dataset.train.labels(), dataset.classes).counts

@@ -1,1 +1,1 @@
-"""What the command `fedstrata` does: a module for each group of its commands."""
+"""How does one use fedstrata from a shell? Every module is named after its command, or the first of several."""

@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Attack what a run shares.", no_args_is_help=True)
 
 
+Split = Annotated[
+    str | None,
+    typer.Option(help="where the lower part ends: a stage, or a number of strata; otherwise the method's"),
+]
+Client = Annotated[int | None, typer.Option(help="whose images; otherwise those of the client with the most classes")]
+Images = Annotated[int, typer.Option(help="how many images, of as many classes as possible")]
+Noise = Annotated[
+    list[str] | None,
+    typer.Option(metavar="A,B,…", help="levels of noise [default: 0,0.01,0.1,0.5]", show_default=False),
+]
+Steps = Annotated[int, typer.Option(help="steps of gradient descent, for each row")]
+Rate = Annotated[float, typer.Option(help="the first step, as a share of a pixel's range")]
+Variation = Annotated[float, typer.Option(help="weight of the total variation")]
+Seed = Annotated[int, typer.Option(help="of the choice of images, of the noise and of the start")]
+DataDir = Annotated[str | None, typer.Option(help="where the dataset's files are now")]
+Out = Annotated[Path | None, typer.Option(help="for sheet.png and invert.json; default: RUN/attack")]
+
+
 @app.callback()
 def _attacks() -> None:
     """Attack what a run shares."""
@@ -29,39 +47,31 @@ def _attacks() -> None:
 @app.command()
 def invert(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
-    split: Annotated[
-        str | None,
-        typer.Option(help="where the lower part ends: a stage, or a number of strata; otherwise the method's"),
-    ] = None,
-    client: Annotated[
-        int | None, typer.Option(help="whose images; otherwise those of the client with the most classes")
-    ] = None,
-    images: Annotated[int, typer.Option(help="how many images, of as many classes as possible")] = 8,
-    noise: Annotated[
-        list[str] | None,
-        typer.Option(metavar="A,B,…", help="levels of noise [default: 0,0.01,0.1,0.5]", show_default=False),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="steps of gradient descent, for each row")] = 500,
-    lr: Annotated[float, typer.Option(help="the first step, as a share of a pixel's range")] = 0.1,
-    tv: Annotated[float, typer.Option(help="weight of the total variation")] = 0.1,
-    seed: Annotated[int, typer.Option(help="of the choice of images, of the noise and of the start")] = 0,
-    data_dir: Annotated[str | None, typer.Option(help="where the dataset's files are now")] = None,
-    out: Annotated[Path | None, typer.Option(help="for sheet.png and invert.json; default: RUN/attack")] = None,
+    split: Split = None,
+    client: Client = None,
+    images: Images = 8,
+    noise: Noise = None,
+    steps: Steps = 500,
+    lr: Rate = 0.1,
+    tv: Variation = 0.1,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    out: Out = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Rebuild a client's images from their features, and from the class statistics that FedImpro shares."""
+    from fedstrata.attack.contact_sheet import check_pictures
     from fedstrata.attack.inversion import NOISE
-    from fedstrata.attack.inversion import invert as inverted
-    from fedstrata.attack.sheet import check_pictures
+    from fedstrata.attack.inversion import invert as run_inversion
 
     out = directory / "attack" if out is None else out
     check_pictures()
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} already exists and is not a directory")
-    levels = NOISE if not noise else _levels(noise)
+    levels = NOISE if not noise else _parse_levels(noise)
     with _bar(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
-        found = inverted(
+        found = run_inversion(
             directory,
             split=int(split) if split is not None and split.isdecimal() else split,
             client=client,
@@ -75,16 +85,10 @@ def invert(
             progress=progress,
         )
     found.save(out)
-    if as_json:
-        print(json.dumps({**found.as_dict(), "out": str(out)}))
-    elif quiet:
-        told = "; ".join(f"{row.name}: {row.psnr:.2f} dB" for row in found.rows)
-        print(f"{told}; files in {out}")
-    else:
-        _show(found, out)
+    _show(found, out, quiet, as_json)
 
 
-def _levels(given: Sequence[str]) -> list[float]:
+def _parse_levels(given: Sequence[str]) -> list[float]:
     try:
         return [float(level) for text in given for level in text.split(",")]
     except ValueError:
@@ -108,7 +112,16 @@ def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
-def _show(found: Inversion, out: Path) -> None:
+def _show(found: Inversion, out: Path, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**found.as_dict(), "out": str(out)}))
+    elif quiet:
+        print(f"{'; '.join(f'{row.name}: {row.psnr:.2f} dB' for row in found.rows)}; files in {out}")
+    else:
+        _show_table(found, out)
+
+
+def _show_table(found: Inversion, out: Path) -> None:
     from rich.table import Table
 
     screen = open_screen()

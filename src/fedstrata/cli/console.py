@@ -56,14 +56,14 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     return Panel(table, title="fedstrata", title_align="left", expand=False)
 
 
-def _trained(record: Record) -> str:
+def _trained_text(record: Record) -> str:
     """What trained in a round: a few strata by name, many by number."""
     return ", ".join(record.active) if len(record.active) <= 2 else f"{len(record.active)} strata"
 
 
 _COLUMNS: Mapping[str, Callable[[Record], str]] = {
     "round": lambda r: str(r.round),
-    "trains": _trained,
+    "trains": _trained_text,
     "accuracy": lambda r: percent(r.accuracy),
     "test loss": lambda r: number(r.loss),
     "train loss": lambda r: number(r.train_loss),
@@ -78,7 +78,7 @@ _DISPENSABLE = ("train loss", "trains", "seconds", "down", "up", "test loss")
 
 
 @dataclass(frozen=True)
-class Course:
+class RoundsTable:
     """Rounds as a table, with as many columns as the terminal has room for."""
 
     records: Sequence[Record]
@@ -137,7 +137,7 @@ def summary(history: History, out: Path | None, report: bool = False) -> Group:
     if out is not None:
         shown = ", report.html" if report else ""
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
-    return Group(Course(_milestones(history.records)), facts)
+    return Group(RoundsTable(_milestones(history.records)), facts)
 
 
 def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:
@@ -165,7 +165,7 @@ def refusals(record: Record) -> list[str]:
     return [f"round {record.round}: refused client {r['client']}: {r['why']}" for r in record.refused]
 
 
-class Watcher:
+class RoundsWatcher:
     """Follows a federation: a live view in a terminal, one line per round elsewhere."""
 
     def __init__(self, console: Console, federation: Federation) -> None:
@@ -182,11 +182,11 @@ class Watcher:
     def __rich__(self) -> Group:
         room = self._console.height - 7  # without the table's frame and the two bars
         shown = list(self._recent)[-max(room, 1) :]
-        return Group(*([Course(shown)] if shown else []), self._rounds, self._clients)
+        return Group(*([RoundsTable(shown)] if shown else []), self._rounds, self._clients)
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> RoundsWatcher:
         if self._console.is_terminal:
-            self._federation.on_visit = self._visited
+            self._federation.on_visit = self._show_visit
             self._live.start()
         return self
 
@@ -197,13 +197,13 @@ class Watcher:
             with suppress(OSError):  # a terminal that was closed
                 self._live.stop()
 
-    def _visited(self, done: int, total: int) -> None:
+    def _show_visit(self, done: int, total: int) -> None:
         self._clients.update(self._visit, completed=done, total=total)
 
     def _part(self, record: Record) -> str:
         """What trained, where that is not the whole model."""
         whole = len(record.active) == sum(not s.idle for s in self._federation.strata)
-        return "" if whole or not record.active else f"  trained {_trained(record)}"
+        return "" if whole or not record.active else f"  trained {_trained_text(record)}"
 
     def record(self, record: Record) -> None:
         """Show a finished round."""

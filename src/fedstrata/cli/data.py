@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, open_screen
+from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedstrata.data.examples import Dataset
 
 app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
 
@@ -20,9 +24,7 @@ app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
 @app.command()
 def show(
     dataset: Annotated[str, typer.Option(help="name of the dataset")] = "digits",
-    data_dir: Annotated[
-        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
-    ] = None,
+    data_dir: DataDir = None,
     partition: Annotated[str, typer.Option(help="how examples are split among clients")] = "dirichlet(alpha=0.1)",
     clients: Annotated[int, typer.Option(help="number of clients; 0 for all of a natural partition")] = 10,
     seed: Annotated[int, typer.Option(help="of the partition, as in a run")] = 0,
@@ -48,13 +50,8 @@ def show(
         print(json.dumps({"counts": found.counts.tolist(), "classes": list(loaded.class_names), "note": loaded.note}))
         return
     screen = open_screen()
-    shape = "×".join(map(str, loaded.input_shape))
-    screen.print(
-        f"{dataset}: {len(loaded.train):,} train and {len(loaded.test):,} test examples of {shape}, "
-        f"{loaded.classes} classes"
-    )
-    if loaded.note:
-        screen.print(f"note: {loaded.note}")
+    for line in _describe_dataset(dataset, loaded):
+        screen.print(line)
     screen.print(f"{partition}, seed {seed}: {found}")
     screen.print(terminal(found.counts, loaded.class_names))
     if plot_to is not None:
@@ -96,3 +93,11 @@ def fetch_(
             bars.stop()
     for path in paths:
         print(path)
+
+
+def _describe_dataset(name: str, loaded: Dataset) -> Iterator[str]:
+    shape = "×".join(map(str, loaded.input_shape))
+    sizes = f"{len(loaded.train):,} train and {len(loaded.test):,} test examples"
+    yield f"{name}: {sizes} of {shape}, {loaded.classes} classes"
+    if loaded.note:
+        yield f"note: {loaded.note}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Json, Sets, config_of, open_screen, with_fields
+from fedstrata.cli.options import Json, Sets, open_screen, read_config, with_fields
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def diagnose(
     """Say what is wrong with a run, or with what a configuration would run, layer by layer, and what to try."""
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other: give one of them")
-    found = _of_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
+    found = _diagnose_run(run, given, sets, probing_rounds) if run is not None and run.is_dir() else None
     if found is None:
         from fedstrata.run import open_run
 
-        config = config_of(run, given, sets)
+        config = read_config(run, given, sets)
         found = open_run(config, None).diagnose(probing_rounds)
     if as_json:
         print(json.dumps(found.as_dict()))
@@ -46,9 +46,9 @@ def diagnose(
         open_screen().print(str(found), soft_wrap=True)
 
 
-def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
-    """Of a run's own probes or, where it has none, of a few rounds more with its final model."""
-    from fedstrata.diagnosis import diagnose as diagnosed
+def _diagnose_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> Diagnosis:
+    """Diagnose a run by its own probes or, if it has none, by a few more rounds with its final model."""
+    from fedstrata.diagnosis import diagnose as diagnose_saved
     from fedstrata.runs.reader import SavedRun
 
     saved = SavedRun.read(run)
@@ -60,4 +60,4 @@ def _of_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: in
         from fedstrata.run import dry_run_of
 
         saved = dry_run_of(run, rounds, given.get("data_dir")).put_into(saved)
-    return diagnosed(saved)
+    return diagnose_saved(saved)

@@ -14,7 +14,7 @@ import typer
 import typer.core
 
 from fedstrata import __version__
-from fedstrata.cli import compare, diagnose, list_names, report, run
+from fedstrata.cli import compare, diagnose, list_names, report, reproduce, run
 from fedstrata.cli.attack import app as attack_app
 from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
@@ -42,7 +42,7 @@ for command in (
     run.resume,
     run.demo,
     compare.compare,
-    compare.reproduce,
+    reproduce.reproduce,
     diagnose.diagnose,
     report.report,
     report.watch,
@@ -78,7 +78,7 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("FEDSTRATA_DEBUG"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no '–' gets a '?'
-    code = _guarded(arguments, debug)
+    code = _run_guarded(arguments, debug)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -91,8 +91,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _gathered(arguments: list[str]) -> list[str]:
-    """`--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, since an option takes one word."""
+def _join_values(arguments: list[str]) -> list[str]:
+    """Write `--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, since an option takes one word."""
     words: list[str] = []
     for word in arguments:
         several = SEVERAL.get(words[-2] if len(words) > 1 else "")
@@ -104,23 +104,24 @@ def _gathered(arguments: list[str]) -> list[str]:
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word is a file's name; a probe's is meant as such even where a file has the same name."""
+    """Whether a word names a file; a probe's name is no file, even if there is one of that name."""
     return os.path.exists(word) and word not in (*load_table("probes"), "all")
 
 
-def _guarded(arguments: list[str], debug: bool) -> int:
+def _run_guarded(arguments: list[str], debug: bool) -> int:
+    """Run the command, report what goes wrong, and return the exit code."""
     with signals.stopping() as stop:
         try:
-            code = app(_gathered(arguments), standalone_mode=False, prog_name="fedstrata") or 0
+            code = app(_join_values(arguments), standalone_mode=False, prog_name="fedstrata") or 0
             if code == Stopped.exit_code:  # what typer makes of Ctrl-C
                 raise Stopped("stopped")
             return code
         except BaseException as error:
             asked = stop.heard()
             # What went wrong on the way out of an interrupt, such as printing to a closed terminal, is not the news.
-            told = Stopped("stopped") if asked and not isinstance(error, FedstrataError) else error
-            code = _report(told, debug)
-            return stop.code if isinstance(told, Stopped) else code
+            news = Stopped("stopped") if asked and not isinstance(error, FedstrataError) else error
+            code = _report(news, debug)
+            return stop.code if isinstance(news, Stopped) else code
 
 
 def _report(error: BaseException, debug: bool) -> int:
@@ -129,26 +130,29 @@ def _report(error: BaseException, debug: bool) -> int:
         return error.code if isinstance(error.code, int) else 1
     if debug:
         traceback.print_exception(error)
-    if isinstance(error, FedstrataError):
-        sentence, code = str(error), error.exit_code
-    elif hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
-        sentence, code = error.format_message(), 2
-    elif isinstance(error, KeyboardInterrupt | typer.Abort):
-        sentence, code = "stopped", Stopped.exit_code
-    elif isinstance(error, BrokenPipeError):
+    if isinstance(error, BrokenPipeError):
         return 0
-    elif isinstance(error, OSError):
-        sentence, code = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
-    elif isinstance(error, MemoryError):
-        sentence, code = "there is not enough memory", 2
-    else:
-        sentence, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+    sentence, code = _sentence_and_code(error)
     with suppress(OSError):  # of a terminal that was closed
         if sentence.startswith("Usage: "):  # a command without its subcommand: the whole help
             print(sentence, file=sys.stderr)
         elif sentence:
             print(f"fedstrata: {one_line(sentence)}", file=sys.stderr)
     return code
+
+
+def _sentence_and_code(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, FedstrataError):
+        return str(error), error.exit_code
+    if hasattr(error, "format_message"):  # what typer raises for unknown options and values of a wrong type
+        return error.format_message(), 2
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "stopped", Stopped.exit_code
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    if isinstance(error, MemoryError):
+        return "there is not enough memory", 2
+    return f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
 
 
 if __name__ == "__main__":

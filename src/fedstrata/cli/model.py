@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import Json, open_screen
+from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.lazy import torch
 from fedstrata.core.text import bytes_text, flops_text
@@ -34,9 +34,7 @@ def show(
         str, typer.Argument(metavar="NAME", help="a model, such as 'resnet18(width=16)'", show_default=False)
     ],
     dataset: Annotated[str | None, typer.Option(help="the dataset that it is for [default: digits]")] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")
-    ] = None,
+    data_dir: DataDir = None,
     input_shape: Annotated[
         str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")
     ] = None,
@@ -54,7 +52,9 @@ def show(
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:
         raise UsageError("--classes goes with --input; a dataset has its own number of classes")
-    data = load_dataset(config.dataset, config.data_dir) if input_shape is None else _shaped(input_shape, classes)
+    data = (
+        load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
+    )
     model, _ = models_of(config, data)
     facts = describe_model(model, data.input_shape)
     if as_json:
@@ -62,14 +62,14 @@ def show(
         print(json.dumps(about | facts.as_dict()))
         return
     screen = open_screen()
-    screen.print(f"{name}: inputs of {_times(data.input_shape)}, {data.classes} classes", soft_wrap=True)
+    screen.print(f"{name}: inputs of {_shape_text(data.input_shape)}, {data.classes} classes", soft_wrap=True)
     screen.print(_table(facts))
     for line in _remarks(facts):
         screen.print(line, soft_wrap=True)
 
 
-def _shaped(input_shape: str, classes: int | None) -> Dataset:
-    """Data without examples, of the shape that a user writes."""
+def _empty_dataset(input_shape: str, classes: int | None) -> Dataset:
+    """A dataset without examples, of the shape that the user gives."""
     sizes = [size.strip() for size in input_shape.split(",")]
     if not all(size.isdecimal() and 0 < int(size) < 10**6 for size in sizes):
         raise UsageError(f"--input {input_shape}: write the sizes of one example, as in 3,32,32")
@@ -79,7 +79,7 @@ def _shaped(input_shape: str, classes: int | None) -> Dataset:
     return Dataset("input", nothing, nothing, 10 if classes is None else classes)
 
 
-def _times(sizes: tuple[int, ...]) -> str:
+def _shape_text(sizes: tuple[int, ...]) -> str:
     return "×".join(map(str, sizes))
 
 
@@ -99,23 +99,23 @@ def _table(facts: ModelFacts) -> Table:
             f"{stratum.name} (idle)" if stratum.idle else stratum.name,
             f"{stratum.parameters:,}",
             bytes_text(stratum.bytes),
-            _flops(stratum.flops),
-            *([_field(fields.get(stratum.name))] if fields else []),
+            _flops_text(stratum.flops),
+            *([_field_text(fields.get(stratum.name))] if fields else []),
         )
         before = stratum.stage
     table.add_section()
-    total = [f"{len(facts.strata)} strata", f"{facts.parameters:,}", bytes_text(facts.bytes), _flops(facts.flops)]
+    total = [f"{len(facts.strata)} strata", f"{facts.parameters:,}", bytes_text(facts.bytes), _flops_text(facts.flops)]
     table.add_row("all", *total, *([""] if fields else []))
     return table
 
 
-def _flops(count: int | None) -> str:
+def _flops_text(count: int | None) -> str:
     return "–" if count is None else flops_text(count).removesuffix("FLOP").strip()
 
 
-def _field(field: Field | None) -> str:
-    """A field, with a mark where it exceeds the image."""
-    return "" if field is None else f"{_times(field.field)} {'▲' if field.exceeds else ' '}"
+def _field_text(field: Field | None) -> str:
+    """A receptive field, with a mark if it exceeds the image."""
+    return "" if field is None else f"{_shape_text(field.field)} {'▲' if field.exceeds else ' '}"
 
 
 def _remarks(facts: ModelFacts) -> list[str]:
@@ -130,7 +130,7 @@ def _remarks(facts: ModelFacts) -> list[str]:
             f"({facts.step_flops / max(facts.flops, 1):.2f} times)"
         )
     if facts.fields:
-        size = _times(facts.fields[0].input)
+        size = _shape_text(facts.fields[0].input)
         many = sum(field.exceeds for field in facts.fields)
         beyond = f"▲ larger, in {many} of {len(facts.fields)} layers" if many else "none is larger"
         lines.append(f"field: the receptive field, in pixels of an image of {size}; {beyond}")

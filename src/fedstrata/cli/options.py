@@ -1,4 +1,4 @@
-"""Options that several commands have, and how they are read."""
+"""Options that several commands share, and how they are read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from fedstrata.config.toml import read_toml
 if TYPE_CHECKING:
     from rich.console import Console
 
+Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)]
+DataDir = Annotated[str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")]
+Jobs = Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
@@ -30,14 +33,14 @@ Sets = Annotated[
 
 
 def open_screen(stderr: bool = False, quiet: bool = False) -> Console:
-    """A terminal that shows names and paths as they are, brackets and colons included."""
+    """A terminal that shows names and paths as they are, with brackets and colons."""
     from rich.console import Console
 
     return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 def _option_type(annotation: Any) -> Any:
-    """What the command line reads for a field; strings are checked, and numbers told apart, by the schema."""
+    """The type that the command line reads for a field; the schema checks strings and parses numbers."""
     kinds = {a for a in (get_args(annotation) or (annotation,)) if a is not type(None)}
     return next(iter(kinds)) if len(kinds) == 1 and kinds <= {int, float, bool, str} else str
 
@@ -47,9 +50,11 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def with_fields(command: Callable[..., None], of: Collection[str] | None = None) -> Callable[..., None]:
-    """Give a command one option for every field of the schema; what is said arrives in `given`.
+    """Give a command one option for every field of the schema; what the user sets arrives in `given`.
 
-    Where only some are asked for, it is to change them, and what is not said stays as it was.
+    Args:
+        command: a function with a keyword `given`.
+        of: only these fields, for a command that changes them and leaves the others as they were; None for all.
     """
     fields = {name: info for name, info in RunConfig.model_fields.items() if of is None or name in of}
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
@@ -74,8 +79,8 @@ def with_fields(command: Callable[..., None], of: Collection[str] | None = None)
     return run
 
 
-def number(text: Any) -> Any:
-    """An option that may be a whole number or a fraction: '5' and '0.5' are told apart by the decimal point."""
+def parse_number(text: Any) -> Any:
+    """Parse an option that may be a whole number or a fraction, by its decimal point; other text stays as it is."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -84,11 +89,12 @@ def number(text: Any) -> Any:
     return text
 
 
-def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: number(v) if name in ("participation", "workers") else v for name, v in given.items()}
+def parse_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with those parsed that may be a whole number or a fraction."""
+    return {name: parse_number(v) if name in ("participation", "workers") else v for name, v in given.items()}
 
 
-def config_of(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
-    """File, then options, then --set."""
+def read_config(path: Path | None, given: Mapping[str, Any], sets: list[str] | None) -> RunConfig:
+    """Read a configuration: the file, then options, then --set; later ones win."""
     values = {} if path is None else read_toml(path)
-    return validate_settings(RunConfig, assign(values | numbers(given), sets or []))
+    return validate_settings(RunConfig, assign(values | parse_numbers(given), sets or []))

@@ -29,13 +29,13 @@ def report(
     from fedstrata.report import write
     from fedstrata.runs.reader import SavedRun
 
-    directories = gathered(runs)
-    path = out or _home(runs, directories) / "report.html"
+    directories = run_directories(runs)
+    path = out or _default_directory(runs, directories) / "report.html"
     _check_file(path)
     write([SavedRun.read(directory) for directory in directories], path, title)
     print(path)
     if open_:
-        browse(path.resolve().as_uri())
+        open_in_browser(path.resolve().as_uri())
 
 
 def plot(
@@ -47,16 +47,16 @@ def plot(
 ) -> None:
     """Write a report's figures as files for papers."""
     from fedstrata.report.plots import FORMATS, check_plots
-    from fedstrata.report.plots import plot as plotted
+    from fedstrata.report.plots import plot as write_plots
     from fedstrata.runs.reader import SavedRun
 
     one_of("plot", FORMATS, format=format_)
     check_plots()
-    directories = gathered(runs)
-    out = out or _home(runs, directories) / "plots"
+    directories = run_directories(runs)
+    out = out or _default_directory(runs, directories) / "plots"
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} already exists and is not a directory")
-    for path in plotted([SavedRun.read(directory) for directory in directories], out, format_):
+    for path in write_plots([SavedRun.read(directory) for directory in directories], out, format_):
         print(path)
 
 
@@ -74,13 +74,13 @@ def watch(
     def tell(address: str) -> None:
         print(f"{address} shows {run}; Ctrl-C ends it", flush=True)
         if open_:
-            browse(address)
+            open_in_browser(address)
 
     serve(run, port, [tell])
 
 
-def gathered(paths: Sequence[Path]) -> list[Path]:
-    """The runs that paths stand for, each once."""
+def run_directories(paths: Sequence[Path]) -> list[Path]:
+    """The directories of the runs that paths name, each once."""
     from fedstrata.report.watch import runs_in
 
     if not paths:
@@ -89,8 +89,8 @@ def gathered(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _home(given: Sequence[Path], runs: Sequence[Path]) -> Path:
-    """Where the files of these runs go by default."""
+def _default_directory(given: Sequence[Path], runs: Sequence[Path]) -> Path:
+    """Where files about these runs go by default."""
     if len(given) == 1:
         return given[0]
     if len(runs) == 1:
@@ -106,7 +106,12 @@ def _check_file(path: Path) -> None:
         raise UsageError(f"there is no directory {path.parent} for {path.name}")
 
 
-def browse(address: str) -> None:
+def open_in_browser(address: str) -> None:
+    """Show an address in the user's browser.
+
+    Raises:
+        UsageError: if there is no browser.
+    """
     import webbrowser
 
     if not webbrowser.open(address):

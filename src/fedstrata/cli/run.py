@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli.options import (
+    Config,
     Json,
     Open,
     Out,
@@ -22,12 +23,12 @@ from fedstrata.cli.options import (
     Report,
     Sets,
     TensorBoard,
-    config_of,
-    numbers,
     open_screen,
+    parse_numbers,
+    read_config,
     with_fields,
 )
-from fedstrata.cli.report import browse
+from fedstrata.cli.report import open_in_browser
 from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
@@ -36,8 +37,10 @@ from fedstrata.errors import Diverged, Stopped, one_line
 from fedstrata.system.signals import work_begins
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedstrata.federation import Federation
-    from fedstrata.runs.records import Record
+    from fedstrata.runs.records import History, Record
 
 DEMO = {
     "dataset": "digits",
@@ -50,16 +53,9 @@ DEMO = {
 }
 
 
-def _default_out(config: RunConfig) -> Path:
-    from fedstrata.runs.directory import fresh_directory
-
-    slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
-    return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
-
-
 @with_fields
 def run(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)] = None,
+    config: Config = None,
     out: Out = None,
     sets: Sets = None,
     quiet: Quiet = False,
@@ -74,11 +70,11 @@ def run(
     """Train a federation, from a TOML file, from options, or both (options win)."""
     from fedstrata.run import open_run
 
-    settings = config_of(config, given, sets)
+    settings = read_config(config, given, sets)
     if tensorboard:
         _events_writer(None)
-    opened = partial(open_run, settings, out or _default_out(settings), profile=profile)
-    _follow(opened, lambda: settings, _Wish(quiet, as_json, tensorboard, report, open_))
+    open_federation = partial(open_run, settings, out or _default_out(settings), profile=profile)
+    _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, tensorboard, report, open_))
 
 
 @partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS)
@@ -96,11 +92,11 @@ def resume(
     """Continue a run that was stopped or killed; the result is the same, bit for bit."""
     from fedstrata.run import resume_run
 
-    opened = partial(resume_run, directory, profile, **numbers(given))
+    open_federation = partial(resume_run, directory, profile, **parse_numbers(given))
     _follow(
-        opened,
+        open_federation,
         lambda: validate_settings(RunConfig, read_toml(directory / "run.toml")),
-        _Wish(quiet, as_json, tensorboard, report, open_),
+        _OutputOptions(quiet, as_json, tensorboard, report, open_),
     )
 
 
@@ -116,13 +112,20 @@ def demo(
     from fedstrata.runs.directory import fresh_directory
 
     config = validate_settings(RunConfig, DEMO)
-    opened = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(opened, lambda: config, _Wish(quiet, as_json, False, report, open_))
+    open_federation = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
+    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, False, report, open_))
+
+
+def _default_out(config: RunConfig) -> Path:
+    from fedstrata.runs.directory import fresh_directory
+
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
+    return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """What a user wants to see of a run."""
+class _OutputOptions:
+    """What the user wants to see of a run."""
 
     quiet: bool
     as_json: bool
@@ -131,68 +134,78 @@ class _Wish:
     open: bool
 
 
-def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], wish: _Wish) -> None:
+def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunConfig], wanted: _OutputOptions) -> None:
     """Open a run, and show it to its end; nothing is imported once its directory is there."""
-    from fedstrata.cli import console
+    from fedstrata.cli import console  # noqa: F401 – imported here, before the directory is there
     from fedstrata.runs.directory import RunDirectory
 
-    federation = opened()
+    federation = open_federation()
     screen = open_screen()
+    work_begins()
+    try:
+        history = _fit(federation, config, screen, wanted)
+    except KeyboardInterrupt:
+        again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
+        raise Stopped(f"stopped after round {federation.state.round}{again}") from None
+    except Diverged:
+        _report(federation, wanted)
+        raise
+    _print_result(federation, history, screen, wanted)
+    _report(federation, wanted)
+
+
+def _fit(federation: Federation, config: Callable[[], RunConfig], screen: Console, wanted: _OutputOptions) -> History:
+    """Train to the end; show the rounds as far as the user wants to see them."""
+    from fedstrata.cli import console
+
     listeners: list[Callable[[Record], None]] = []
-    silent = wish.quiet or wish.as_json
 
     def hear(record: Record) -> None:
         for listener in listeners:
             listener(record)
 
-    work_begins()
-    try:
-        writer = _events_writer(federation) if wish.tensorboard else None
-        listeners += [] if writer is None else [writer]
-        if silent:
-            for note in federation.notes:
-                print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
-            history = federation.fit(hear)
-        else:
-            said = config()
-            rows = {"data": f"{said.dataset}, {said.partition}", "model": said.archs or said.model}
-            screen.print(console.header(federation, rows))
-            with console.Watcher(screen, federation) as watcher:
-                listeners.append(watcher.record)
-                history = federation.fit(hear)
-    except KeyboardInterrupt:
-        again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
-        raise Stopped(f"stopped after round {federation.state.round}{again}") from None
-    except Diverged:
-        _report(federation, wish)
-        raise
-    if wish.as_json:
+    writer = _events_writer(federation) if wanted.tensorboard else None
+    listeners += [] if writer is None else [writer]
+    if wanted.quiet or wanted.as_json:
+        for note in federation.notes:
+            print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
+        return federation.fit(hear)
+    settings = config()
+    rows = {"data": f"{settings.dataset}, {settings.partition}", "model": settings.archs or settings.model}
+    screen.print(console.header(federation, rows))
+    with console.RoundsWatcher(screen, federation) as watcher:
+        listeners.append(watcher.record)
+        return federation.fit(hear)
+
+
+def _print_result(federation: Federation, history: History, screen: Console, wanted: _OutputOptions) -> None:
+    from fedstrata.cli import console
+
+    if wanted.as_json:
         spent = dict(zip(("main", "workers"), federation.spent, strict=True))
-        print(
-            json.dumps({**history.summary, "out": str(federation.out)} | ({"profile": spent} if spent["main"] else {}))
-        )
-    elif wish.quiet:
-        accuracy = percent(history.accuracy)
+        profile = {"profile": spent} if spent["main"] else {}
+        print(json.dumps({**history.summary, "out": str(federation.out), **profile}))
+        return
+    if wanted.quiet:
         rounds = plural(len(history.records), "round")
-        print(f"accuracy {accuracy} after {rounds}; files in {federation.out}")
+        print(f"accuracy {percent(history.accuracy)} after {rounds}; files in {federation.out}")
     else:
-        screen.print(console.summary(history, federation.out, wish.report))
-    if federation.clock is not None and not wish.as_json:
+        screen.print(console.summary(history, federation.out, wanted.report))
+    if federation.clock is not None:
         screen.print(console.profile(*federation.spent, len(history.records)))
-    _report(federation, wish)
 
 
-def _report(federation: Federation, wish: _Wish) -> None:
+def _report(federation: Federation, wanted: _OutputOptions) -> None:
     """Write the report of a run that has ended, and show it; the run is good even if that fails."""
-    if not wish.report or federation.out is None:
+    if not wanted.report or federation.out is None:
         return
     from fedstrata.report import write
     from fedstrata.runs.reader import SavedRun
 
     try:
         page = write([SavedRun.read(federation.out)], federation.out / "report.html")
-        if wish.open:
-            browse(page.resolve().as_uri())
+        if wanted.open:
+            open_in_browser(page.resolve().as_uri())
     except Exception as error:
         print(f"fedstrata: note: the report failed: {one_line(str(error) or repr(error), 300)}", file=sys.stderr)
 

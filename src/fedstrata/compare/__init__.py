@@ -1,4 +1,4 @@
-"""Methods side by side: a grid of runs, what is missing of it run, and the table that papers print."""
+"""Which method is better? A grid of runs, the missing ones run, and the table that papers print."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare.plan import Plan, Run, overlaid, plan
-from fedstrata.compare.running import Listener, News, Result, missing, run_missing
+from fedstrata.compare.plan import Plan, Run, merge_options, plan
+from fedstrata.compare.runner import Listener, News, Result, missing, run_missing
 from fedstrata.compare.table import Comparison, ComparisonRow, Stat, tabulate
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "Run",
     "Stat",
     "compare",
+    "merge_options",
     "missing",
-    "overlaid",
     "plan",
     "run_missing",
     "tabulate",
@@ -43,12 +43,12 @@ def compare(
             the fields that differ for it, and a `label`.
         out: the directory of all runs. What is finished there is not run again; what was interrupted goes on.
         jobs: how many runs at the same time, each in a process of its own.
-        run: False only looks at what is there.
-        on_news: is told of every round and of every run's end.
+        run: False to run nothing and only show what is finished.
+        on_news: called after every round and at every run's end.
 
     Raises:
         UsageError: if any of the runs cannot be described, before anything is written.
         Stopped: after Ctrl-C; the same call goes on.
     """
-    made = plan(values, out)
-    return tabulate(made, run_missing(made, jobs, on_news) if run else None)
+    grid = plan(values, out)
+    return tabulate(grid, run_missing(grid, jobs, on_news) if run else None)

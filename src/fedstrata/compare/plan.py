@@ -29,7 +29,7 @@ class Run:
     Args:
         label: what the table calls its method.
         varied: its values of the fields that are varied besides method and seed.
-        own: the fields that only its method sets.
+        own: the fields that only its method sets, with their values.
         config: the whole configuration.
         directory: where its files are.
     """
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """What tells it from runs of the same method and seed; as text, because 1 client is not 1.0, all of them."""
+        """What differs from other runs of its method and seed; as text, because 1 client is not 1.0, which is all."""
         return repr(self.varied)
 
     @property
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds it has, with those after the last one in which nobody trains."""
+        """How many rounds it has, including those at the end in which nobody trains."""
         return self.config.rounds + method(self.config.method).epilogue
 
     @property
@@ -76,7 +76,7 @@ class Plan:
     Args:
         runs: all of them.
         out: the directory that theirs are in.
-        workers: True if the number of workers was asked for.
+        workers: True if the user has set the number of workers.
     """
 
     runs: tuple[Run, ...]
@@ -94,8 +94,8 @@ class Plan:
         return list(dict.fromkeys(run.config.seed for run in self.runs))
 
     @property
-    def fixed(self) -> dict[str, Any]:
-        """What all runs have in common."""
+    def common(self) -> dict[str, Any]:
+        """The settings that all runs have in common."""
         first, *others = (run.config.model_dump() for run in self.runs)
         skipped = {"method", "seed", *self.axes}
         return {n: v for n, v in first.items() if n not in skipped and all(repr(o[n]) == repr(v) for o in others)}
@@ -107,7 +107,7 @@ def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
     Raises:
         UsageError: if any of the runs cannot be described, before anything is written.
     """
-    values = _renamed(values)
+    values = _rename_synonyms(values)
     methods = _methods(values.pop("method", RunConfig.model_fields["method"].default))
     axes = {name: _axis(name, value) for name, value in values.items() if isinstance(value, list | tuple)}
     seeds = axes.pop("seed", None) or [values.get("seed", RunConfig.model_fields["seed"].default)]
@@ -130,7 +130,7 @@ def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
     return Plan(tuple(runs), Path(out), "workers" in values or any("workers" in own for _, own in methods))
 
 
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_synonyms(values: Mapping[str, Any]) -> dict[str, Any]:
     """`methods` and `seeds` under the schema's names."""
     for plural, name in SYNONYMS.items():
         if plural in values and name in values:
@@ -191,16 +191,16 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def directory_name(config: RunConfig) -> str:
-    """A name that people can read, and that two configurations share only if they have the same result."""
+    """A readable name that two configurations share only if they have the same result."""
     values = identity(config)
     # Defaults are left out, so that a later version's new fields change no name. 1 and 1.0 clients are not the same.
-    told = {n: v for n, v in values.items() if repr(v) != repr(RunConfig.model_fields[n].default)}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    named = {n: v for n, v in values.items() if repr(v) != repr(RunConfig.model_fields[n].default)}
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{parse_call(config.dataset).name}-{values['method']}".lower())
     return f"{slug[:60].strip('-')}-seed{config.seed}-{digest}"
 
 
-def overlaid(
+def merge_options(
     values: Mapping[str, Any],
     given: Mapping[str, Any],
     methods: str | None = None,
@@ -208,38 +208,46 @@ def overlaid(
     vary: Sequence[str] = (),
     sets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A file's values under the command's options, which win, and --set, which wins over both."""
+    """Merge a file's values with the command's options, which win, and with --set, which wins over both."""
     options = dict(given)
-
-    def put(name: str, several: list[Any], option: str) -> None:
-        if name in options:
-            raise UsageError(f"{option} gives {name}, but it is already set: leave one out")
-        if not several:
-            raise UsageError(f"{option} needs at least one value")
-        options[name] = several
-
     if methods is not None:
-        put("method", _pieces(methods), "--methods")
+        _add_axis(options, "method", _pieces(methods), "--methods")
     if seeds:
-        words = [word for text in seeds for word in text.split(",") if word.strip()]
-        try:
-            numbers = [int(word) for word in words]
-        except ValueError:
-            raise UsageError(f"--seeds {' '.join(seeds)}: give whole numbers, such as --seeds 0 1 2") from None
-        put("seed", numbers, "--seeds")
-    base = _renamed(values)
+        _add_axis(options, "seed", _parse_seeds(seeds), "--seeds")
+    base = _rename_synonyms(values)
     for text in vary:
-        key, equals, raw = text.partition("=")
-        name = SYNONYMS.get(key.strip(), key.strip())
-        if not equals or not name:
-            raise UsageError(f"--vary {text}: write it like 'lr=0.1; 0.01'")
-        top = name.partition(".")[0]
-        known = _single({**base, **given}, name, f"--vary {text}")
-        put(top, [assign(known, [f"{name}={piece}"])[top] for piece in _pieces(raw)], f"--vary {text}")
+        _add_axis(options, *_parse_vary(text, {**base, **given}), f"--vary {text}")
     merged = base | options
     for text in sets:
         merged = assign(_single(merged, text.partition("=")[0].strip(), f"--set {text}"), [text])
     return merged
+
+
+def _add_axis(options: dict[str, Any], name: str, several: list[Any], option: str) -> None:
+    """Give a field several values, unless it has been given otherwise."""
+    if name in options:
+        raise UsageError(f"{option} gives {name}, but it is already set: leave one out")
+    if not several:
+        raise UsageError(f"{option} needs at least one value")
+    options[name] = several
+
+
+def _parse_seeds(seeds: Sequence[str]) -> list[int]:
+    try:
+        return [int(word) for text in seeds for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UsageError(f"--seeds {' '.join(seeds)}: give whole numbers, such as --seeds 0 1 2") from None
+
+
+def _parse_vary(text: str, known: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The field that `--vary` names, and its values; one may vary an argument of what is known."""
+    key, equals, raw = text.partition("=")
+    name = SYNONYMS.get(key.strip(), key.strip())
+    if not equals or not name:
+        raise UsageError(f"--vary {text}: write it like 'lr=0.1; 0.01'")
+    top = name.partition(".")[0]
+    single = _single(known, name, f"--vary {text}")
+    return top, [assign(single, [f"{name}={piece}"])[top] for piece in _pieces(raw)]
 
 
 def _pieces(text: str) -> list[str]:
@@ -247,7 +255,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _single(values: dict[str, Any], name: str, option: str) -> dict[str, Any]:
-    """The values, if a part of a field can be set in them: of a list, it would have to be set in every entry."""
+    """The values, unless an argument is to be set in a field that has several: it would have to be set in each."""
     top, dot, _ = name.partition(".")
     if dot and isinstance(values.get(top), list | tuple | Mapping):
         raise UsageError(f"{option}: there are several values of '{top}'; write the argument into each")

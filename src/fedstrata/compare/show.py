@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.compare.plan import Plan
-from fedstrata.compare.running import News, missing
+from fedstrata.compare.runner import News, missing
 from fedstrata.compare.table import MEASURED, Comparison, ComparisonRow, spread
 from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
@@ -40,15 +40,15 @@ def fitting_columns(
     return table, left_out
 
 
-def _final(row: ComparisonRow) -> str:
+def _final_text(row: ComparisonRow) -> str:
     """The final accuracy, and how many seeds are not in it because they diverged."""
-    if row.diverged and not row.sound:
+    if row.diverged_seeds and not row.sound_results:
         return "diverged"
-    part = f" ({len(row.diverged)}/{len(row.results)} diverged)" if row.diverged else ""
+    part = f" ({len(row.diverged_seeds)}/{len(row.results)} diverged)" if row.diverged_seeds else ""
     return spread(row.of("accuracy")) + part
 
 
-def _to_target(row: ComparisonRow) -> str:
+def _to_target_text(row: ComparisonRow) -> str:
     """Rounds to the target, and how many seeds reached it, if not all did."""
     found = row.of("rounds_to_target")
     reached = 0 if found is None else found.count
@@ -56,20 +56,20 @@ def _to_target(row: ComparisonRow) -> str:
     return ("–" if found is None else f"{found.mean:.1f}") + part
 
 
-def _mean(name: str, text: Callable[[float], str]) -> Callable[[ComparisonRow], str]:
+def _mean_text(name: str, text: Callable[[float], str]) -> Callable[[ComparisonRow], str]:
     return lambda row: "–" if (found := row.of(name)) is None else text(found.mean)
 
 
 _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
-    "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing else str(len(r.seeds)),
-    "accuracy": _final,
+    "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing_seeds else str(len(r.seeds)),
+    "accuracy": _final_text,
     "best": lambda r: spread(r.of("best_accuracy")),
     "gap": lambda r: spread(r.gap),
-    "to target": _to_target,
-    "up": _mean("bytes_up", bytes_text),
-    "down": _mean("bytes_down", bytes_text),
-    "FLOPs": _mean("flops", lambda count: flops_text(count).removesuffix("FLOP")),
-    "seconds": _mean("seconds", lambda count: f"{count:.1f}"),
+    "to target": _to_target_text,
+    "up": _mean_text("bytes_up", bytes_text),
+    "down": _mean_text("bytes_down", bytes_text),
+    "FLOPs": _mean_text("flops", lambda count: flops_text(count).removesuffix("FLOP")),
+    "seconds": _mean_text("seconds", lambda count: f"{count:.1f}"),
 }
 
 
@@ -86,38 +86,38 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
 
 
 _ALWAYS = ("dataset", "model", "partition", "clients", "participation", "rounds", "epochs", "steps", "batch_size", "lr")
-"""Settings that a table is never without; others are told if they are not the default."""
+"""Settings that are always shown; others are if they are not the default."""
 
 
-def settings(comparison: Comparison) -> str:
+def settings_text(comparison: Comparison) -> str:
     """One line with what all runs have in common and a reader must know."""
     fixed = {
-        n: v for n, v in comparison.plan.fixed.items() if n not in EXECUTION_FIELDS | {"buffers"} and v is not None
+        n: v for n, v in comparison.plan.common.items() if n not in EXECUTION_FIELDS | {"buffers"} and v is not None
     }
     if "steps" in fixed:
         fixed.pop("epochs", None)
     others = [n for n, v in fixed.items() if n not in _ALWAYS and repr(v) != repr(RunConfig.model_fields[n].default)]
-    told = [f"{name} {fixed[name]}" for name in (*_ALWAYS, *others) if name in fixed]
-    told += _exceptions(comparison)
-    told.append(f"seed{'s' * (len(comparison.plan.seeds) > 1)} {', '.join(map(str, comparison.plan.seeds))}")
+    texts = [f"{name} {fixed[name]}" for name in (*_ALWAYS, *others) if name in fixed]
+    texts += _exception_texts(comparison)
+    texts.append(f"seed{'s' * (len(comparison.plan.seeds) > 1)} {', '.join(map(str, comparison.plan.seeds))}")
     policies = {row.run.buffers for row in comparison.rows}
-    return "; ".join(told + ([f"buffers {policies.pop()}"] if len(policies) == 1 else []))
+    return "; ".join(texts + ([f"buffers {policies.pop()}"] if len(policies) == 1 else []))
 
 
-def _exceptions(comparison: Comparison) -> list[str]:
-    """Settings that only some methods set: what the others have, and theirs."""
+def _exception_texts(comparison: Comparison) -> list[str]:
+    """Settings that only some methods set: the others' value, and theirs."""
     configs = {row.method: (row.run.config, row.run.own) for row in comparison.rows}
-    names = dict.fromkeys(n for _, own in configs.values() for n in own if n not in comparison.plan.fixed)
-    told = []
+    names = dict.fromkeys(n for _, own in configs.values() for n in own if n not in comparison.plan.common)
+    texts = []
     for name in names:
         common = [str(getattr(config, name)) for config, own in configs.values() if name not in own][:1]
         own_ones = [f"{getattr(config, name)} for {label}" for label, (config, own) in configs.items() if name in own]
-        told.append(f"{name} {', '.join(common + own_ones)}")
-    return told
+        texts.append(f"{name} {', '.join(common + own_ones)}")
+    return texts
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """How to read the table, and what a reader of it must know."""
+    """How to read the table, and what its readers must know."""
     how = ["accuracy and best in percent, mean ± sample standard deviation over the seeds; costs are means"]
     if comparison.has_gap:
         how.append("gap: centralised − method in percentage points, seed by seed")
@@ -151,7 +151,7 @@ class SideBySide:
             console, options, names, ("FLOPs", "down", "up", "seconds", "best"), self._table
         )
         yield from console.render(table, options)
-        for line in (settings(self.comparison), *remarks(self.comparison)):
+        for line in (settings_text(self.comparison), *remarks(self.comparison)):
             yield Text(line)
         if left_out:
             yield Text(f"no room for: {', '.join(left_out)}; --markdown shows all")
@@ -164,15 +164,15 @@ def markdown(comparison: Comparison) -> str:
     cells = [[cell.replace("|", "\\|") for cell in line] for line in cells]
     widths = [max(3, *(len(line[place]) for line in cells)) for place in range(len(columns))]
     rights = [name in _MEASURES for name in columns]
-    lines = [[_padded(c, w, r) for c, w, r in zip(line, widths, rights, strict=True)] for line in cells]
+    lines = [[_pad(c, w, r) for c, w, r in zip(line, widths, rights, strict=True)] for line in cells]
     lines.insert(1, [f"{'-' * (w - 1)}:" if r else "-" * w for w, r in zip(widths, rights, strict=True)])
-    below = [settings(comparison), *remarks(comparison)]
+    below = [settings_text(comparison), *remarks(comparison)]
     return "\n".join(
         [*(f"| {' | '.join(line)} |" for line in lines), "", *(f"{line}  " for line in below[:-1]), below[-1]]
     )
 
 
-def _padded(text: str, width: int, right: bool) -> str:
+def _pad(text: str, width: int, right: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
@@ -181,7 +181,7 @@ def csv_text(comparison: Comparison) -> str:
     lines = []
     for row in comparison.rows:
         line: dict[str, object] = {"method": row.method, **row.run.varied, "buffers": row.run.buffers}
-        line |= {"seeds": len(row.results), "missing": len(row.missing), "diverged": len(row.diverged)}
+        line |= {"seeds": len(row.results), "missing": len(row.missing_seeds), "diverged": len(row.diverged_seeds)}
         for name in (*MEASURED, "gap"):
             found = row.gap if name == "gap" else row.of(name)
             line |= {name: found and found.mean, f"{name}_std": found and found.std}
@@ -195,14 +195,14 @@ def csv_text(comparison: Comparison) -> str:
     return file.getvalue()
 
 
-def failed(comparison: Comparison) -> str:
+def failure_text(comparison: Comparison) -> str:
     """One sentence on the runs that failed, each reason once."""
     whys: dict[str, list[str]] = {}
     for run in comparison.plan.runs:
         if run.directory in comparison.failures:
             whys.setdefault(str(comparison.failures[run.directory]), []).append(str(run))
-    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
-    return f"{plural(len(comparison.failures), 'run')} failed: {told}"
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
+    return f"{plural(len(comparison.failures), 'run')} failed: {reasons}"
 
 
 class RunsWatcher:
@@ -237,16 +237,16 @@ class RunsWatcher:
         if directory not in self._tasks:
             name = one_line(str(news.run), max(20, self._console.width - 45))
             self._tasks[directory] = self._bars.add_task(name, total=news.run.rounds)
-        if not news.ended:
+        if not news.is_last:
             self._bars.update(self._tasks[directory], completed=news.rounds)
             return
         self._done += 1
         self._bars.remove_task(self._tasks[directory])
         self._bars.update(self._all, completed=self._done)
-        self._console.print(f"[{self._done}/{self._total}] {news.run}: {_end(news)}", soft_wrap=True)
+        self._console.print(f"[{self._done}/{self._total}] {news.run}: {_end_text(news)}", soft_wrap=True)
 
 
-def _end(news: News) -> str:
+def _end_text(news: News) -> str:
     """How a run ended."""
     if news.result is None:
         return f"failed: {one_line(str(news.failure))}"

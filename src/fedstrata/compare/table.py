@@ -1,4 +1,4 @@
-"""The table of a comparison: means and standard deviations over the seeds, and gaps."""
+"""The table of a comparison: means and standard deviations over the seeds, and gaps to centralised training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare.plan import Plan, Run
-from fedstrata.compare.running import Result, find
+from fedstrata.compare.runner import Result, find_result
 from fedstrata.errors import FedstrataError
 
 
@@ -62,31 +62,31 @@ class ComparisonRow:
 
     @property
     def method(self) -> str:
-        """What the table calls it."""
+        """The method's name in the table."""
         return self.run.label
 
     @property
-    def sound(self) -> list[Result]:
+    def sound_results(self) -> list[Result]:
         """The results that count: of the seeds that did not diverge."""
         return [result for result in self.results if result.diverged is None]
 
     @property
-    def diverged(self) -> list[int]:
-        """The seeds that did."""
+    def diverged_seeds(self) -> list[int]:
+        """The seeds that diverged."""
         return [result.seed for result in self.results if result.diverged is not None]
 
     @property
-    def missing(self) -> list[int]:
+    def missing_seeds(self) -> list[int]:
         """The seeds that are not finished."""
         return [seed for seed in self.seeds if seed not in {result.seed for result in self.results}]
 
     def of(self, name: str) -> Stat | None:
         """Mean and standard deviation of a field of the results; of `rounds_to_target`, where it was reached."""
-        return stat(getattr(result, name) for result in self.sound)
+        return stat(getattr(result, name) for result in self.sound_results)
 
     def by_seed(self) -> dict[int, float]:
-        """The final accuracies."""
-        return {result.seed: result.accuracy for result in self.sound if result.accuracy is not None}
+        """Seed → final accuracy."""
+        return {result.seed: result.accuracy for result in self.sound_results if result.accuracy is not None}
 
 
 MEASURED = ("accuracy", "best_accuracy", "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
@@ -95,7 +95,7 @@ MEASURED = ("accuracy", "best_accuracy", "rounds_to_target", "bytes_up", "bytes_
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a comparison.
+    """The outcome of a comparison.
 
     Args:
         plan: its runs.
@@ -108,7 +108,7 @@ class Comparison:
     failures: Mapping[Path, FedstrataError]
 
     def __str__(self) -> str:
-        return "\n".join(f"{row.run.title}: {_shown(row.of('accuracy'))}" for row in self.rows)
+        return "\n".join(f"{row.run.title}: {_accuracy_text(row.of('accuracy'))}" for row in self.rows)
 
     @property
     def has_gap(self) -> bool:
@@ -129,7 +129,7 @@ class Comparison:
         """Everything, in full precision; accuracies and gaps are fractions."""
         return {
             "out": str(self.plan.out),
-            "fixed": self.plan.fixed,
+            "fixed": self.plan.common,
             "varied": self.plan.axes,
             "seeds": self.plan.seeds,
             "rows": [self._row(row) for row in self.rows],
@@ -150,15 +150,15 @@ class Comparison:
             "own": dict(row.run.own),
             "buffers": row.run.buffers,
             "target": row.run.config.target,
-            "missing": row.missing,
-            "diverged": row.diverged,
+            "missing": row.missing_seeds,
+            "diverged": row.diverged_seeds,
             **means,
             "gap": None if row.gap is None else asdict(row.gap),
             "runs": [asdict(result) for result in row.results],
         }
 
 
-def _shown(accuracy: Stat | None) -> str:
+def _accuracy_text(accuracy: Stat | None) -> str:
     if accuracy is None:
         return "no result"
     spread = "" if accuracy.std is None else f" ± {100 * accuracy.std:.2f}"
@@ -166,7 +166,7 @@ def _shown(accuracy: Stat | None) -> str:
 
 
 def rows(plan: Plan, results: Mapping[Path, Result]) -> tuple[ComparisonRow, ...]:
-    """One row a method and combination, from the results by directory; gaps are within a combination."""
+    """One row per method and combination, from the results by directory; gaps are within a combination."""
     found: list[ComparisonRow] = []
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in plan.runs:
@@ -186,6 +186,6 @@ def _with_gap(row: ComparisonRow, others: Iterable[ComparisonRow]) -> Comparison
 
 
 def tabulate(plan: Plan, failures: Mapping[Path, FedstrataError] | None = None) -> Comparison:
-    """The table of what is there."""
-    found = {run.directory: result for run in plan.runs if (result := find(run)) is not None}
+    """The table of the runs that are finished."""
+    found = {run.directory: result for run in plan.runs if (result := find_result(run)) is not None}
     return Comparison(plan, rows(plan, found), dict(failures or {}))

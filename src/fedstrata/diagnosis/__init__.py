@@ -1,4 +1,4 @@
-"""Diagnosis: what is wrong with a federation, layer by layer, how much, and what to try.
+"""What is wrong with a run, layer by layer, how severe is it, and what should one try?
 
 `diagnose` reads a run's facts and probes; every finding has a figure, a severity by one table (`thresholds`), and
 remedies with the paper behind each.

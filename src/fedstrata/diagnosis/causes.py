@@ -9,10 +9,20 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.evidence import (
+    WARM,
+    Evidence,
+    Rule,
+    finite_numbers,
+    mean_by_name,
+    percent_text,
+    recent_rounds,
+    steps_per_visit,
+    times_text,
+)
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import WARM, Evidence, Rule, by_name, numbers, percent, recent, steps_of, times
-from fedstrata.diagnosis.remedies import RemedyBuilder, reach
+from fedstrata.diagnosis.remedies import RemedyBuilder, relative_reach
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
@@ -40,23 +50,23 @@ def label_skew(saved: SavedRun) -> Evidence | None:
     chance = chance_skew(counts)
     beyond = max((float(skew) - chance) / (1 - chance), 0.0)
     lacking = fmean(sum(n == 0 for n in row) for row in counts if sum(row))
-    lost = numbers(found.get("forgetting") for found in recent(saved, "calibration"))
+    lost = finite_numbers(found.get("forgetting") for found in recent_rounds(saved, "calibration"))
     figure = {"beyond_chance": beyond, "skew": float(skew), "by_chance": chance, "classes_lacking": lacking}
     if lost:
         figure["forgetting"] = fmean(lost)
     sentence = (
-        f"Clients hold different labels: {percent(float(skew))} of a client's examples would have to change their "
-        f"class to match everybody's ({percent(chance)} by chance at these sizes){_missing(lacking, len(counts[0]))}"
-        f"{_forgotten(lost)}."
+        f"Clients hold different labels: {percent_text(float(skew))} of a client's examples would have to change their "
+        f"class to match everybody's ({percent_text(chance)} by chance at these sizes)"
+        f"{_lacking_text(lacking, len(counts[0]))}{_forgetting_text(lost)}."
     )
     return Evidence(beyond, sentence, figure, lambda: against_skew(RemedyBuilder(saved)))
 
 
-def _missing(lacking: float, classes: int) -> str:
+def _lacking_text(lacking: float, classes: int) -> str:
     return f", and a client lacks {lacking:.1f} of {classes} classes" if lacking else ""
 
 
-def _forgotten(lost: Sequence[float]) -> str:
+def _forgetting_text(lost: Sequence[float]) -> str:
     if not lost or fmean(lost) <= 0:
         return ""
     return f", on which local training costs {100 * fmean(lost):.1f} points of accuracy"
@@ -64,40 +74,49 @@ def _forgotten(lost: Sequence[float]) -> str:
 
 def against_skew(builder: RemedyBuilder) -> list[Remedy | None]:
     """Ranked by what we measured ourselves: docs/results/."""
+    return [*_gains_under_skew(builder), *_no_gains_under_skew(builder)]
+
+
+def _gains_under_skew(builder: RemedyBuilder) -> list[Remedy | None]:
     return [
-        builder.add(
+        builder.add_technique(
             "feddyn",
             "lines the clients' optima up with the global one; in our runs +3.5 and +5.7 points on Fashion-MNIST, +10 "
             "on CIFAR-10",
             papers.ACAR,
         ),
-        builder.fedimpro(
+        builder.add_fedimpro(
             "the upper layers train on everybody's features; +5 to 6 points on Fashion-MNIST, nothing certain on "
             "CIFAR-10"
         ),
-        builder.add(
+        builder.add_technique(
             "ccvr",
             "refits the classifier once, after the last round: +3.6 and +8.5 points on Fashion-MNIST",
             papers.LUO,
         ),
-        builder.add(
+        builder.add_technique(
             "fednlr",
             "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points, with small learning "
             "rates",
             papers.WANG_NLR,
         ),
-        builder.add(
+    ]
+
+
+def _no_gains_under_skew(builder: RemedyBuilder) -> list[Remedy | None]:
+    return [
+        builder.add_technique(
             "fedlc",
             "margins for rare classes; its gain did not show in our runs, and with two classes per client it lost 4 "
             "points",
             papers.ZHANG,
         ),
-        builder.add(
+        builder.add_technique(
             "fedrs",
             "holds back the logits of classes that a client lacks; its gain did not show in our runs",
             papers.LI_RS,
         ),
-        builder.add(
+        builder.add_technique(
             "moon",
             "keeps features near the global model's; its gain did not show in our runs, at 1.65 times the FLOPs",
             papers.LI_MOON,
@@ -111,13 +130,13 @@ def running_statistics(saved: SavedRun) -> Evidence | None:
     In the last rounds together or in the very last, whichever is less: it must not have passed already. Rounds before
     the statistics can have forgotten their initial values do not count.
     """
-    warm = replace(saved, probes=[row for row in saved.probes if row["round"] * steps_of(saved) >= WARM])
-    rounds = [found for found in recent(warm, "statistics") if {"running", "batch"} <= found.keys()]
+    warm = replace(saved, probes=[row for row in saved.probes if row["round"] * steps_per_visit(saved) >= WARM])
+    rounds = [found for found in recent_rounds(warm, "statistics") if {"running", "batch"} <= found.keys()]
     if not rounds:
         return None
-    rounds = rounds if _lost(rounds) < _lost(rounds[-1:]) else rounds[-1:]
+    rounds = rounds if _accuracy_lost(rounds) < _accuracy_lost(rounds[-1:]) else rounds[-1:]
     running, batch = (fmean(found[name] for found in rounds) for name in ("running", "batch"))
-    spread = by_name([found.get("spread", {}) for found in rounds])
+    spread = mean_by_name([found.get("spread", {}) for found in rounds])
     figure = {"lost": batch - running, "running": running, "batch": batch}
     apart = ""
     if spread:
@@ -127,30 +146,30 @@ def running_statistics(saved: SavedRun) -> Evidence | None:
             f"; clients' running means are up to {spread[worst]:.2f} standard deviations from their average ({worst})"
         )
     sentence = (
-        f"The averaged running statistics do not fit the averaged model: it reaches {percent(running)} with them and "
-        f"{percent(batch)} with each batch's own{apart}."
+        f"The averaged running statistics do not fit the averaged model: it reaches {percent_text(running)} with them "
+        f"and {percent_text(batch)} with each batch's own{apart}."
     )
     return Evidence(batch - running, sentence, figure, lambda: against_statistics(RemedyBuilder(saved), batch, running))
 
 
-def _lost(rounds: Sequence[Mapping[str, Any]]) -> float:
+def _accuracy_lost(rounds: Sequence[Mapping[str, Any]]) -> float:
     return fmean(found["batch"] - found["running"] for found in rounds)
 
 
 def against_statistics(builder: RemedyBuilder, batch: float, running: float) -> list[Remedy | None]:
-    """The first is what was measured."""
+    """What helps with running statistics; the first is what the probe has measured."""
     return [
-        builder.buffers(
+        builder.change_buffers(
             "drop",
             f"norm layers use the batch at hand, in evaluation too: {100 * (batch - running):.1f} points more by this "
             "very probe; needs batches in deployment",
         ),
-        builder.change(
+        builder.change_model(
             "group normalisation has no running statistics; not measured by us",
             papers.HSIEH,
             norm="group",
         ),
-        builder.buffers(
+        builder.change_buffers(
             "local",
             "each client keeps its own for its own data; the global model is still judged with their mean, so its "
             "figure stays",
@@ -163,7 +182,7 @@ def receptive_field(saved: SavedRun) -> Evidence | None:
     fields = saved.facts.get("model", {}).get("fields", [])
     if not fields:
         return None
-    value = reach(fields)
+    value = relative_reach(fields)
     beyond = [place for place, f in enumerate(fields) if _exceeds(f)]
     last = max(fields, key=lambda f: max(f["field"]))
     figure = {"times": value, "convolutions": float(len(fields)), "beyond": float(len(beyond))}
@@ -171,9 +190,10 @@ def receptive_field(saved: SavedRun) -> Evidence | None:
         return Evidence(value, "", figure)
     first = fields[beyond[0]]
     sentence = (
-        f"The network is too deep for its input{_wide(saved)}: from convolution {beyond[0] + 1} of {len(fields)} on "
-        f"({first['layer']}, {_size(first['field'])}) receptive fields exceed the {_size(first['input'])} image, and "
-        f"{last['layer']} sees {_size(last['field'])}, {times(value)} its side."
+        f"The network is too deep for its input{_width_text(saved)}: from convolution {beyond[0] + 1} of {len(fields)} "
+        f"on ({first['layer']}, {_size_text(first['field'])}) receptive fields exceed the "
+        f"{_size_text(first['input'])} image, and {last['layer']} sees {_size_text(last['field'])}, "
+        f"{times_text(value)} its side."
     )
     return Evidence(value, sentence, figure, lambda: against_depth(RemedyBuilder(saved)))
 
@@ -182,11 +202,11 @@ def _exceeds(field: dict[str, Any]) -> bool:
     return any(seen > side for seen, side in zip(field["field"], field["input"], strict=True))
 
 
-def _size(sides: Sequence[int]) -> str:
+def _size_text(sides: Sequence[int]) -> str:
     return "×".join(map(str, sides))
 
 
-def _wide(saved: SavedRun) -> str:
+def _width_text(saved: SavedRun) -> str:
     width = RemedyBuilder(saved).width
     return "" if width is None else f", at width {width}"
 
@@ -194,21 +214,21 @@ def _wide(saved: SavedRun) -> str:
 def against_depth(builder: RemedyBuilder) -> list[Remedy | None]:
     """The guidelines of the deeper-models paper; those that shrink the field most come first."""
     return [
-        builder.change(
+        builder.change_model(
             "a 3×3 stem without max-pool makes all fields about four times smaller; the paper gains 8 to 22 points by "
             "the stem",
             papers.DEEPER,
             stem="3x3",
             maxpool=False,
         ),
-        builder.shallower(
+        builder.use_shallower_model(
             THRESHOLDS["receptive-field"].none,
             "fewer layers: a shorter chain for divergence to accumulate over, and fields that fit the image",
         ),
-        builder.larger(
+        builder.enlarge_images(
             "the same field covers less of a larger image; the paper gains 8 to 22 points from 64 to 128 pixels"
         ),
-        builder.wider(
+        builder.widen_model(
             "wider layers change less, so clients part less; the paper halves the divergence and gains 3 to 7 points"
         ),
     ]

@@ -1,4 +1,4 @@
-"""Explosions: a run that left the finite numbers, or is about to. Whatever else it shows follows from that."""
+"""Explosions: a run whose numbers are no longer finite, or soon will not be. All other symptoms follow from that."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.evidence import LARGEST, Evidence, Rule, finite_number, times_text
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import LARGEST, Evidence, Rule, number, times
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 USUAL_RATE = 0.1
-"""A tenth of a learning rate that is far too large may still be; nothing above the default is advised."""
+"""A tenth of a learning rate that is far too large may still be too large; nothing above the default is advised."""
 
 GUESSES = 10
-"""How many times the loss of guessing the first round's loss may count: it may have exploded already."""
+"""The first round's loss counts up to so many times the loss of guessing: it may have exploded already."""
 
 
-def diverged(saved: SavedRun) -> Evidence | None:
-    """Whether training left the finite numbers."""
+def non_finite_training(saved: SavedRun) -> Evidence | None:
+    """Whether training ended because a number was no longer finite."""
     why = str(saved.summary.get("diverged") or "").rstrip(".")
     if not why:
         return None
@@ -39,30 +39,30 @@ def exploded_loss(saved: SavedRun) -> Evidence | None:
     classes = saved.facts.get("classes")
     guess = math.log(classes) if classes is not None and classes > 1 else None
     losses = {
-        "test": _rated([record.loss for record in saved.records]),
-        "training": _rated([record.train_loss for record in saved.records]),
+        "test": _numbers_in([record.loss for record in saved.records]),
+        "training": _numbers_in([record.train_loss for record in saved.records]),
     }
     grown = {kind: _growth(found, guess) for kind, found in losses.items() if found}
     known = {kind: value for kind, value in grown.items() if value is not None}
     if not known:
         return None
     kind = min(known, key=known.__getitem__)
-    first, last = number(losses[kind][0]), number(losses[kind][-1])
-    told = "is no longer finite" if last is None else f"is {last:.3g}"
-    than = "" if last is None or guess is None else f", {times(last / guess)} that of guessing"
+    first, last = finite_number(losses[kind][0]), finite_number(losses[kind][-1])
+    now = "is no longer finite" if last is None else f"is {last:.3g}"
+    than = "" if last is None or guess is None else f", {times_text(last / guess)} that of guessing"
     began = "" if first is None else f"; at first it was {first:.3g}"
     figure = {"times": known[kind], **({} if last is None else {"loss": last})}
-    sentence = f"The loss has exploded: the {kind} loss {told}{than}{began}."
+    sentence = f"The loss has exploded: the {kind} loss {now}{than}{began}."
     return Evidence(known[kind], sentence, figure, lambda: against_explosion(RemedyBuilder(saved)))
 
 
-def _rated(losses: Sequence[Any]) -> list[float]:
+def _numbers_in(losses: Sequence[Any]) -> list[float]:
     return [loss for loss in losses if isinstance(loss, int | float)]
 
 
 def _growth(losses: Sequence[float], guess: float | None) -> float | None:
     """How many times the loss of guessing, or of the first round if that was larger, the last one is."""
-    first, last = number(losses[0]), number(losses[-1])
+    first, last = finite_number(losses[0]), finite_number(losses[-1])
     if last is None:
         return LARGEST
     if guess is None:
@@ -71,11 +71,11 @@ def _growth(losses: Sequence[float], guess: float | None) -> float | None:
 
 
 def against_explosion(builder: RemedyBuilder) -> list[Remedy | None]:
-    """Shorter steps."""
-    clip = number(builder.config.get("clip"))
+    """What makes steps shorter."""
+    clip = finite_number(builder.config.get("clip"))
     return [
-        builder.set("a smaller learning rate", papers.MCMAHAN, lr=min(builder.rate(0.1), USUAL_RATE)),
-        builder.set(
+        builder.change_settings("a smaller learning rate", papers.MCMAHAN, lr=min(builder.rate(0.1), USUAL_RATE)),
+        builder.change_settings(
             "bounds the norm of every local gradient, so that no step can be that long",
             papers.MCMAHAN,
             clip=1.0 if clip is None or clip > 1 else float(f"{clip / 10:.2g}"),
@@ -86,7 +86,7 @@ def against_explosion(builder: RemedyBuilder) -> list[Remedy | None]:
 ALL = THRESHOLDS.keys() - {"diverged", "exploded-loss", "label-skew", "receptive-field"}
 
 EXPLOSIONS = (
-    Rule("diverged", diverged, explains=frozenset(ALL)),
+    Rule("diverged", non_finite_training, explains=frozenset(ALL)),
     Rule("exploded-loss", exploded_loss, explains=frozenset(ALL)),
 )
-"""They explain all that is measured; labels and shapes are what they are without them."""
+"""They explain all that is measured; labels and the model's shape do not depend on them."""

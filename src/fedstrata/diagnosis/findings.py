@@ -1,4 +1,4 @@
-"""What a diagnosis is made of, and how it is shown: findings, each with its remedies, ranked."""
+"""A diagnosis and how it is printed: ranked findings, each with its remedies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.core.text import plural
 from fedstrata.diagnosis.thresholds import HIGH, THRESHOLDS
 
 WIDTH = 100
 SHOWN = 3
-"""How many remedies of a finding a terminal shows with their reasons; of one that others explain, none."""
+"""How many remedies of a finding a terminal shows with their reasons; none for a finding that others explain."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Remedy:
 
     Args:
         method: the run's own method with something added, ready to be used; None where the method stays.
-        settings: other settings of the run, by name, such as `{"buffers": "drop"}`. Where both are empty, `why` says
+        settings: other settings of the run, by name, such as `{"buffers": "drop"}`. If both are empty, `why` says
             what to change in a model that has no name.
-        why: what it does, and what we have seen of it.
-        paper: the one behind it.
+        why: what it does, and what we have measured of it.
+        paper: the paper that proposes it.
     """
 
     method: str | None
@@ -33,12 +34,12 @@ class Remedy:
 
     @property
     def options(self) -> str:
-        """As options of the command: `--method "feddyn + fedlc" --lr 0.03`; empty where only words can tell."""
+        """The remedy as command-line options, `--method "feddyn + fedlc" --lr 0.03`; empty if there are none for it."""
         given = {**({} if self.method is None else {"method": self.method}), **self.settings}
-        return " ".join(f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in given.items())
+        return " ".join(f"--{name.replace('_', '-')} {_quote(value)}" for name, value in given.items())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All of it, as JSON has it."""
         return {
             "method": self.method,
             "settings": dict(self.settings),
@@ -58,7 +59,7 @@ class Finding:
         sentence: what was found, in plain words, with its figures.
         figure: name → number; the first is the one that the severity comes from.
         remedies: the most promising first.
-        explained_by: names of the other findings, ranked above, that bring this one about.
+        explained_by: names of the findings, ranked above, that cause this one.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Finding:
     explained_by: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All of it, as JSON has it."""
         return {
             "name": self.name,
             "severity": self.severity,
@@ -82,7 +83,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a federation, the root first; `str` shows it in a terminal.
+    """What is wrong with a federation, root causes first; `str` formats it for a terminal.
 
     Args:
         run: the run's name.
@@ -90,7 +91,7 @@ class Diagnosis:
         findings: causes above the symptoms that they explain, the severe above the slight.
         looked: finding → the figure that was looked at, whether or not anything was found.
         notes: what is worth knowing whether or not anything is wrong.
-        unmeasured: finding → the probes that would tell, for what none of them was used to look at.
+        unmeasured: finding → the probes that would show it, for findings of which no probe was used.
     """
 
     run: str
@@ -107,18 +108,18 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The whole in one sentence."""
+        """The diagnosis in one sentence."""
         if not self.looked:
             return "There is nothing to judge this run by."
         if not self.findings:
-            told = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
-            return f"Nothing is wrong by the {told} looked at."
+            what = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
+            return f"Nothing is wrong by the {what} looked at."
         if all(finding.severity < HIGH for finding in self.findings):
-            return f"Nothing serious: {_count(len(self.findings), 'slight finding')}."
+            return f"Nothing serious: {plural(len(self.findings), 'slight finding')}."
         return f"First of all: {self.findings[0].name.replace('-', ' ')}."
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All of it, as JSON has it."""
         return {
             "run": self.run,
             "method": self.method,
@@ -134,30 +135,30 @@ class Diagnosis:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield from _wrapped(f"{self.run} ({self.method}): {self.verdict}")
+        yield from _wrap(f"{self.run} ({self.method}): {self.verdict}")
         for number, finding in enumerate(self.findings, start=1):
             yield ""
-            yield from _wrapped(f"{number}. {_title(finding)}")
-            yield from _wrapped(finding.sentence, 3)
+            yield from _wrap(f"{number}. {_title(finding)}")
+            yield from _wrap(finding.sentence, 3)
             shown = 0 if finding.explained_by else SHOWN
             for remedy in finding.remedies[:shown]:
-                yield from _wrapped(f"- {_said(remedy)}", 3, 5)
+                yield from _wrap(f"- {_remedy_text(remedy)}", 3, 5)
             rest = [remedy.options for remedy in finding.remedies[shown:] if remedy.options]
             if rest:
-                yield from _wrapped(f"- {'or' if shown else 'against it alone:'} {'; '.join(rest)}", 3, 5)
+                yield from _wrap(f"- {'or' if shown else 'against it alone:'} {'; '.join(rest)}", 3, 5)
         if self.looked:
             yield ""
-            yield from _wrapped(f"Looked at: {_figures(self.looked)}.")
+            yield from _wrap(f"Looked at: {_figures_text(self.looked)}.")
         for note in (*self.notes, *self._hints()):
-            yield from _wrapped(note)
+            yield from _wrap(note)
 
     def markdown(self) -> str:
-        """The whole, with all remedies, for a report."""
+        """The diagnosis as Markdown, with all remedies."""
         lines = [f"**{self.verdict}**", ""]
         for number, finding in enumerate(self.findings, start=1):
             lines += [f"{number}. **{_title(finding)}** {finding.sentence}"]
-            lines += [f"   - {_said(remedy, '`')}" for remedy in finding.remedies]
-        lines += ["", f"Looked at: {_figures(self.looked)}."] if self.looked else []
+            lines += [f"   - {_remedy_text(remedy, '`')}" for remedy in finding.remedies]
+        lines += ["", f"Looked at: {_figures_text(self.looked)}."] if self.looked else []
         for note in (*self.notes, *self._hints()):
             lines += ["", note]
         return "\n".join(lines) + "\n"
@@ -169,33 +170,29 @@ class Diagnosis:
 
 def _title(finding: Finding) -> str:
     name = finding.name.replace("-", " ").capitalize()
-    told = f"{name} (severity {finding.severity:.2f}"
+    title = f"{name} (severity {finding.severity:.2f}"
     causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
-    return f"{told}, explained by {causes})." if causes else f"{told})."
+    return f"{title}, explained by {causes})." if causes else f"{title})."
 
 
-def _said(remedy: Remedy, quote: str = "") -> str:
-    told = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
-    return f"{told} [{remedy.paper}]"
+def _remedy_text(remedy: Remedy, quote: str = "") -> str:
+    text = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
+    return f"{text} [{remedy.paper}]"
 
 
-def _figures(looked: Mapping[str, float]) -> str:
+def _figures_text(looked: Mapping[str, float]) -> str:
     limits = {name: THRESHOLDS[name].none for name in looked if name in THRESHOLDS}
-    told = (
+    figures = (
         f"{value:.3g} (limit {limits[name]:g})" if name in limits else f"{value:.3g}" for name, value in looked.items()
     )
-    return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, told, strict=True))
+    return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, figures, strict=True))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and not value.isalnum() else str(value)
 
 
-def _wrapped(text: str, first: int = 0, then: int | None = None) -> list[str]:
+def _wrap(text: str, first: int = 0, then: int | None = None) -> list[str]:
     indent = " " * (first if then is None else then)
     return textwrap.wrap(text, WIDTH, initial_indent=" " * first, subsequent_indent=indent, break_on_hyphens=False) or [
         ""

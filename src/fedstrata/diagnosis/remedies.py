@@ -9,8 +9,8 @@ from typing import Any
 from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
+from fedstrata.diagnosis.evidence import trained_strata
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.reading import trained_strata
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
 from fedstrata.runs.reader import SavedRun
@@ -37,7 +37,7 @@ SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8"
 
 
 class RemedyBuilder:
-    """Makes remedies for one run: each is tried on the run's own method and model, and is None if it does not fit."""
+    """Builds remedies for one run: each is checked against the run's method and model, and None if it does not fit."""
 
     def __init__(self, saved: SavedRun) -> None:
         self.config = saved.config
@@ -62,8 +62,8 @@ class RemedyBuilder:
             return None
 
     @property
-    def known(self) -> bool:
-        """Whether the model can be replaced by another of the zoo: it has a name, and clients have no parts of it."""
+    def replaceable(self) -> bool:
+        """Whether another model of the zoo can replace this one: it has a name, and all clients have all of it."""
         return self.model is not None and not self.config.get("archs")
 
     @property
@@ -75,60 +75,60 @@ class RemedyBuilder:
         known = parameters(MODELS[name])
         return given.get("width", known["width"][1]) if "width" in known else None
 
-    def add(self, technique: str, why: str, paper: str, **settings: Any) -> Remedy | None:
-        """The run's method with a technique more; None where it has it already, or they refuse each other."""
+    def add_technique(self, technique: str, why: str, paper: str, **settings: Any) -> Remedy | None:
+        """The run's method with one more technique; None if it has that already, or if they exclude each other."""
         try:
             added = method(technique)
             names = {one.name for one in added.techniques}
             if self.own is None or names & {one.name for one in self.own.techniques}:
                 return None
-            return self._made(str(method(f"{self.own} + {technique}")), settings, why, paper)
+            return self._build(str(method(f"{self.own} + {technique}")), settings, why, paper)
         except UsageError:
             return None
 
-    def set(self, why: str, paper: str, **settings: Any) -> Remedy | None:
-        """Other settings; None where the run has them already, or they do not fit."""
+    def change_settings(self, why: str, paper: str, **settings: Any) -> Remedy | None:
+        """Other settings; None if the run has them already, or if they do not fit."""
         if all(self.config.get(name) == value for name, value in settings.items()):
             return None
-        return self._made(None, settings, why, paper)
+        return self._build(None, settings, why, paper)
 
-    def buffers(self, policy: Any, why: str) -> Remedy | None:
+    def change_buffers(self, policy: Any, why: str) -> Remedy | None:
         """Another policy for running statistics, also in a method that names its own."""
         if self.own is None or self.own.buffers == policy:
             return None
         text = None if self.own.base.buffers is None else str(self.own.with_buffers(policy))
-        return self._made(text, {"buffers": policy}, why, LI_BN if policy == "local" else HSIEH)
+        return self._build(text, {"buffers": policy}, why, LI_BN if policy == "local" else HSIEH)
 
-    def change(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
-        """The model with other arguments, those that it has; in words alone for a model of the user's own."""
+    def change_model(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
+        """The model with those of the arguments that it takes; in words only for a model of the user's own."""
         if self.model is None:
             return Remedy(None, {}, why, paper)
         name, given = self.model
         known = parameters(MODELS[name])
         now = {key: given.get(key, default) for key, (_, default) in known.items()}
         new = {key: value for key, value in arguments.items() if key in known and now[key] != value}
-        if not new or not self.known:
+        if not new or not self.replaceable:
             return None
-        return self._made(None, {"model": text_of(name, {**given, **new})}, why, paper)
+        return self._build(None, {"model": text_of(name, {**given, **new})}, why, paper)
 
-    def restore(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
-        """As `change`, but never in words alone: it is not known whether a model of the user's own departs from it."""
-        return None if self.model is None else self.change(why, paper, **arguments)
+    def restore_model(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
+        """As `change_model`, but None for a model of the user's own, which may have these arguments already."""
+        return None if self.model is None else self.change_model(why, paper, **arguments)
 
-    def wider(self, why: str, paper: str = DEEPER) -> Remedy | None:
-        """Twice the width."""
-        return self.change(why, paper, width=None if self.width is None else 2 * self.width)
+    def widen_model(self, why: str, paper: str = DEEPER) -> Remedy | None:
+        """The model at twice its width."""
+        return self.change_model(why, paper, width=None if self.width is None else 2 * self.width)
 
-    def shallower(self, most: float, why: str, paper: str = DEEPER) -> Remedy | None:
+    def use_shallower_model(self, most: float, why: str, paper: str = DEEPER) -> Remedy | None:
         """The deepest shallower network of the same kind whose receptive field is at most so many times the image."""
         if self.model is None:
             return Remedy(None, {}, why, paper)
-        for text in self._shallower() if self.known else ():
+        for text in self._shallower_models() if self.replaceable else ():
             if self._reach(text) <= most:
-                return self._made(None, {"model": text}, why, paper)
+                return self._build(None, {"model": text}, why, paper)
         return None
 
-    def larger(self, why: str, paper: str = DEEPER) -> Remedy | None:
+    def enlarge_images(self, why: str, paper: str = DEEPER) -> Remedy | None:
         """Images of twice the size, where the dataset can give them."""
         shape, text = self.facts.get("input_shape", []), self.config.get("dataset")
         if len(shape) != 3 or text is None:
@@ -137,38 +137,42 @@ class RemedyBuilder:
             call = parse_call(str(text))
         except UsageError:
             return None
-        return self._made(
+        return self._build(
             None, {"dataset": text_of(call.name, {**dict(call.kwargs), "resolution": 2 * shape[1]})}, why, paper
         )
 
-    def augmented(self, why: str, paper: str = DEEPER) -> Remedy | None:
+    def augment(self, why: str, paper: str = DEEPER) -> Remedy | None:
         """Random resized crops, where inputs are images that nothing is done to yet."""
         images = len(self.facts.get("input_shape", [])) == 3
-        return self.set(why, paper, augment="rrc") if images and self.config.get("augment", "none") == "none" else None
+        return (
+            self.change_settings(why, paper, augment="rrc")
+            if images and self.config.get("augment", "none") == "none"
+            else None
+        )
 
-    def slower(self, factor: float, why: str, paper: str = MCMAHAN) -> Remedy | None:
+    def lower_rate(self, factor: float, why: str, paper: str = MCMAHAN) -> Remedy | None:
         """A smaller learning rate."""
-        return self.set(why, paper, lr=self.rate(factor))
+        return self.change_settings(why, paper, lr=self.rate(factor))
 
     def rate(self, factor: float) -> float:
         """The learning rate times a factor, to two digits."""
         return float(f"{factor * float(self.config.get('lr', 0.1)):.2g}")
 
-    def fedimpro(self, why: str) -> Remedy | None:
+    def add_fedimpro(self, why: str) -> Remedy | None:
         """FedImpro, cut after the first stage that is not a stem: early cuts did best in our runs."""
         strata = trained_strata(self.facts)
         stages = [name for name in dict.fromkeys(stratum["stage"] for stratum in strata) if name != "stem"]
         if self.model is None or len(stages) < 2:
             return None
-        return self.add(f"fedimpro(split={stages[0]!r})", why, TANG)
+        return self.add_technique(f"fedimpro(split={stages[0]!r})", why, TANG)
 
-    def fedpart(self, why: str) -> Remedy | None:
+    def add_fedpart(self, why: str) -> Remedy | None:
         """FedPart, with rounds enough for a cycle."""
         cycle = 5 + 2 * len(trained_strata(self.facts))
         short = int(self.config.get("rounds", cycle)) < cycle
-        return self.add("fedpart", why, WANG_PART, **({"rounds": cycle} if short else {}))
+        return self.add_technique("fedpart", why, WANG_PART, **({"rounds": cycle} if short else {}))
 
-    def _made(self, text: str | None, settings: Mapping[str, Any], why: str, paper: str) -> Remedy | None:
+    def _build(self, text: str | None, settings: Mapping[str, Any], why: str, paper: str) -> Remedy | None:
         """A remedy that a run's configuration accepts."""
         try:
             validate_values(RunConfig, {**settings, **({} if text is None else {"method": text})})
@@ -176,7 +180,7 @@ class RemedyBuilder:
             return None
         return Remedy(text, dict(settings), why, paper)
 
-    def _shallower(self) -> Iterator[str]:
+    def _shallower_models(self) -> Iterator[str]:
         """Shallower networks with the same arguments, and with a small stem where they have one."""
         name, given = self.model or ("", {})
         family = name.rstrip("0123456789")
@@ -192,9 +196,9 @@ class RemedyBuilder:
         call = parse_call(text)
         shape = tuple(self.facts["input_shape"])
         narrow = text_of(call.name, {**dict(call.kwargs), "width": 1})
-        return reach([f.as_dict() for f in receptive_fields(build_model(narrow, shape, 2, seed=0), shape)])
+        return relative_reach([f.as_dict() for f in receptive_fields(build_model(narrow, shape, 2, seed=0), shape)])
 
 
-def reach(fields: Any) -> float:
+def relative_reach(fields: Any) -> float:
     """The largest receptive field against the input's side, of convolutions; 0 where there are none."""
     return max((seen / side for f in fields for seen, side in zip(f["field"], f["input"], strict=True)), default=0.0)

@@ -1,14 +1,14 @@
-"""All rules over one run: what is found, what is left out, and in which order it is told."""
+"""All rules applied to one run: what is found, what is left out, and in which order it is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
+from fedstrata.diagnosis.cleaning import drop_malformed
+from fedstrata.diagnosis.evidence import LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
-from fedstrata.diagnosis.reading import LARGEST, WARM, Evidence, Rule
-from fedstrata.diagnosis.rows import readable
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
@@ -16,10 +16,10 @@ from fedstrata.runs.reader import SavedRun
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 
 FIRST = frozenset(rule.name for rule in EXPLOSIONS)
-"""They come before everything else: figures of what has exploded mean little."""
+"""Findings that come before all others: other figures of a run that has exploded mean little."""
 
 MISSED = "missed"
-"""Where a row has the reasons for what it has not."""
+"""The key under which a row has the reasons why probes found nothing."""
 
 
 def diagnose(saved: SavedRun) -> Diagnosis:
@@ -27,30 +27,30 @@ def diagnose(saved: SavedRun) -> Diagnosis:
 
     Explosions come first. Other causes (label skew, running statistics, a network too deep for its input) rank above
     the symptoms that they explain; otherwise the more severe finding comes first. Nothing is run: all figures are those
-    that the run has left.
+    that the run has written.
 
     Args:
         saved: the run, finished or going on; with `--probe all` there is most to read.
     """
-    saved = readable(saved)
+    saved = drop_malformed(saved)
     read = {rule.name: rule.read(saved) for rule in RULES}
     seen = {name: evidence for name, evidence in read.items() if evidence is not None}
     severity = {name: THRESHOLDS[name].severity(evidence.value) for name, evidence in seen.items()}
     reported = {name for name in seen if severity[name] >= REPORTED}
-    reported -= {rule.name for rule in CAUSES if not _backed(rule, seen, reported)}
+    reported -= {rule.name for rule in CAUSES if not _is_backed(rule, seen, reported)}
     findings = [_finding(rule, seen[rule.name], severity, reported) for rule in RULES if rule.name in reported]
     return Diagnosis(
         saved.name,
         saved.method,
-        tuple(ranked(findings)),
-        {name: _rounded(evidence.value) for name, evidence in seen.items()},
+        tuple(rank_findings(findings)),
+        {name: _round_figure(evidence.value) for name, evidence in seen.items()},
         tuple(_notes(saved, seen, reported)),
-        {rule.name: rule.probes for rule in _unseen(saved, seen) if not _used(rule, saved)},
+        {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved)},
     )
 
 
-def _backed(rule: Rule, seen: Mapping[str, Evidence], reported: set[str]) -> bool:
-    """Whether some symptom bears a cause out; where none of them was looked for, it stands by itself."""
+def _is_backed(rule: Rule, seen: Mapping[str, Evidence], reported: set[str]) -> bool:
+    """Whether some symptom confirms a cause; if none of them was looked for, no confirmation is needed."""
     return not rule.backed_by & seen.keys() or bool(rule.backed_by & reported)
 
 
@@ -60,13 +60,13 @@ def _finding(rule: Rule, evidence: Evidence, severity: Mapping[str, float], repo
         rule.name,
         severity[rule.name],
         evidence.sentence,
-        {name: _rounded(value) for name, value in evidence.figure.items()},
+        {name: _round_figure(value) for name, value in evidence.figure.items()},
         tuple(remedy for remedy in evidence.remedies() if remedy is not None),
         tuple(sorted(causes, key=lambda name: -severity[name])),
     )
 
 
-def ranked(findings: Sequence[Finding]) -> list[Finding]:
+def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Explosions first, then by severity, but a symptom never above the causes that explain it."""
     own = {finding.name: finding.severity for finding in findings}
 
@@ -77,42 +77,42 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=place)
 
 
-def _unseen(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
-    """Rules that lack their probes, but for running statistics where there are none; all is told of what diverged."""
+def _unread_rules(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
+    """Rules whose probes are missing; none for a run that diverged, nor that of statistics which the model lacks."""
     if "diverged" in seen:
         return []
     lacking = [rule for rule in RULES if rule.probes and not any(map(saved.series, rule.probes))]
     return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
 
 
-def _used(rule: Rule, saved: SavedRun) -> bool:
-    """Whether a probe that would tell was used, though it found nothing."""
+def _was_used(rule: Rule, saved: SavedRun) -> bool:
+    """Whether one of a rule's probes was used, though it found nothing."""
     return any(
         name in row.get(kind, {}) for name in rule.probes for row in saved.probes for kind in ("seconds", MISSED)
     )
 
 
-def _why(rule: Rule, saved: SavedRun) -> str:
-    """Why the probes of a rule, which were used, found nothing: as they said last."""
-    said = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
+def _why_nothing_found(rule: Rule, saved: SavedRun) -> str:
+    """Why the probes of a rule, which were used, found nothing: their last reason."""
+    reasons = [row[MISSED][name] for row in saved.probes for name in rule.probes if name in row.get(MISSED, {})]
     alone = all(len(row.get("clients", ())) < 2 for row in saved.probes)
-    return said[-1] if said else "it takes two clients" if alone else "there was nothing to measure"
+    return reasons[-1] if reasons else "it takes two clients" if alone else "there was nothing to measure"
 
 
 def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
-    """Where clients part most, whether or not it is much; what it is too early to tell, and what cannot be told."""
+    """Where clients diverge most, even if not much; what it is too early to say; what could not be measured."""
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence
     if "running-statistics" not in seen and saved.series("statistics"):
         yield f"Running statistics were not judged: they were measured before a client had taken {WARM} steps."
     reasons: dict[str, list[str]] = {}
-    for rule in _unseen(saved, seen):
-        if _used(rule, saved):
-            reasons.setdefault(_why(rule, saved), []).append(rule.name.replace("-", " "))
+    for rule in _unread_rules(saved, seen):
+        if _was_used(rule, saved):
+            reasons.setdefault(_why_nothing_found(rule, saved), []).append(rule.name.replace("-", " "))
     for why, names in reasons.items():
         yield f"Could not be measured: {', '.join(names)} ({why})."
 
 
-def _rounded(value: float) -> float:
+def _round_figure(value: float) -> float:
     """To four digits; JSON has no infinity."""
     return float(f"{min(max(value, -LARGEST), LARGEST):.4g}")

@@ -1,4 +1,4 @@
-"""From when on a figure is worth a word: one table for all findings, each row with its reason."""
+"""From which value on a figure is reported: one table for all findings, each row with its reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Threshold:
     """Where the severity of a finding begins and ends: it rises in a straight line from 0 at `none` to 1 at `full`.
 
     Args:
-        none: what a federation may show in which nothing is wrong. It may be the larger one of the two.
-        full: what is as bad as it gets, for the purpose of ranking.
-        reason: why these.
-        ratio: the figure is a ratio, and the line is straight in its logarithm.
+        none: what a sound federation may show. It may be the larger of the two.
+        full: what counts as the worst, for the purpose of ranking.
+        reason: why these values.
+        ratio: whether the figure is a ratio, so that the line is straight in its logarithm.
     """
 
     none: float
@@ -29,7 +29,7 @@ class Threshold:
     ratio: bool = False
 
     def severity(self, value: float) -> float:
-        """Between 0 and 1, to three digits."""
+        """The severity of a value, between 0 and 1, to three digits."""
         low, high, at = self.none, self.full, value
         if self.ratio:
             low, high, at = math.log(low), math.log(high), math.log(max(value, 1e-9))

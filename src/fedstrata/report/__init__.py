@@ -1,4 +1,4 @@
-"""What a run looks like: one HTML file, a live page while it goes on, and figures for papers."""
+"""What does a run look like? As one HTML file, as a live page while it goes on, and as figures for papers."""
 
 from __future__ import annotations
 

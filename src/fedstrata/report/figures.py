@@ -1,6 +1,6 @@
 """Figures as plain dicts, in Plotly's form: curves over rounds, bytes and operations, and the partition.
 
-A figure may depend on controls, such as a slider over rounds: then a frame tells its traces for every choice.
+A figure may depend on controls, such as a slider over rounds: then it has a frame with the traces of every choice.
 """
 
 from __future__ import annotations
@@ -9,20 +9,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import Any
 
-from fedstrata.report.lines import PALETTE, Line, Places, Point, Value, by_bytes, by_flops, by_round, course
-from fedstrata.report.words import distinct, number, rounded, text
+from fedstrata.diagnosis.evidence import finite_number
+from fedstrata.report.formatting import distinct_names, escape, round_digits
+from fedstrata.report.run_groups import (
+    PALETTE,
+    Places,
+    Point,
+    RunGroup,
+    Value,
+    by_bytes,
+    by_flops,
+    by_round,
+    mean_curve,
+)
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 
 Trace = dict[str, Any]
 BAND = 0.16
-"""Opacity of a range over seeds."""
+"""Opacity of the band that shows a range over seeds."""
 PERCENT = ".2~%"
 BLUES = ((0, "#f1f4f8"), (0.01, "#dcefb9"), (0.25, "#9bd7b4"), (0.5, "#41a8be"), (0.75, "#2166a8"), (1, "#172a6b"))
-"""Few to many: ever darker, so that it reads in grey and with any colour vision; none at all stands apart."""
+"""Few to many: ever darker, so that it reads in grey and with any colour vision; zero has a colour of its own."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,12 @@ class Control:
     """What a reader may choose.
 
     Args:
-        name: for figures that depend on it.
-        label: what it is called.
+        name: how figures refer to it.
+        label: what the reader sees.
         values: the choices, as they are shown.
-        slides: a slider instead of a list.
-        start: the choice at first, as a place among the values.
-        whole: the choice at first stands for all, so that a paper needs no other.
+        slides: whether it is a slider instead of a list.
+        start: the first choice, as an index into the values.
+        whole: whether the first choice stands for all of them, so that a paper needs no other.
     """
 
     name: str
@@ -56,10 +66,10 @@ class Figure:
     """One picture.
 
     Args:
-        name: tells it from others; a file is called after it.
+        name: unique; its file is named after it.
         title: what it shows, in a few words.
         about: the same in a sentence, for those who cannot see it.
-        data: traces; `meta.line` is the line that a trace belongs to.
+        data: traces; `meta.line` is the index of the group of runs that a trace belongs to.
         layout: axes and the like, without colours and fonts.
         by: names of the controls that it depends on.
         frames: choices, as places joined by commas → what each trace is then, over what `data` says.
@@ -84,7 +94,7 @@ class Figure:
     linear: tuple[str, ...] = ()
 
     def traces(self, *places: int) -> list[Trace]:
-        """What is drawn once the controls stand at these places."""
+        """The traces that are drawn when the controls are at these places."""
         if not self.by:
             return self.data
         patches = self.frames.get(",".join(map(str, places)), [])
@@ -92,7 +102,7 @@ class Figure:
         return [{**base, **patch} for base, patch in zip([*self.data, *bare], patches, strict=False)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the page."""
+        """The figure as report.js reads it."""
         return {
             "title": self.title,
             "data": self.data,
@@ -107,13 +117,8 @@ class Figure:
         }
 
 
-def places(*controls: Control) -> list[tuple[int, ...]]:
-    """All choices of some controls."""
-    return list(product(*(range(len(control.values)) for control in controls)))
-
-
-def key(*chosen: int) -> str:
-    """How a frame is called."""
+def frame_key(*chosen: int) -> str:
+    """The key of a frame: the controls' places, joined by commas."""
     return ",".join(map(str, chosen))
 
 
@@ -123,100 +128,104 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Two axes."""
+    """A layout of two axes."""
     return {"xaxis": x, "yaxis": y, **more}
 
 
-def faint(colour: str) -> str:
-    """A colour for a range: the same, seen through."""
+def faint_colour(colour: str) -> str:
+    """The same colour, translucent, for a range."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{BAND})"
 
 
-def themes() -> dict[str, str]:
-    """What becomes of a light ground's colours on a dark one."""
+def dark_colours() -> dict[str, str]:
+    """A colour on a light background → what replaces it on a dark one."""
     found: dict[str, str] = {}
     for light, dark in PALETTE:
-        found |= {light: dark, faint(light): faint(dark)}
+        found |= {light: dark, faint_colour(light): faint_colour(dark)}
     return found
 
 
-def drawn(line: Line, points: Sequence[Point], form: str, *, name: str | None = None, dash: str | None = None) -> Trace:
-    """The trace of a line's means."""
+def line_trace(
+    group: RunGroup, points: Sequence[Point], form: str, *, name: str | None = None, dash: str | None = None
+) -> Trace:
+    """The trace of a group's means."""
     several = any(point.seeds > 1 for point in points)
     spread = f" (%{{customdata[1]:{form}}} – %{{customdata[2]:{form}}}, %{{customdata[3]}} seeds)" if several else ""
     return {
         "type": "scatter",
         "mode": "lines" if len(points) > 1 else "markers",
-        "name": text(name or line.label),
-        "x": [rounded(p.x, 10) for p in points],
-        "y": [rounded(p.mean, 6) for p in points],
-        "customdata": [[p.round, rounded(p.low), rounded(p.high), p.seeds] for p in points],
-        "line": {"color": line.colour, "width": 2, "dash": dash or line.dash},
-        "marker": {"color": line.colour},
+        "name": escape(name or group.label),
+        "x": [round_digits(p.x, 10) for p in points],
+        "y": [round_digits(p.mean, 6) for p in points],
+        "customdata": [[p.round, round_digits(p.low), round_digits(p.high), p.seeds] for p in points],
+        "line": {"color": group.colour, "width": 2, "dash": dash or group.dash},
+        "marker": {"color": group.colour},
         "hovertemplate": f"%{{y:{form}}}{spread}",
-        "legendgroup": f"line{line.index}",
-        "meta": {"line": line.index},
+        "legendgroup": f"line{group.index}",
+        "meta": {"line": group.index},
     }
 
 
-def band(line: Line, points: Sequence[Point]) -> list[Trace]:
+def band_traces(group: RunGroup, points: Sequence[Point]) -> list[Trace]:
     """The range over seeds, behind the means; none where there is one seed."""
     if not any(point.seeds > 1 for point in points):
         return []
-    xs = [rounded(p.x, 10) for p in points]
+    xs = [round_digits(p.x, 10) for p in points]
     return [
         {
             "type": "scatter",
             "mode": "lines",
-            "name": f"{text(line.label)}, range",
+            "name": f"{escape(group.label)}, range",
             "x": xs + xs[::-1],
-            "y": [rounded(p.high, 6) for p in points] + [rounded(p.low, 6) for p in reversed(points)],
+            "y": [round_digits(p.high, 6) for p in points] + [round_digits(p.low, 6) for p in reversed(points)],
             "fill": "toself",
-            "fillcolor": faint(line.colour),
-            "line": {"width": 0, "color": line.colour},
+            "fillcolor": faint_colour(group.colour),
+            "line": {"width": 0, "color": group.colour},
             "hoverinfo": "skip",
             "showlegend": False,
-            "legendgroup": f"line{line.index}",
-            "meta": {"line": line.index, "band": True},
+            "legendgroup": f"line{group.index}",
+            "meta": {"line": group.index, "band": True},
         }
     ]
 
 
-def curves(lines: Sequence[Line], value: Value, form: str, at: Places = by_round) -> list[Trace]:
-    """Bands first, so that no line is hidden by one."""
-    points = [(line, found) for line in lines if (found := course(line, value, at))]
-    return [t for line, found in points for t in band(line, found)] + [drawn(line, p, form) for line, p in points]
+def curve_traces(groups: Sequence[RunGroup], value: Value, form: str, at: Places = by_round) -> list[Trace]:
+    """The traces of all groups, bands first, so that they hide no line."""
+    points = [(group, found) for group in groups if (found := mean_curve(group, value, at))]
+    return [t for group, found in points for t in band_traces(group, found)] + [
+        line_trace(group, p, form) for group, p in points
+    ]
 
 
 def rounds_axis(**more: Any) -> dict[str, Any]:
-    """Rounds are whole."""
+    """An axis of rounds, which are whole numbers."""
     return axis("round", tickformat="d", **more)
 
 
-def accuracy(lines: Sequence[Line]) -> list[Figure]:
+def accuracy(groups: Sequence[RunGroup]) -> list[Figure]:
     """Accuracy over the rounds."""
-    data = curves(lines, lambda r: r.accuracy, PERCENT)
+    data = curve_traces(groups, lambda r: r.accuracy, PERCENT)
     y = axis("test accuracy", tickformat=PERCENT)
     about = "Accuracy of the global model on the test set after every evaluated round, a line for each method."
     shape = layout(rounds_axis(), y, hovermode="x unified")
     return [Figure("accuracy", "Accuracy", about, data, shape)] if data else []
 
 
-def loss(lines: Sequence[Line]) -> list[Figure]:
+def loss(groups: Sequence[RunGroup]) -> list[Figure]:
     """Test loss and the clients' training loss over the rounds."""
     wanted: dict[str, Value] = {"test loss": lambda r: r.loss, "training loss": lambda r: r.train_loss}
-    found = {name: data for name, value in wanted.items() if (data := curves(lines, value, ".4~f"))}
+    found = {name: data for name, value in wanted.items() if (data := curve_traces(groups, value, ".4~f"))}
     if not found:
         return []
     control = Control("loss", "Loss", tuple(found))
-    frames = {key(at): data for at, data in enumerate(found.values())}
+    frames = {frame_key(at): data for at, data in enumerate(found.values())}
     about = "Mean cross-entropy over the rounds, on the test set or of the clients' training, a line for each method."
     shape = layout(rounds_axis(), axis("cross-entropy"), hovermode="x unified")
     return [Figure("loss", "Loss", about, [], shape, (control,), frames, log=("yaxis",))]
 
 
-def against_costs(lines: Sequence[Line]) -> list[Figure]:
+def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
     """Accuracy against bytes, and against operations."""
     kinds: tuple[tuple[str, str, str, str, Places], ...] = (
         ("bytes", "bytes", "sent, up and down", "B", by_bytes),
@@ -224,7 +233,7 @@ def against_costs(lines: Sequence[Line]) -> list[Figure]:
     )
     found = []
     for name, what, how, unit, at in kinds:
-        data = curves(lines, lambda r: r.accuracy, PERCENT, at)
+        data = curve_traces(groups, lambda r: r.accuracy, PERCENT, at)
         for trace in data:
             if "hovertemplate" in trace:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
@@ -236,46 +245,46 @@ def against_costs(lines: Sequence[Line]) -> list[Figure]:
     return found
 
 
-def architectures(lines: Sequence[Line]) -> list[Figure]:
+def architectures(groups: Sequence[RunGroup]) -> list[Figure]:
     """Accuracy of each architecture's part of the global model."""
-    held = [line for line in lines if any(r.arch_accuracy for run in line.runs for r in run.records)]
+    held = [group for group in groups if any(r.arch_accuracy for run in group.runs for r in run.records)]
     if not held:
         return []
-    control = Control("arch-method", "Method", tuple(line.label for line in held))
-    frames = {key(at): _architectures(line) for at, line in enumerate(held)}
+    control = Control("arch-method", "Method", tuple(group.label for group in held))
+    frames = {frame_key(at): _architecture_traces(group) for at, group in enumerate(held)}
     about = "Accuracy on the test set of each architecture's part of the global model, over the rounds."
     shape = layout(rounds_axis(), axis("test accuracy", tickformat=PERCENT), hovermode="x unified", showlegend=True)
     return [Figure("architectures", "Accuracy by architecture", about, [], shape, (control,), frames)]
 
 
-def _architectures(line: Line) -> list[Trace]:
-    names = dict.fromkeys(name for run in line.runs for r in run.records for name in r.arch_accuracy)
+def _architecture_traces(group: RunGroup) -> list[Trace]:
+    names = dict.fromkeys(name for run in group.runs for r in run.records for name in r.arch_accuracy)
     traces = []
     for at, name in enumerate(names):
-        part = Line(name or "whole model", name or "whole model", line.runs, at)
-        points = course(part, partial(_of_architecture, name))
-        traces += [*band(part, points), drawn(part, points, PERCENT)]
+        part = RunGroup(name or "whole model", name or "whole model", group.runs, at)
+        points = mean_curve(part, partial(_architecture_accuracy, name))
+        traces += [*band_traces(part, points), line_trace(part, points, PERCENT)]
     return [{n: v for n, v in trace.items() if n != "meta"} for trace in traces]
 
 
-def _of_architecture(name: str, record: Record) -> Any:
+def _architecture_accuracy(name: str, record: Record) -> Any:
     return record.arch_accuracy.get(name)
 
 
-def partition(lines: Sequence[Line]) -> list[Figure]:
-    """Class × client: how many examples."""
+def partition(groups: Sequence[RunGroup]) -> list[Figure]:
+    """How many examples of each class each client holds."""
     found: dict[str, tuple[str, SavedRun]] = {}
-    for line in lines:
-        for run in line.runs:
+    for group in groups:
+        for run in group.runs:
             counts = run.facts.get("counts")
             if counts and all(isinstance(row, list) for row in counts):
-                label = f"{line.label}, seed {run.config.get('seed', 0)}" if len(lines) > 1 else _seed(run)
+                label = f"{group.label}, seed {run.config.get('seed', 0)}" if len(groups) > 1 else _seed_text(run)
                 found.setdefault(repr(counts), (label, run))
     if not found:
         return []
     control = Control("partition-run", "Run", tuple(label for label, _ in found.values()))
-    frames = {key(at): [_counts(run)] for at, (_, run) in enumerate(found.values())}
-    classes = max(len(_class_names(run)) for _, run in found.values())
+    frames = {frame_key(at): [_counts_trace(run)] for at, (_, run) in enumerate(found.values())}
+    classes = max(_class_count(run) for _, run in found.values())
     about = "How many examples of each class each client holds; colours go with the square root of the count."
     shape = layout(
         axis("client", type="category"),
@@ -285,20 +294,25 @@ def partition(lines: Sequence[Line]) -> list[Figure]:
     return [Figure("partition", "Who holds what", about, [], shape, (control,), frames)]
 
 
-def _seed(run: SavedRun) -> str:
+def _seed_text(run: SavedRun) -> str:
     return f"seed {run.config.get('seed', 0)}"
 
 
-def _class_names(run: SavedRun) -> list[str]:
-    width = max(map(len, run.facts["counts"]))
+def class_names(run: SavedRun, count: int) -> list[str]:
+    """The names of a run's classes; their numbers where the facts do not name so many."""
     names = run.facts.get("class_names")
-    told = names if isinstance(names, list) and len(names) == width else range(width)
-    return distinct(told)
+    return distinct_names(names if isinstance(names, list) and len(names) == count else range(count))
 
 
-def _counts(run: SavedRun) -> Trace:
-    names, counts = _class_names(run), run.facts["counts"]
-    rows = [[max(int(number(row[c]) or 0), 0) if c < len(row) else 0 for row in counts] for c in range(len(names))]
+def _class_count(run: SavedRun) -> int:
+    return max(map(len, run.facts["counts"]))
+
+
+def _counts_trace(run: SavedRun) -> Trace:
+    names, counts = class_names(run, _class_count(run)), run.facts["counts"]
+    rows = [
+        [max(int(finite_number(row[c]) or 0), 0) if c < len(row) else 0 for row in counts] for c in range(len(names))
+    ]
     most = max((count for row in rows for count in row), default=0)
     ticks = [t for t in (0, 1, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000) if t <= most]
     ticks = [t for t in ticks if not t or math.sqrt(t / max(most, 1)) > 0.08]
@@ -306,7 +320,7 @@ def _counts(run: SavedRun) -> Trace:
         "type": "heatmap",
         "x": list(map(str, range(len(counts)))),
         "y": names,
-        "z": [[rounded(math.sqrt(count)) for count in row] for row in rows],
+        "z": [[round_digits(math.sqrt(count)) for count in row] for row in rows],
         "customdata": rows,
         "zmin": 0,
         "zmax": math.sqrt(max(most, 1)),

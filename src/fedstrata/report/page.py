@@ -22,10 +22,10 @@ from fedstrata._version import __version__
 from fedstrata.core.text import plural
 from fedstrata.errors import UsageError
 from fedstrata.report import tables
-from fedstrata.report.figures import themes
-from fedstrata.report.lines import PALETTE, Line, lines_of
+from fedstrata.report.figures import dark_colours
+from fedstrata.report.formatting import NONE, comma_list, escape
+from fedstrata.report.run_groups import PALETTE, RunGroup, group_runs
 from fedstrata.report.sections import Section, sections
-from fedstrata.report.words import NONE, listed, text
 from fedstrata.runs.files import write_atomic
 from fedstrata.runs.reader import SavedRun
 
@@ -34,36 +34,36 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
     """A report of one run, or of several side by side, as one HTML file.
 
     Args:
-        runs: those that differ only in their seed become one line.
+        runs: those that differ only in their seed are averaged into one line.
         title: of the page; by default what was run on which data.
-        live: the page asks its server for news; see `fedstrata.report.watch`.
+        live: whether the page asks its server for news; see `fedstrata.report.watch`.
 
     Raises:
         UsageError: if there are no runs.
     """
     if not runs:
         raise UsageError("a report needs at least one run")
-    lines = lines_of(runs)
-    found = sections(lines)
-    script, (packed, source_hash) = _asset("report.js"), plotly()
+    groups = group_runs(runs)
+    found = sections(groups)
+    script, (packed, source_hash) = _asset("report.js"), packed_plotly()
     policy = _policy([_hash(script.encode()), source_hash], live)
-    name = title or _title(lines)
+    name = title or _title(groups)
     return "".join(
         [
             f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-            f'<meta name="generator" content="fedstrata {__version__}"><title>{text(name)}</title>',
+            f'<meta name="generator" content="fedstrata {__version__}"><title>{escape(name)}</title>',
             f"<style>{_colours()}{_asset('report.css')}</style></head><body>",
             '<a class="skip" href="#main">Skip to the results</a>',
-            f'<header class="top">{_header(lines, name)}{_contents(found)}</header>',
+            f'<header class="top">{_header(groups, name)}{_contents(found)}</header>',
             '<div class="toolbar" role="toolbar" aria-label="All figures" hidden></div>',
             '<noscript><p class="notice">Figures need JavaScript; the tables are here without it.</p></noscript>',
             f'<main id="main">{"".join(section.html() for section in found)}</main>',
             f"<footer><p>Made by fedstrata {__version__}. This page holds all it shows and loads nothing.</p></footer>",
             '<p class="status" role="status" aria-live="polite"></p>',
-            f'<script type="application/json" id="data">{embedded(_data(lines, found))}</script>',
+            f'<script type="application/json" id="data">{embed_json(_data(groups, found))}</script>',
             f'<script type="text/plain" id="plotly">{packed}</script>',
             f"<script>{script}</script></body></html>\n",
         ]
@@ -78,29 +78,29 @@ def write(runs: Sequence[SavedRun], path: Path, title: str | None = None) -> Pat
 
 def news(runs: Sequence[SavedRun]) -> str:
     """What a live page needs to become the page of these runs, as JSON."""
-    lines = lines_of(runs)
-    found = sections(lines)
+    groups = group_runs(runs)
+    found = sections(groups)
     shown = {
-        "header": _header(lines, _title(lines)),
+        "header": _header(groups, _title(groups)),
         "contents": _contents(found),
         "sections": [{"name": section.name, "html": section.html(), "part": section.body} for section in found],
     }
-    return json.dumps({**_data(lines, found), **shown}, allow_nan=False, separators=(",", ":"))
+    return json.dumps({**_data(groups, found), **shown}, allow_nan=False, separators=(",", ":"))
 
 
-def embedded(data: Any) -> str:
-    """JSON that stays inside of its script element, whatever its strings hold."""
+def embed_json(data: Any) -> str:
+    """Encode data as JSON that stays inside its script element, whatever its strings hold."""
     plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         plain = plain.replace(sign, f"\\u{ord(sign):04x}")
     return plain
 
 
-def _data(lines: Sequence[Line], found: Sequence[Section]) -> dict[str, Any]:
+def _data(groups: Sequence[RunGroup], found: Sequence[Section]) -> dict[str, Any]:
     controls = {control.name: control for section in found for control in section.controls}
     return {
-        "lines": [{"name": line.name, "colour": f"var(--line{line.index % len(PALETTE)})"} for line in lines],
-        "dark": themes(),
+        "lines": [{"name": group.name, "colour": f"var(--line{group.index % len(PALETTE)})"} for group in groups],
+        "dark": dark_colours(),
         "controls": {
             name: {"label": c.label, "values": c.values, "slides": c.slides, "start": c.start}
             for name, c in controls.items()
@@ -109,70 +109,73 @@ def _data(lines: Sequence[Line], found: Sequence[Section]) -> dict[str, Any]:
     }
 
 
-def _title(lines: Sequence[Line]) -> str:
-    data = _shared(lines, "dataset")
-    what = lines[0].name if len(lines) == 1 else f"{len(lines)} runs compared"
-    if len(lines) > 1 and len({line.first.method for line in lines}) == len(lines):
-        what = f"{len(lines)} methods"
+def _title(groups: Sequence[RunGroup]) -> str:
+    data = _values_text(groups, "dataset")
+    what = groups[0].name if len(groups) == 1 else f"{len(groups)} runs compared"
+    if len(groups) > 1 and len({group.shown_run.method for group in groups}) == len(groups):
+        what = f"{len(groups)} methods"
     return f"{what} on {data}" if data != NONE else what
 
 
-def _shared(lines: Sequence[Line], field: str) -> str:
-    return listed(list(dict.fromkeys(str(line.first.config.get(field, NONE)) for line in lines)))
+def _values_text(groups: Sequence[RunGroup], field: str) -> str:
+    return comma_list(list(dict.fromkeys(str(group.shown_run.config.get(field, NONE)) for group in groups)))
 
 
-def _header(lines: Sequence[Line], title: str) -> str:
-    tiles = "".join(map(_tile, tables.tiles(lines)))
-    facts = "".join(f"<div><dt>{text(n)}</dt><dd>{text(v)}</dd></div>" for n, v in _facts(lines).items())
-    notes = "".join(f"<li>{text(note)}</li>" for note in tables.notes(lines))
-    told = tables.versions(lines)
+def _header(groups: Sequence[RunGroup], title: str) -> str:
+    tiles = "".join(map(_tile, tables.tiles(groups)))
+    facts = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in _facts(groups).items())
+    notes = "".join(f"<li>{escape(note)}</li>" for note in tables.notes(groups))
+    versions = tables.versions(groups)
     return (
-        f'<div data-part="header"><p class="brand">fedstrata report</p><h1>{text(title)}</h1>'
+        f'<div data-part="header"><p class="brand">fedstrata report</p><h1>{escape(title)}</h1>'
         f'<dl class="tiles">{tiles}</dl><dl class="facts">{facts}</dl>'
         + (f'<div class="notes"><h2>Notes</h2><ul>{notes}</ul></div>' if notes else "")
         + '<details class="more"><summary>All settings and versions</summary>'
-        + f"{tables.configuration(lines).html()}{told.html() if told else ''}</details></div>"
+        + f"{tables.configuration(groups).html()}{versions.html() if versions else ''}</details></div>"
     )
 
 
 def _tile(tile: tuple[str, str, str]) -> str:
-    name, value, word = map(text, tile)
+    name, value, word = map(escape, tile)
     return f"<div><dt>{name}</dt><dd>{value}</dd>" + (f"<dd>{word}</dd>" if word else "") + "</div>"
 
 
-def _facts(lines: Sequence[Line]) -> dict[str, str]:
-    """What runs, in a few rows."""
+def _facts(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """What was run, in a few rows: name → text."""
     shown = {
-        "method": listed([line.name for line in lines]) if len(lines) <= 6 else f"{len(lines)}, see the results",
-        "buffers": listed(list(dict.fromkeys(tables.buffers(run) for line in lines for run in line.runs))),
-        "data": f"{_shared(lines, 'dataset')}, {_shared(lines, 'partition')}",
-        "model": _model(lines),
-        "clients": f"{_clients(lines)}, participation {_shared(lines, 'participation')}",
-        "training": f"{_shared(lines, 'rounds')} rounds, {_local(lines)} of {_shared(lines, 'optimizer')} "
-        f"at lr {_shared(lines, 'lr')}, batch {_shared(lines, 'batch_size')}",
-        "seeds": listed(list(dict.fromkeys(seed for line in lines for seed in line.seeds))),
-        "versions": ", ".join(f"{n} {v}" for n, v in lines[0].first.versions.items() if n != "machine") or NONE,
+        "method": comma_list([group.name for group in groups])
+        if len(groups) <= 6
+        else f"{len(groups)}, see the results",
+        "buffers": comma_list(list(dict.fromkeys(tables.buffers(run) for group in groups for run in group.runs))),
+        "data": f"{_values_text(groups, 'dataset')}, {_values_text(groups, 'partition')}",
+        "model": _model(groups),
+        "clients": f"{_clients(groups)}, participation {_values_text(groups, 'participation')}",
+        "training": f"{_values_text(groups, 'rounds')} rounds, {_local_work(groups)} of "
+        f"{_values_text(groups, 'optimizer')} at lr {_values_text(groups, 'lr')}, "
+        f"batch {_values_text(groups, 'batch_size')}",
+        "seeds": comma_list(list(dict.fromkeys(seed for group in groups for seed in group.seeds))),
+        "versions": ", ".join(f"{n} {v}" for n, v in groups[0].shown_run.versions.items() if n != "machine") or NONE,
     }
     return {name: value for name, value in shown.items() if value.replace(NONE, "").strip(", ")}
 
 
-def _clients(lines: Sequence[Line]) -> str:
-    """As many as were asked for; a run without a recipe has them in its facts."""
-    runs = [line.first for line in lines]
+def _clients(groups: Sequence[RunGroup]) -> str:
+    """How many clients were asked for; a run without run.toml has the number in its facts."""
+    runs = [group.shown_run for group in groups]
     counts = [run.config.get("clients") or run.facts.get("clients") or NONE for run in runs]
-    return listed(list(dict.fromkeys(map(str, counts))))
+    return comma_list(list(dict.fromkeys(map(str, counts))))
 
 
-def _local(lines: Sequence[Line]) -> str:
-    steps = _shared(lines, "steps")
-    epochs = _shared(lines, "epochs")
+def _local_work(groups: Sequence[RunGroup]) -> str:
+    steps = _values_text(groups, "steps")
+    epochs = _values_text(groups, "epochs")
     return f"{steps} steps" if steps != NONE else f"{epochs} local epoch{'s' * (epochs != '1')}"
 
 
-def _model(lines: Sequence[Line]) -> str:
-    name = _shared(lines, "archs")
-    name = _shared(lines, "model") if name == NONE else name
-    model = lines[0].first.facts.get("model")
+def _model(groups: Sequence[RunGroup]) -> str:
+    name = _values_text(groups, "archs")
+    name = _values_text(groups, "model") if name == NONE else name
+    model = groups[0].shown_run.facts.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("parameters"), int):
         return name
     size = f"{model['parameters']:,} parameters in {plural(len(model.get('strata', [])), 'stratum')}"
@@ -180,7 +183,7 @@ def _model(lines: Sequence[Line]) -> str:
 
 
 def _contents(found: Sequence[Section]) -> str:
-    links = "".join(f'<li><a href="#{section.name}">{text(section.heading)}</a></li>' for section in found)
+    links = "".join(f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>' for section in found)
     return f'<nav class="contents" aria-label="Sections"><ul>{links}</ul></nav>'
 
 
@@ -197,7 +200,7 @@ def _hash(source: bytes) -> str:
 
 
 def _colours() -> str:
-    """Of lines, for the style sheet."""
+    """The colours of the groups, for the style sheet."""
     light, dark = ("".join(f"--line{at}:{both[i]};" for at, both in enumerate(PALETTE)) for i in (0, 1))
     return (
         f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
@@ -211,7 +214,7 @@ def _asset(name: str) -> str:
 
 
 @cache
-def plotly() -> tuple[str, str]:
+def packed_plotly() -> tuple[str, str]:
     """Plotly.js, packed, as base64, and the hash by which a browser knows the unpacked script.
 
     Raises:

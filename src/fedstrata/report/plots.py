@@ -13,8 +13,8 @@ from typing import Any
 
 from fedstrata.errors import UsageError, one_of
 from fedstrata.report.figures import BAND, Figure, Trace
-from fedstrata.report.lines import lines_of
-from fedstrata.report.sections import drawn_sections
+from fedstrata.report.run_groups import group_runs
+from fedstrata.report.sections import figure_sections
 from fedstrata.runs.files import disk_errors, write_atomic
 from fedstrata.runs.reader import SavedRun
 
@@ -46,7 +46,7 @@ _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
 
 def check_plots() -> None:
-    """Refuse early where figures cannot be drawn."""
+    """Refuse early if figures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -57,7 +57,7 @@ def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[P
     """Write every figure of a report: sliders at the last round, a file for each choice of a list.
 
     Args:
-        runs: those that differ only in their seed become one line.
+        runs: those that differ only in their seed are averaged into one line.
         out_dir: made where it is missing.
         format: `pdf`, `png` or `svg`.
 
@@ -71,7 +71,7 @@ def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[P
     check_plots()
     import matplotlib
 
-    found = [figure for section in drawn_sections(lines_of(runs)) for figure in section.figures]
+    found = [figure for section in figure_sections(group_runs(runs)) for figure in section.figures]
     if not found:
         raise UsageError("there is nothing to draw yet: no round has ended")
     with disk_errors(out_dir):
@@ -82,7 +82,7 @@ def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[P
         for figure in found:
             for name, places in _choices(figure):
                 path = out_dir / f"{name}.{format}"
-                _save(_drawn(figure, places), path, format)
+                _save(_draw(figure, places), path, format)
                 paths.append(path)
     return paths
 
@@ -106,7 +106,7 @@ def _slug(words: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", signs).strip("-.")[:60] or "x"
 
 
-def _drawn(figure: Figure, places: tuple[int, ...]) -> Any:
+def _draw(figure: Figure, places: tuple[int, ...]) -> Any:
     from matplotlib.figure import Figure as Picture
 
     traces = figure.traces(*places)
@@ -119,17 +119,17 @@ def _drawn(figure: Figure, places: tuple[int, ...]) -> Any:
     every = picture.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
     for axes in every[panels:]:
         axes.remove()
-    said = next((c.values[at] for c, at in zip(figure.by, places, strict=True) if c.label in SAYING), "")
+    quantity = next((c.values[at] for c, at in zip(figure.by, places, strict=True) if c.label in NAMING), "")
     if heat:
-        _heat_maps(picture, every[:panels], traces, figure, said)
+        _draw_heat_maps(picture, every[:panels], traces, figure, quantity)
     else:
-        _curves(every[0], traces, figure.layout, said)
-        _legend(picture, every[0])
+        _draw_curves(every[0], traces, figure.layout, quantity)
+        _add_legend(picture, every[0])
     return picture
 
 
-SAYING = ("Quantity", "Loss")
-"""Labels of controls that say what is drawn, for an axis that does not."""
+NAMING = ("Quantity", "Loss")
+"""Labels of controls that name what is drawn, for an axis without a title."""
 
 
 def _height(trace: Trace, figure: Figure) -> float:
@@ -137,8 +137,8 @@ def _height(trace: Trace, figure: Figure) -> float:
     return max(2.4, 0.8 + 0.125 * rows)
 
 
-def _plain(name: Any) -> str:
-    """Without the entities that Plotly needs, and as matplotlib is to show it: a dollar sign begins a formula."""
+def _label_text(name: Any) -> str:
+    """A label for matplotlib: without the entities that Plotly needs, and with dollar signs that begin no formula."""
     return html.unescape(str(name)).replace("$", r"\$")
 
 
@@ -146,44 +146,44 @@ def _numbers(values: Sequence[Any]) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _places(axes: Any, which: str, values: Sequence[Any], axis: Mapping[str, Any]) -> list[float]:
-    """Where values stand on an axis; names stand in their order."""
+def _positions(axes: Any, which: str, values: Sequence[Any], axis: Mapping[str, Any]) -> list[float]:
+    """The positions of values on an axis; names are placed in their order."""
     if axis.get("type") != "category":
         return _numbers(values)
     names = list(dict.fromkeys([*axis.get("categoryarray", []), *getattr(axes, f"_{which}_names", []), *values]))
     setattr(axes, f"_{which}_names", names)
     step = -(-len(names) // 30)
     shown = list(range(0, len(names), step))
-    turned = {"rotation": 90} if which == "x" and sum(len(_plain(n)) for n in names) > 48 else {}
-    axes.__getattribute__(f"set_{which}ticks")(shown, [_plain(names[at]) for at in shown], **turned)
+    turned = {"rotation": 90} if which == "x" and sum(len(_label_text(n)) for n in names) > 48 else {}
+    axes.__getattribute__(f"set_{which}ticks")(shown, [_label_text(names[at]) for at in shown], **turned)
     return [names.index(value) for value in values]
 
 
-def _curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], said: str) -> None:
+def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], quantity: str) -> None:
     x_axis, y_axis = layout["xaxis"], layout["yaxis"]
     bars = [trace for trace in traces if trace["type"] == "bar"]
     for trace in traces:
         ys = trace.get("y", [])
         xs = trace.get("x", list(range(len(ys))))
-        x, y = _places(axes, "x", xs, x_axis), _places(axes, "y", ys, y_axis)
+        x, y = _positions(axes, "x", xs, x_axis), _positions(axes, "y", ys, y_axis)
         if trace["type"] == "bar":
             wide = 0.8 / len(bars)
             shifted = [at - 0.4 + wide * (bars.index(trace) + 0.5) for at in x]
-            axes.bar(shifted, y, wide, color=trace["marker"]["color"], label=_plain(trace["name"]))
+            axes.bar(shifted, y, wide, color=trace["marker"]["color"], label=_label_text(trace["name"]))
         elif trace.get("fill"):
             axes.fill(x, y, color=trace["line"]["color"], alpha=BAND, linewidth=0)
         else:
-            _curve(axes, x, y, trace)
+            _draw_curve(axes, x, y, trace)
     for shape in layout.get("shapes", []):
         axes.axhline(shape["y0"], color="#8a929c", linewidth=0.7, linestyle=":")
-    _axis(axes, "x", x_axis, said)
-    _axis(axes, "y", y_axis, said)
+    _format_axis(axes, "x", x_axis, quantity)
+    _format_axis(axes, "y", y_axis, quantity)
     axes.grid(True)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> None:
+def _draw_curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> None:
     line, marker = trace.get("line", {}), trace.get("marker", {})
     mode = trace.get("mode", "lines")
     axes.plot(
@@ -195,16 +195,16 @@ def _curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> N
         marker="o" if "markers" in mode else None,
         markersize=2.4 if "lines" in mode else 3,
         markeredgewidth=0,
-        label=_plain(trace["name"]),
+        label=_label_text(trace["name"]),
     )
 
 
-def _axis(axes: Any, which: str, axis: Mapping[str, Any], said: str) -> None:
+def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], quantity: str) -> None:
     """Title and ticks as the page has them."""
     from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     category = axis.get("type") == "category"
-    title = axis.get("title", {}).get("text", "") or ("" if category else said)
+    title = axis.get("title", {}).get("text", "") or ("" if category else quantity)
     axes.set(**{f"{which}label": title})
     form, own = axis.get("tickformat", ""), axes.__getattribute__(f"{which}axis")
     if category:
@@ -221,7 +221,7 @@ def _axis(axes: Any, which: str, axis: Mapping[str, Any], said: str) -> None:
         own.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _legend(picture: Any, axes: Any) -> None:
+def _add_legend(picture: Any, axes: Any) -> None:
     marks, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = max(1, min(4, int(62 / (max(map(len, names)) + 6))))
@@ -230,35 +230,35 @@ def _legend(picture: Any, axes: Any) -> None:
         picture.legend(marks, names, loc="outside upper center", ncols=columns, frameon=False, handlelength=1.6)
 
 
-def _heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace], figure: Figure, said: str) -> None:
+def _draw_heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace], figure: Figure, quantity: str) -> None:
     shown = None
     for at, (axes, trace) in enumerate(zip(every, traces, strict=True)):
         place = "" if not at else str(at + 1)
         x_axis, y_axis = figure.layout[f"xaxis{place}"], figure.layout[f"yaxis{place}"]
         if trace.get("z") and trace["z"][0]:
-            shown = _heat_map(axes, trace, x_axis, y_axis)
+            shown = _draw_heat_map(axes, trace, x_axis, y_axis)
         for which, axis in (("x", x_axis), ("y", y_axis)):
-            _axis(axes, which, axis, "")
+            _format_axis(axes, which, axis, "")
             if not axis.get("showticklabels", True):
                 axes.__getattribute__(f"{which}axis").set_ticks([])
         if figure.titles:
-            axes.set_title(_plain(figure.titles[at]), loc="left")
+            axes.set_title(_label_text(figure.titles[at]), loc="left")
             axes.set_aspect("equal")
     if shown is not None:
-        told = traces[0].get("colorbar", {})
+        settings = traces[0].get("colorbar", {})
         bar = picture.colorbar(shown, ax=list(every), shrink=0.9, aspect=30, pad=0.02)
-        bar.set_label(told.get("title", {}).get("text", said))
+        bar.set_label(settings.get("title", {}).get("text", quantity))
         bar.outline.set_visible(False)
-        if "tickvals" in told:
-            bar.set_ticks(told["tickvals"], labels=told["ticktext"])
+        if "tickvals" in settings:
+            bar.set_ticks(settings["tickvals"], labels=settings["ticktext"])
 
 
-def _heat_map(axes: Any, trace: Trace, x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> Any:
+def _draw_heat_map(axes: Any, trace: Trace, x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     scale = trace["colorscale"]
     colours = scale.lower() if isinstance(scale, str) else LinearSegmentedColormap.from_list("own", scale)
-    x, y = _places(axes, "x", trace["x"], x_axis), _places(axes, "y", trace["y"], y_axis)
+    x, y = _positions(axes, "x", trace["x"], x_axis), _positions(axes, "y", trace["y"], y_axis)
     values = [_numbers(row) for row in trace["z"]]
     return axes.pcolormesh(
         _edges(x), _edges(y), values, cmap=colours, vmin=trace.get("zmin"), vmax=trace.get("zmax"), rasterized=True
@@ -266,7 +266,7 @@ def _heat_map(axes: Any, trace: Trace, x_axis: Mapping[str, Any], y_axis: Mappin
 
 
 def _edges(places: Sequence[float]) -> list[float]:
-    """Half-way between places, and as far beyond the ends."""
+    """The borders of cells: half-way between their positions, and as far beyond the ends."""
     if len(places) == 1:
         return [places[0] - 0.5, places[0] + 0.5]
     middles = [(a + b) / 2 for a, b in pairwise(places)]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fedstrata.diagnosis import diagnose
 from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
 from fedstrata.diagnosis.thresholds import HIGH
-from fedstrata.report import features, figures, layers, tables
+from fedstrata.report import feature_figures, figures, stratum_figures, tables
 from fedstrata.report.figures import Control, Figure
-from fedstrata.report.lines import Line
-from fedstrata.report.words import text
+from fedstrata.report.formatting import escape
+from fedstrata.report.run_groups import RunGroup
 from fedstrata.runs.reader import SavedRun
 
 
@@ -25,7 +25,7 @@ class Section:
         about: how to read it, in a sentence or two.
         figures: in order.
         body: what stands above the figures, as HTML.
-        wide: False where two figures stand side by side.
+        wide: False if two figures stand side by side.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Section:
         shape = "figures" if self.wide or len(self.figures) == 1 else f"figures pair {self.name}"
         return (
             f'<section id="{self.name}" aria-labelledby="h-{self.name}">'
-            + f'<div class="head"><h2 id="h-{self.name}">{text(self.heading)}</h2>'
-            + (f'<p class="about">{text(self.about)}</p>' if self.about else "")
+            + f'<div class="head"><h2 id="h-{self.name}">{escape(self.heading)}</h2>'
+            + (f'<p class="about">{escape(self.about)}</p>' if self.about else "")
             + (f'<div class="controls" data-controls="{controls}"></div>' if controls else "")
             + "</div>"
             + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
@@ -60,21 +60,21 @@ class Section:
 def _figure(figure: Figure) -> str:
     height = figure.layout.get("height", HEIGHT)
     return (
-        f'<figure data-figure="{figure.name}"><figcaption><span>{text(figure.title)}</span></figcaption>'
-        f'<div class="plot" role="img" aria-label="{text(figure.title)}. {text(figure.about)}" '
+        f'<figure data-figure="{figure.name}"><figcaption><span>{escape(figure.title)}</span></figcaption>'
+        f'<div class="plot" role="img" aria-label="{escape(figure.title)}. {escape(figure.about)}" '
         f'style="height:{height}px"></div>'
-        f'<p class="caption">{text(figure.about)}</p>'
+        f'<p class="caption">{escape(figure.about)}</p>'
         '<details class="data"><summary>Data as a table</summary></details></figure>'
     )
 
 
 HEIGHT = 350
-"""Of a figure that does not say."""
+"""The height of a figure that does not set its own."""
 _SPACES = str.maketrans("-_", "  ")
 FEW = 3
-"""Remedies of a finding that are shown at once."""
+"""Remedies of a finding that are shown without unfolding."""
 
-_FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list[Figure]], ...]], ...] = (
+_FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], list[Figure]], ...]], ...] = (
     (
         "curves",
         "Accuracy and loss",
@@ -101,56 +101,56 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list
         "Layer by layer",
         "How far clients pull each stratum apart. The slider moves through the rounds.",
         False,
-        (layers.divergence,),
+        (stratum_figures.divergence,),
     ),
     (
         "gradients",
         "Gradients around averaging",
         "A jump at the first step after averaging means that averaged layers do not fit each other.",
         False,
-        (layers.gradnorm,),
+        (stratum_figures.gradnorm,),
     ),
     (
         "similarity",
         "How alike clients' features are",
         "Linear CKA between clients' local models on one shared batch: 1 is the same up to rotation and scale.",
         True,
-        (features.cka,),
+        (feature_figures.cka,),
     ),
     (
         "forgetting",
         "Forgetting",
         "What local training does to classes, above all to those that a client lacks.",
         False,
-        (features.calibration,),
+        (feature_figures.calibration,),
     ),
     (
         "drift",
         "Drift of neurons",
         "How far neurons that answer to a class move in local training.",
         True,
-        (features.drift,),
+        (feature_figures.drift,),
     ),
     (
         "statistics",
         "Running statistics",
         "Whether normalisation by averaged statistics costs accuracy.",
         False,
-        (layers.statistics,),
+        (stratum_figures.statistics,),
     ),
     (
         "crossing",
         "Gradients across layers",
         "InCo's coefficients of every layer.",
         True,
-        (layers.crossing,),
+        (stratum_figures.crossing,),
     ),
     (
         "embedding",
         "A map of features",
         "t-SNE; distances between far points mean nothing.",
         True,
-        (features.embedding,),
+        (feature_figures.embedding,),
     ),
     (
         "partition",
@@ -162,12 +162,12 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[Line]], list
 )
 
 
-def drawn_sections(lines: Sequence[Line]) -> list[Section]:
-    """Those of figures, as far as there is something to show."""
+def figure_sections(groups: Sequence[RunGroup]) -> list[Section]:
+    """The sections of figures that have something to show."""
     return [
-        Section(name, heading, about + _whose(name, lines), tuple(found), wide=wide)
+        Section(name, heading, about + _seed_remark(name, groups), tuple(found), wide=wide)
         for name, heading, about, wide, makers in _FIGURES
-        if (found := [figure for make in makers for figure in make(lines)])
+        if (found := [figure for make in makers for figure in make(groups)])
     ]
 
 
@@ -180,49 +180,51 @@ _OF_ONE_RUN = {
 """Sections with a picture that is of one run, since a mean over seeds has no meaning there, and its probe."""
 
 
-def _whose(name: str, lines: Sequence[Line]) -> str:
-    """Which seed such a picture is of, where there are several."""
-    if name not in _OF_ONE_RUN or all(len(line.runs) == 1 for line in lines):
+def _seed_remark(name: str, groups: Sequence[RunGroup]) -> str:
+    """Which seed such a picture is of, if there are several."""
+    if name not in _OF_ONE_RUN or all(len(group.runs) == 1 for group in groups):
         return ""
     picture, probe = _OF_ONE_RUN[name]
-    seeds = dict.fromkeys(str(line.seen(probe).config.get("seed", 0)) for line in lines)
+    seeds = dict.fromkeys(str(group.run_with(probe).config.get("seed", 0)) for group in groups)
     return f" {picture} is of seed {', '.join(seeds)} alone."
 
 
-def sections(lines: Sequence[Line]) -> list[Section]:
+def sections(groups: Sequence[RunGroup]) -> list[Section]:
     """All sections that have something to show."""
-    first = Section("results", "Results", "", body=_results(lines))
-    diagnosis = _diagnosis(lines)
-    several = any(len(line.runs) > 1 for line in lines)
+    first = Section("results", "Results", "", body=_results(groups))
+    diagnosis = _diagnosis(groups)
+    several = any(len(group.runs) > 1 for group in groups)
     about = "Of one seed of each method, the one that got furthest." if several else ""
-    told = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
-    spent = [Section("costs", "Costs", "", body=_costs(lines))] if any(line.rounds for line in lines) else []
-    return [first, *told, *drawn_sections(lines), *spent]
+    findings = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
+    spent = [Section("costs", "Costs", "", body=_costs(groups))] if any(group.rounds for group in groups) else []
+    return [first, *findings, *figure_sections(groups), *spent]
 
 
-def _results(lines: Sequence[Line]) -> str:
-    return tables.results(lines).html()
+def _results(groups: Sequence[RunGroup]) -> str:
+    return tables.results(groups).html()
 
 
-def _costs(lines: Sequence[Line]) -> str:
-    of_probes = tables.probe_seconds(lines)
-    return tables.costs(lines).html() + (of_probes.html() if of_probes else "")
+def _costs(groups: Sequence[RunGroup]) -> str:
+    of_probes = tables.probe_seconds(groups)
+    return tables.costs(groups).html() + (of_probes.html() if of_probes else "")
 
 
-def _diagnosis(lines: Sequence[Line]) -> str:
-    """Of every line, that of the run whose pictures are shown; folded where there are several."""
-    told = [(line, found) for line in lines if line.first.records and (found := _diagnosed(line.first))]
-    if len(lines) == 1:
-        return "".join(f"<p>{text(verdict)}</p>{findings}" for _, (verdict, findings) in told)
+def _diagnosis(groups: Sequence[RunGroup]) -> str:
+    """The diagnosis of each group's shown run; folded if there are several groups."""
+    diagnosed = [
+        (group, found) for group in groups if group.shown_run.records and (found := _diagnosis_of(group.shown_run))
+    ]
+    if len(groups) == 1:
+        return "".join(f"<p>{escape(verdict)}</p>{findings}" for _, (verdict, findings) in diagnosed)
     return "".join(
-        f'<details class="diagnosis"><summary>{tables.swatch(line.index)}<strong>{text(line.name)}</strong> '
-        f"{text(verdict)}</summary>{findings}</details>"
-        for line, (verdict, findings) in told
+        f'<details class="diagnosis"><summary>{tables.swatch(group.index)}<strong>{escape(group.name)}</strong> '
+        f"{escape(verdict)}</summary>{findings}</details>"
+        for group, (verdict, findings) in diagnosed
     )
 
 
-def _diagnosed(run: SavedRun) -> tuple[str, str] | None:
-    """The verdict and the findings, as HTML; None where nothing was looked at."""
+def _diagnosis_of(run: SavedRun) -> tuple[str, str] | None:
+    """The verdict and the findings, as HTML; None if there was nothing to look at."""
     try:
         found = diagnose(run)
         return (found.verdict, _findings(found)) if found.looked or found.findings else None
@@ -232,9 +234,9 @@ def _diagnosed(run: SavedRun) -> tuple[str, str] | None:
 
 def _findings(diagnosis: Diagnosis) -> str:
     items = "".join(map(_finding, diagnosis.findings))
-    notes = "".join(f'<p class="about">{text(note)}</p>' for note in diagnosis.notes)
+    notes = "".join(f'<p class="about">{escape(note)}</p>' for note in diagnosis.notes)
     missing = ", ".join(name.replace("-", " ") for name in diagnosis.unmeasured)
-    hint = f'<p class="about">Not measured: {text(missing)}. A run with --probe all measures them.</p>'
+    hint = f'<p class="about">Not measured: {escape(missing)}. A run with --probe all measures them.</p>'
     return (f'<ol class="findings">{items}</ol>' if items else "") + notes + (hint if missing else "")
 
 
@@ -245,10 +247,10 @@ def _finding(finding: Finding) -> str:
     causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
     figures = ", ".join(f"{name.translate(_SPACES)} {value:.3g}" for name, value in finding.figure.items())
     return (
-        f'<li class="finding {kind}"><p><strong>{text(finding.name.replace("-", " ").capitalize())}</strong> '
-        f'<span class="severity">{kind}, {finding.severity:.2f}</span></p><p>{text(finding.sentence)}</p>'
-        + (f'<p class="measured">{text(figures)}</p>' if figures else "")
-        + (f"<p>Explained by {text(causes)}.</p>" if causes else "")
+        f'<li class="finding {kind}"><p><strong>{escape(finding.name.replace("-", " ").capitalize())}</strong> '
+        f'<span class="severity">{kind}, {finding.severity:.2f}</span></p><p>{escape(finding.sentence)}</p>'
+        + (f'<p class="measured">{escape(figures)}</p>' if figures else "")
+        + (f"<p>Explained by {escape(causes)}.</p>" if causes else "")
         + (f"<p>What to try:</p><ul>{''.join(remedies[:FEW])}</ul>" if remedies else "")
         + (more if len(remedies) > FEW else "")
         + "</li>"
@@ -256,5 +258,5 @@ def _finding(finding: Finding) -> str:
 
 
 def _remedy(remedy: Remedy) -> str:
-    code = f"<code>{text(remedy.options)}</code> " if remedy.options else ""
-    return f"<li>{code}{text(remedy.why)} <cite>{text(remedy.paper)}</cite></li>"
+    code = f"<code>{escape(remedy.options)}</code> " if remedy.options else ""
+    return f"<li>{code}{escape(remedy.why)} <cite>{escape(remedy.paper)}</cite></li>"

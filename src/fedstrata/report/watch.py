@@ -23,9 +23,9 @@ from fedstrata.system import signals
 
 HOST = "127.0.0.1"
 FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json")
-"""Of a run; a change in none of them is no news."""
+"""The files of a run that are watched: there is news when one of them changes."""
 PATIENCE = 5
-"""News are made again only after so many times as long as the last took: watching takes a sixth of a core at most."""
+"""News is made again only after so many times as long as the last took: watching takes a sixth of a core at most."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -51,41 +51,41 @@ def runs_in(path: Path) -> list[Path]:
 
 
 class Source:
-    """What the runs of a directory look like now; made again where their files have changed, but not all the time."""
+    """The page of a directory's runs as they are now; made anew when their files have changed, but not too often."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = Lock()
         self._revision, self._news = "", ""
         self._due = 0.0
-        self.read()
+        self.read_runs()
 
-    def read(self) -> list[SavedRun]:
-        """The runs as they are."""
+    def read_runs(self) -> list[SavedRun]:
+        """Read the runs as they are now."""
         return [SavedRun.read(path) for path in runs_in(self._directory)]
 
     def revision(self) -> str:
-        """Another one for every state of the files."""
+        """A hash of the state of the files."""
         seen = hashlib.sha256()
         for path in runs_in(self._directory):
             for name in FILES:
-                seen.update(f"{path.name}/{name}:{_state(path / name)};".encode())
+                seen.update(f"{path.name}/{name}:{_file_state(path / name)};".encode())
         return seen.hexdigest()[:20]
 
     def news(self) -> tuple[str, str]:
-        """The revision, and the page's data in it: an old one until it is time for another."""
+        """The revision and the page's data: the last ones until it is time for new ones."""
         with self._lock:
             revision = self.revision()
             if revision != self._revision and (not self._revision or monotonic() >= self._due):
                 began = monotonic()
-                self._news = news(self.read())
+                self._news = news(self.read_runs())
                 self._revision = revision  # taken before the files were read: what came since is news once more
                 ended = monotonic()
                 self._due = ended + PATIENCE * (ended - began)
             return self._revision, self._news
 
 
-def _state(path: Path) -> str:
+def _file_state(path: Path) -> str:
     try:
         found = path.stat()
     except OSError:
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             if self.path == "/":
-                self._answer(HTTPStatus.OK, page(self.server.source.read(), live=True), "text/html")
+                self._answer(HTTPStatus.OK, page(self.server.source.read_runs(), live=True), "text/html")
             elif self.path == "/data.json":
                 self._data()
             else:

@@ -19,7 +19,7 @@ class Check:
 
     Args:
         name: what is claimed.
-        holds: None if there are no figures to tell by.
+        holds: None if there are no figures to decide by.
         figures: what was measured, in words.
         paper: what the paper measured.
         values: every seed's figures, in full precision.
@@ -33,7 +33,7 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """In two words."""
+        """Whether the claim holds, in two words or three."""
         return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
 
     def __str__(self) -> str:
@@ -47,6 +47,22 @@ class Unit:
     spread: Callable[[Stat | None], str]
     difference: Callable[[Stat], str]
 
+    def cell(self, seeds: Seeds) -> str:
+        """A cell of a table: mean ± standard deviation over the seeds."""
+        return self.spread(stat(seeds.values()))
+
+
+def plain_unit(digits: int, factor: int = 1, suffix: str = "") -> Unit:
+    """A unit of plain numbers: so many times the figure, with so many digits after the point."""
+
+    def text(value: Stat | None) -> str:
+        if value is None:
+            return "–"
+        deviation = "" if value.std is None else f" ± {factor * value.std:.{digits}f}"
+        return f"{factor * value.mean:.{digits}f}{deviation}{suffix}"
+
+    return Unit(text, lambda gain: ("+" if gain.mean >= 0 else "") + text(gain))
+
 
 def _points(gain: Stat) -> str:
     return f"{100 * gain.mean:+.2f}" + ("" if gain.std is None else f" ± {100 * gain.std:.2f}") + " points"
@@ -54,16 +70,20 @@ def _points(gain: Stat) -> str:
 
 POINTS = Unit(lambda value: f"{spread(value)} %", _points)
 GAINS = Unit(lambda value: f"{spread(value)} points", _points)
-"""Of what is a difference of accuracies itself."""
+"""Of figures that are themselves differences of accuracies."""
 
 
-def _plain(value: Stat | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value.mean:.4f}" + ("" if value.std is None else f" ± {value.std:.4f}")
+PLAIN = plain_unit(4)
 
 
-PLAIN = Unit(_plain, lambda gain: ("+" if gain.mean >= 0 else "") + _plain(gain))
+def cell(seeds: Seeds) -> str:
+    """A cell of a table of accuracies: mean ± standard deviation over the seeds, in percent."""
+    return spread(stat(seeds.values()))
+
+
+def differences(one: Seeds, other: Seeds) -> dict[int, float]:
+    """Seed → one − other, for the seeds that both have."""
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
 
 
 def above(
@@ -78,7 +98,7 @@ def above(
 ) -> Check:
     """The claim that one figure is above another: in the mean over the seeds that both have.
 
-    The difference is told with its standard deviation over the seeds, so that a reader sees what is noise.
+    The difference is given with its standard deviation over the seeds, so that a reader sees what is noise.
 
     Args:
         name: the claim.
@@ -150,7 +170,7 @@ def best(name: str, ours: Iterable[str], figures: Mapping[str, Seeds], *, paper:
 def fewest(name: str, ours: str, rounds: Mapping[str, Mapping[int, int | None]], *, paper: str = "") -> Check:
     """The claim that ours needs no more rounds than any other, in the median over the seeds that all have.
 
-    None is a run that did not get there: it took longer than any that did.
+    None is a run that never reached the target: it counts as longer than any that did.
     """
     found = {label: seeds for label, seeds in rounds.items() if seeds}
     shared = sorted(set.intersection(*map(set, found.values()))) if found else []

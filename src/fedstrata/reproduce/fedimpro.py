@@ -11,11 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
-from fedstrata.compare.table import spread, stat
-from fedstrata.reproduce import inversion, layers
-from fedstrata.reproduce.claims import GAINS, Check, Seeds, above, always_above, best, fewest, rounds_text
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
+from fedstrata.compare.runner import read_finished_records
+from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion
+from fedstrata.reproduce.claims import (
+    GAINS,
+    Check,
+    Seeds,
+    above,
+    always_above,
+    best,
+    cell,
+    differences,
+    fewest,
+    rounds_text,
+)
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    dataset_name,
+    figures_by_label,
+    figures_by_seed,
+    gain_rows,
+    highest_accuracy,
+    label_methods,
+    unfinished_note,
+)
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 
@@ -26,35 +49,34 @@ OTHERS = {
     "FedNova": "fednova",
     "FedDyn": "feddyn(alpha=0.1)",
 }
-DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 SKEWS = {"dirichlet(alpha=0.1)": "Dirichlet(0.1)", "dirichlet(alpha=0.05)": "Dirichlet(0.05)"}
 MILD, SEVERE = SKEWS.values()
 
 
 @dataclass(frozen=True)
-class PaperFigures:
-    """What the paper has under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
+class FedImproFigures:
+    """The paper's figures under one setting: FedImpro against FedAvg, against the best other, and in rounds."""
 
     fedavg: str
     best: str
     rounds: str
 
 
-TOLD = {
-    f"CIFAR-10, {MILD}": PaperFigures(
+PAPER = {
+    f"CIFAR-10, {MILD}": FedImproFigures(
         "88.45 against 83.65 %", "88.45, FedNova 84.97 %", "128, FedProx 128, FedAvg 142"
     ),
-    f"CIFAR-10, {SEVERE}": PaperFigures(
+    f"CIFAR-10, {SEVERE}": FedImproFigures(
         "81.75 against 75.36 %", "81.75, FedProx 77.49 %", "112, FedProx 121, FedAvg 247"
     ),
-    f"Fashion-MNIST, {MILD}": PaperFigures(
+    f"Fashion-MNIST, {MILD}": FedImproFigures(
         "90.83 against 88.67 %", "90.83, FedDyn 89.01 %", "32, FedDyn 62, FedAvg 83"
     ),
-    f"Fashion-MNIST, {SEVERE}": PaperFigures(
+    f"Fashion-MNIST, {SEVERE}": FedImproFigures(
         "86.42 against 82.73 %", "86.42, FedProx 83.66 %", "52, FedDyn 82, FedAvg 94"
     ),
 }
-TOLD_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
+PAPER_GAINS = {"CIFAR-10": "6.39 against 4.80 points", "Fashion-MNIST": "3.69 against 2.16 points"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,7 @@ class FedImproScale:
     @property
     def where(self) -> str:
         """The setting of all parts but the table of methods."""
-        return f"{_dataset(self.datasets[0])}, {MILD}"
+        return f"{dataset_name(self.datasets[0])}, {MILD}"
 
 
 SCALES = {
@@ -162,35 +184,11 @@ def parts(scale: str) -> list[Part]:
         _table(chosen),
         _split(chosen),
         _noise(chosen),
-        _selected(chosen),
+        _clients_per_round(chosen),
         _form(chosen),
         _divergence(chosen),
         _inversion(chosen),
     ]
-
-
-def _labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"method": text, "label": label} for label, text in methods.items()]
-
-
-def _dataset(spec: str) -> str:
-    return DATASETS[spec.partition("(")[0]]
-
-
-def _highest(rounds: list[Record]) -> float | None:
-    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
-
-
-def _by_label(comparison: Comparison) -> dict[str, Seeds]:
-    return {row.method: figures(row, _highest) for row in comparison.rows}
-
-
-def _cell(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))
-
-
-def _gained(one: Seeds, other: Seeds) -> dict[int, float]:
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
 
 
 _BEST = "an accuracy is the best of a run, as in the paper; ± is the sample standard deviation over the seeds"
@@ -200,7 +198,7 @@ _BEST = "an accuracy is the best of a run, as in the paper; ± is the sample sta
 
 
 def _table(scale: FedImproScale) -> Grid:
-    methods = _labelled({**OTHERS, "FedImpro": scale.impro()})
+    methods = label_methods({**OTHERS, "FedImpro": scale.impro()})
     return Grid(
         "table",
         "FedImpro against other methods: best accuracy, and rounds to FedAvg's",
@@ -209,62 +207,79 @@ def _table(scale: FedImproScale) -> Grid:
             dataset=list(scale.datasets),
             partition=list(SKEWS),
         ),
-        lambda comparison: _judge_table(scale, comparison),
+        lambda comparison: _assess_table(scale, comparison),
     )
 
 
-def _judge_table(scale: FedImproScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: FedImproScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, ComparisonRow]] = {
-        f"{_dataset(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
+        f"{dataset_name(d)}, {skew}": {} for d in scale.datasets for skew in SKEWS.values()
     }
     for row in comparison.rows:
-        found[f"{_dataset(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
-    reached = {setting: {m: figures(row, _highest) for m, row in rows.items()} for setting, rows in found.items()}
-    needed = {setting: _needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
+        found[f"{dataset_name(row.run.config.dataset)}, {SKEWS[row.run.config.partition]}"][row.method] = row
+    reached = {
+        setting: {m: figures_by_seed(row, highest_accuracy) for m, row in rows.items()}
+        for setting, rows in found.items()
+    }
+    needed = {setting: _rounds_needed(rows, reached[setting]["FedAvg"]) for setting, rows in found.items()}
     labels = [*OTHERS, "FedImpro"]
-    accuracy = tuple((label, *(_cell(column[label]) for column in reached.values())) for label in labels)
+    accuracy = tuple((label, *(cell(column[label]) for column in reached.values())) for label in labels)
     rounds = tuple((label, *(rounds_text(column[label].values()) for column in needed.values())) for label in labels)
-    checks: list[Check] = []
-    for setting in found:
-        column, told = reached[setting], TOLD.get(setting, PaperFigures("", "", ""))
-        name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
-        checks += [
-            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=told.fedavg),
-            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=told.best),
-            fewest(name, "FedImpro", needed[setting], paper=told.rounds),
-        ]
-    for data in map(_dataset, scale.datasets):
-        mild, severe = (
-            _gained(*(reached[f"{data}, {skew}"][label] for label in ("FedImpro", "FedAvg"))) for skew in (MILD, SEVERE)
-        )
-        name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
-        checks.append(above(name, severe, mild, unit=GAINS, paper=TOLD_GAINS.get(data, "")))
     return Findings(
         (
             FindingsTable("Best accuracy, %", ("method", *found), accuracy),
             FindingsTable("Rounds to FedAvg's best accuracy, seed by seed", ("method", *found), rounds),
         ),
-        tuple(checks),
+        (*_table_checks(reached, needed), *_gain_checks(scale, reached)),
         (
             _BEST,
             "the target is the best accuracy that FedAvg has in the whole run, with the same seed, so FedAvg's own "
-            f"number is that of its best round; – is a run that never has it; evaluated every {_every(scale)}",
-            *lost(comparison),
+            f"number is that of its best round; – is a run that never has it; evaluated every {_interval_text(scale)}",
+            *unfinished_note(comparison),
         ),
     )
 
 
-def _every(scale: FedImproScale) -> str:
+Accuracies = Mapping[str, Mapping[str, Seeds]]
+"""Setting → method → seed → best accuracy."""
+
+
+def _table_checks(reached: Accuracies, needed: Mapping[str, Mapping[str, Mapping[int, int | None]]]) -> list[Check]:
+    """Accuracy and rounds, setting by setting."""
+    checks: list[Check] = []
+    for setting, column in reached.items():
+        paper = PAPER.get(setting, FedImproFigures("", "", ""))
+        name = f"FedImpro needs the fewest rounds to FedAvg's best accuracy on {setting}"
+        checks += [
+            above(f"FedImpro beats FedAvg on {setting}", column["FedImpro"], column["FedAvg"], paper=paper.fedavg),
+            best(f"FedImpro is the best on {setting}", ["FedImpro"], column, paper=paper.best),
+            fewest(name, "FedImpro", needed[setting], paper=paper.rounds),
+        ]
+    return checks
+
+
+def _gain_checks(scale: FedImproScale, reached: Accuracies) -> list[Check]:
+    """Severe against mild skew, dataset by dataset."""
+    checks = []
+    for data in map(dataset_name, scale.datasets):
+        columns = [reached[f"{data}, {skew}"] for skew in (MILD, SEVERE)]
+        mild, severe = (differences(column["FedImpro"], column["FedAvg"]) for column in columns)
+        name = f"FedImpro gains more over FedAvg with {SEVERE} than with {MILD} on {data}"
+        checks.append(above(name, severe, mild, unit=GAINS, paper=PAPER_GAINS.get(data, "")))
+    return checks
+
+
+def _interval_text(scale: FedImproScale) -> str:
     every = scale.run.get("eval_every", 1)
     return "round" if every == 1 else f"{every} rounds"
 
 
-def _needed(rows: Mapping[str, ComparisonRow], targets: Seeds) -> dict[str, dict[int, int | None]]:
+def _rounds_needed(rows: Mapping[str, ComparisonRow], targets: Seeds) -> dict[str, dict[int, int | None]]:
     """Method → seed → the first round that reaches this seed's target."""
     return {
         method: {
-            result.seed: rounds_to(records(Path(result.directory)), targets[result.seed])
-            for result in row.sound
+            result.seed: rounds_to(read_finished_records(Path(result.directory)), targets[result.seed])
+            for result in row.sound_results
             if result.seed in targets
         }
         for method, row in rows.items()
@@ -279,17 +294,17 @@ def _split(scale: FedImproScale) -> Grid:
     return Grid(
         "split",
         "where the model is cut, and what the statistics add to the uplink",
-        scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_split(scale, comparison),
+        scale.values(method=label_methods(methods)),
+        lambda comparison: _assess_split(scale, comparison),
     )
 
 
-def _judge_split(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+def _assess_split(scale: FedImproScale, comparison: Comparison) -> Findings:
+    found = figures_by_label(comparison, highest_accuracy)
     base, *cuts = found
-    shares = {row.method: figures(row, _statistics) for row in comparison.rows}
+    shares = {row.method: figures_by_seed(row, _statistics_share) for row in comparison.rows}
     rows = tuple(
-        (label, _cell(seeds), _cell(_gained(seeds, found[base])), f"{_cell(shares[label])} %")
+        (label, cell(seeds), cell(differences(seeds, found[base])), f"{cell(shares[label])} %")
         for label, seeds in found.items()
     )
     checks = (
@@ -307,10 +322,10 @@ def _judge_split(scale: FedImproScale, comparison: Comparison) -> Findings:
     )
     columns = ("cut", "accuracy", "gain over FedAvg, points", "statistics, of the uplink")
     title = f"Best accuracy on {scale.where} by cut, %"
-    return Findings((FindingsTable(title, columns, rows),), checks, (_BEST, *lost(comparison)))
+    return Findings((FindingsTable(title, columns, rows),), checks, (_BEST, *unfinished_note(comparison)))
 
 
-def _statistics(rounds: list[Record]) -> float:
+def _statistics_share(rounds: list[Record]) -> float:
     """The share of the bytes up that are statistics of features."""
     sent = sum(record.slots_up.get(FedImpro.name, 0) for record in rounds)
     return sent / max(sum(record.bytes_up for record in rounds), 1)
@@ -324,16 +339,16 @@ def _noise(scale: FedImproScale) -> Grid:
     return Grid(
         "noise",
         "noise on the statistics that clients send",
-        scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_noise(scale, comparison),
+        scale.values(method=label_methods(methods)),
+        lambda comparison: _assess_noise(scale, comparison),
     )
 
 
-def _judge_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+def _assess_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
+    found = figures_by_label(comparison, highest_accuracy)
     base, *levels = found
     none, most = levels[0], levels[-1]
-    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    rows = gain_rows(found, base)
     name = f"noise of {scale.noises[-1]:g} costs less than a point"
     checks = (
         above(name, found[most], found[none], margin=0.01, paper="88.30 against 88.45 %"),
@@ -345,40 +360,42 @@ def _judge_noise(scale: FedImproScale, comparison: Comparison) -> Findings:
     )
     title = f"Best accuracy on {scale.where} by the noise's standard deviation, %"
     table = FindingsTable(title, ("", "accuracy", "gain over FedAvg, points"), rows)
-    return Findings((table,), checks, (_BEST, *lost(comparison)))
+    return Findings((table,), checks, (_BEST, *unfinished_note(comparison)))
 
 
 # --- clients per round -----------------------------------------------------------------------------------------------
 
 
-def _selected(scale: FedImproScale) -> Grid:
+def _clients_per_round(scale: FedImproScale) -> Grid:
     return Grid(
         "selected",
         "more clients per round",
         scale.values(
-            method=_labelled({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
+            method=label_methods({"FedAvg": "fedavg", "FedImpro": scale.impro()}), participation=list(scale.selected)
         ),
-        lambda comparison: _judge_selected(scale, comparison),
+        lambda comparison: _assess_clients_per_round(scale, comparison),
     )
 
 
-def _judge_selected(scale: FedImproScale, comparison: Comparison) -> Findings:
-    rows = {(row.run.config.participation, row.method): figures(row, _highest) for row in comparison.rows}
+def _assess_clients_per_round(scale: FedImproScale, comparison: Comparison) -> Findings:
+    rows = {
+        (row.run.config.participation, row.method): figures_by_seed(row, highest_accuracy) for row in comparison.rows
+    }
     few, many = scale.selected
     labels = ("FedAvg", "FedImpro")
-    told = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
+    papers = {"FedAvg": "86.65 against 83.65 %", "FedImpro": "90.25 against 88.45 %"}
     checks = [
-        above(f"more clients per round improve {label}", rows[many, label], rows[few, label], paper=told[label])
+        above(f"more clients per round improve {label}", rows[many, label], rows[few, label], paper=papers[label])
         for label in labels
     ]
     pairs = {f"{count} per round": (rows[count, "FedImpro"], rows[count, "FedAvg"]) for count in scale.selected}
     paper = "88.45 against 83.65 and 90.25 against 86.65 %"
     checks.append(always_above("FedImpro beats FedAvg with few and with many clients per round", pairs, paper=paper))
-    cells = tuple((str(count), *(_cell(rows[count, label]) for label in labels)) for count in scale.selected)
+    cells = tuple((str(count), *(cell(rows[count, label]) for label in labels)) for count in scale.selected)
     table = FindingsTable(
         f"Best accuracy on {scale.where} by clients per round, %", ("clients per round", *labels), cells
     )
-    return Findings((table,), tuple(checks), (_BEST, *lost(comparison)))
+    return Findings((table,), tuple(checks), (_BEST, *unfinished_note(comparison)))
 
 
 # --- the paper's form and the released one ---------------------------------------------------------------------------
@@ -396,15 +413,15 @@ def _form(scale: FedImproScale) -> Grid:
     return Grid(
         "form",
         "the paper's formulas against the released code's",
-        scale.values(method=_labelled(methods)),
-        lambda comparison: _judge_form(scale, comparison),
+        scale.values(method=label_methods(methods)),
+        lambda comparison: _assess_form(scale, comparison),
     )
 
 
-def _judge_form(scale: FedImproScale, comparison: Comparison) -> Findings:
-    found = _by_label(comparison)
+def _assess_form(scale: FedImproScale, comparison: Comparison) -> Findings:
+    found = figures_by_label(comparison, highest_accuracy)
     base, *forms = found
-    rows = tuple((label, _cell(seeds), _cell(_gained(seeds, found[base]))) for label, seeds in found.items())
+    rows = gain_rows(found, base)
     checks = (
         above("the paper's form beats the released one", found["paper"], found["released"]),
         always_above("every form beats FedAvg", {label: (found[label], found[base]) for label in forms}),
@@ -418,13 +435,13 @@ def _judge_form(scale: FedImproScale, comparison: Comparison) -> Findings:
     table = FindingsTable(
         f"Best accuracy on {scale.where} by form, %", ("form", "accuracy", "gain over FedAvg, points"), rows
     )
-    return Findings((table,), checks, (*notes, *lost(comparison)))
+    return Findings((table,), checks, (*notes, *unfinished_note(comparison)))
 
 
 # --- how it works, and what it gives away ----------------------------------------------------------------------------
 
 
-def _run(scale: FedImproScale) -> dict[str, Any]:
+def _run_fields(scale: FedImproScale) -> dict[str, Any]:
     return {name: value for name, value in scale.values().items() if name != "seed"}
 
 
@@ -434,17 +451,17 @@ def _divergence(scale: FedImproScale) -> OwnWork:
         "divergence",
         "how far local models are apart, and what shared features change in gradients and features",
         {
-            "run": _run(scale),
+            "run": _run_fields(scale),
             "methods": methods,
             "place": scale.split,
             "features": scale.features,
             "looks": scale.looks,
         },
         scale.seeds,
-        layers.work,
-        lambda found: layers.judge(found, list(methods), scale.looks),
+        fedimpro_divergence.work,
+        lambda found: fedimpro_divergence.assess(found, list(methods), scale.looks),
         draws=True,
-        needs=layers.check_transport,
+        needs=fedimpro_divergence.check_transport,
     )
 
 
@@ -452,9 +469,9 @@ def _inversion(scale: FedImproScale) -> OwnWork:
     return OwnWork(
         "inversion",
         "images rebuilt from raw features and from shared statistics",
-        {"run": {**_run(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
+        {"run": {**_run_fields(scale), "method": scale.impro()}, "attack": dict(scale.attack)},
         scale.seeds,
-        inversion.work,
-        inversion.judge,
+        fedimpro_inversion.work,
+        fedimpro_inversion.assess,
         draws=True,
     )

@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.compare.table import spread, stat
-from fedstrata.reproduce import drift
-from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, by_label, figures, last, lost
+from fedstrata.reproduce import fednlr_drift
+from fedstrata.reproduce.claims import Check, Seeds, above, always_above, best, cell
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    figures_by_label,
+    figures_by_seed,
+    gain_rows,
+    label_methods,
+    mean_of_last,
+    unfinished_note,
+)
 
 OTHERS = {
     "FedAvg": "fedavg",
@@ -157,21 +168,17 @@ def _table(scale: FedNLRScale) -> Grid:
     return Grid(
         "table",
         "FedNLR against other methods, under three kinds of label skew",
-        scale.values(method=_labelled(methods), partition=list(scale.partitions)),
-        lambda comparison: _judge_table(scale, comparison),
+        scale.values(method=label_methods(methods), partition=list(scale.partitions)),
+        lambda comparison: _assess_table(scale, comparison),
     )
 
 
-def _labelled(methods: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"method": text, "label": label} for label, text in methods.items()]
-
-
-def _judge_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {PARTITIONS[p]: {} for p in scale.partitions}
     for row in comparison.rows:
-        found[PARTITIONS[row.run.config.partition]][row.method] = figures(row, last(scale.last))
+        found[PARTITIONS[row.run.config.partition]][row.method] = figures_by_seed(row, mean_of_last(scale.last))
     labels = list(next(iter(found.values())))
-    rows = [(label, *(spread(stat(column[label].values())) for column in found.values())) for label in labels]
+    rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
     checks: list[Check] = []
     for skew, column in found.items():
         alone, together, top = PAPER[skew]
@@ -186,11 +193,11 @@ def _judge_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     return Findings(
         (FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),),
         tuple(checks),
-        (_mean(scale), *lost(comparison)),
+        (_mean_note(scale), *unfinished_note(comparison)),
     )
 
 
-def _mean(scale: FedNLRScale) -> str:
+def _mean_note(scale: FedNLRScale) -> str:
     over = "the last evaluation" if scale.last == 1 else f"the last {scale.last} evaluations"
     return f"an accuracy is the mean of {over}; ± is the sample standard deviation over the seeds"
 
@@ -199,25 +206,25 @@ def _mean(scale: FedNLRScale) -> str:
 
 
 def _lr(scale: FedNLRScale) -> Grid:
-    methods = _labelled({"FedAvg": "fedavg", "FedNLR": "fednlr"})
+    methods = label_methods({"FedAvg": "fedavg", "FedNLR": "fednlr"})
     return Grid(
         "lr",
         "FedNLR against FedAvg at several learning rates",
         scale.values(method=methods, lr=list(scale.lrs)),
-        lambda comparison: _judge_lr(scale, comparison),
+        lambda comparison: _assess_lr(scale, comparison),
     )
 
 
-def _judge_lr(scale: FedNLRScale, comparison: Comparison) -> Findings:
+def _assess_lr(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {}
     for row in comparison.rows:
-        found.setdefault(f"lr {row.run.config.lr:g}", {})[row.method] = figures(row, last(scale.last))
-    rows = [(lr, *(spread(stat(seeds.values())) for seeds in pair.values())) for lr, pair in found.items()]
+        found.setdefault(f"lr {row.run.config.lr:g}", {})[row.method] = figures_by_seed(row, mean_of_last(scale.last))
+    rows = [(lr, *(cell(seeds) for seeds in pair.values())) for lr, pair in found.items()]
     pairs = {lr: (pair["FedNLR"], pair["FedAvg"]) for lr, pair in found.items()}
     paper = "at every learning rate, CIFAR-100 with Dirichlet(0.05)"
     check = always_above("FedNLR gains at every learning rate", pairs, paper=paper)
     table = FindingsTable(f"Accuracy on {_skew(scale)}, %", ("", "FedAvg", "FedNLR"), tuple(rows))
-    return Findings((table,), (check,), (_mean(scale), *lost(comparison)))
+    return Findings((table,), (check,), (_mean_note(scale), *unfinished_note(comparison)))
 
 
 def _skew(scale: FedNLRScale) -> str:
@@ -229,16 +236,15 @@ def _mu(scale: FedNLRScale) -> Grid:
     return Grid(
         "mu",
         "where μ comes from: fixed, or from depth and width",
-        scale.values(method=_labelled({"FedAvg": "fedavg", **fixed, **FORMULAS})),
-        lambda comparison: _judge_mu(scale, comparison),
+        scale.values(method=label_methods({"FedAvg": "fedavg", **fixed, **FORMULAS})),
+        lambda comparison: _assess_mu(scale, comparison),
     )
 
 
-def _judge_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
-    found = by_label(comparison, last(scale.last))
+def _assess_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
+    found = figures_by_label(comparison, mean_of_last(scale.last))
     base = found["FedAvg"]
     fixed = {label: seeds for label, seeds in found.items() if label in {f"μ = {mu:g}" for mu in FIXED}}
-    rows = [(label, spread(stat(seeds.values())), _gain(seeds, base)) for label, seeds in found.items()]
     formula = found["formula (1, 1)"]
     several = {label: (formula, seeds) for label, seeds in fixed.items()}
     halves = {label: (formula, found[label]) for label in ("depth only (1, 0)", "width only (0, 1)")}
@@ -250,12 +256,8 @@ def _judge_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
         above("μ = 2 beats FedAvg", fixed["μ = 2"], base),
     )
     title = f"Accuracy on {_skew(scale)} by the ratio μ, %"
-    table = FindingsTable(title, ("μ", "accuracy", "gain over FedAvg, points"), tuple(rows))
-    return Findings((table,), checks, (_mean(scale), *lost(comparison)))
-
-
-def _gain(one: Seeds, other: Seeds) -> str:
-    return spread(stat(one[seed] - other[seed] for seed in one if seed in other))
+    table = FindingsTable(title, ("μ", "accuracy", "gain over FedAvg, points"), gain_rows(found, "FedAvg"))
+    return Findings((table,), checks, (_mean_note(scale), *unfinished_note(comparison)))
 
 
 # --- neurons ---------------------------------------------------------------------------------------------------------
@@ -266,8 +268,8 @@ def _drift(scale: FedNLRScale) -> OwnWork:
     return OwnWork(
         "drift",
         "Appendix A: bound neurons of one class after a visit to a client of another",
-        {"run": dict(scale.neurons), "even": drift.EVEN},
+        {"run": dict(scale.neurons), "even": fednlr_drift.EVEN},
         scale.neuron_seeds or scale.seeds,
-        drift.work,
-        lambda found: drift.judge(found, visited, other),
+        fednlr_drift.work,
+        lambda found: fednlr_drift.assess(found, visited, other),
     )

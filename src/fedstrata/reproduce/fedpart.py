@@ -6,16 +6,16 @@ Wang et al., "Why Go Full? Elevating Federated Learning Through Partial Network 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.table import spread, stat
+from fedstrata.compare.table import stat
 from fedstrata.core.text import bytes_text, flops_text, plural
-from fedstrata.reproduce import trace
-from fedstrata.reproduce.claims import Check, above, within
-from fedstrata.reproduce.judged import by_client
+from fedstrata.reproduce import fedpart_trace
+from fedstrata.reproduce.claims import Check, Seeds, above, cell, within
+from fedstrata.reproduce.fedpart_statistics import accuracy_by_seed
 from fedstrata.reproduce.parts import (
     Findings,
     FindingsTable,
@@ -23,20 +23,20 @@ from fedstrata.reproduce.parts import (
     OwnWork,
     Part,
     at_round,
-    by_label,
-    figures,
-    last,
-    lost,
+    figures_by_label,
+    figures_by_seed,
+    mean_of_last,
+    unfinished_note,
 )
 from fedstrata.techniques.fedpart import FedPart
 
 BASES = {"FedAvg": "", "FedProx": "fedprox(mu=0.01) + ", "MOON": "moon(mu=1.0) + "}
-"""What FedPart rides on: the paper's name → the beginning of a method."""
+"""What FedPart is combined with: the paper's name → the beginning of a method."""
 
 POLICIES = {"average": "averaged statistics", "local": "local statistics"}
 FIRST = "client 0's statistics"
 PAPER = {"FedAvg": "62.8 against 60.7 %", "FedProx": "62.3 against 62.8 %", "MOON": "60.5 against 62.3 %"}
-"""CIFAR-10 after four cycles, with local statistics; the released code judges client 0's model."""
+"""CIFAR-10 after four cycles, with local statistics; the released code evaluates client 0's model."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class FedPartScale:
 
     @property
     def share(self) -> float:
-        """Of what full updates send: every stratum once for each of its rounds, and the full rounds."""
+        """The share of what full updates send: every stratum in its own rounds, and all in the full rounds."""
         return (self.full + self.each) / self.cycle
 
     def part(self, **others: Any) -> str:
-        """FedPart as a method."""
-        said = {"full_rounds": self.full, "rounds_per_stratum": self.each, "group": self.group} | others
-        return str(FedPart(**said))
+        """FedPart as a method, with these arguments instead of the scale's."""
+        arguments = {"full_rounds": self.full, "rounds_per_stratum": self.each, "group": self.group} | others
+        return str(FedPart(**arguments))
 
     def values(self, **others: Any) -> dict[str, Any]:
         """A comparison's fields; evaluated at the end of every cycle."""
@@ -164,38 +164,25 @@ def _cycles(scale: FedPartScale) -> Grid:
         "cycles",
         "full-network updates (FNU) against FedPart, by cycle, with what they cost",
         scale.values(method=methods, buffers=list(POLICIES)),
-        lambda comparison: _judge_cycles(scale, comparison),
+        lambda comparison: _assess_cycles(scale, comparison),
     )
 
 
-def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
+Rows = Mapping[tuple[str, str], ComparisonRow]
+"""(what happens to running statistics, method) → its row of the comparison."""
+Ends = Mapping[tuple[str, int], Mapping[str, Seeds]]
+"""(by which statistics a model is evaluated, cycle) → method → seed → accuracy at the end of the cycle."""
+
+
+def _assess_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
     rows = {(row.run.buffers, row.method): row for row in comparison.rows}
     labels = list(dict.fromkeys(row.method for row in comparison.rows))
-    ends = {
-        (statistics, cycle): {label: figures(rows[policy, label], at_round(cycle * scale.cycle)) for label in labels}
-        for policy, statistics in POLICIES.items()
-        for cycle in range(1, scale.cycles + 1)
-    }
-    ends[FIRST, scale.cycles] = {label: by_client(rows["local", label]) for label in labels}
+    ends = _cycle_ends(scale, rows, labels)
     accuracy = [
-        (statistics, str(cycle), *(spread(stat(seeds.values())) for seeds in found.values()))
+        (statistics, str(cycle), *(cell(seeds) for seeds in found.values()))
         for (statistics, cycle), found in ends.items()
     ]
-    checks: list[Check] = []
-    for statistics in (*POLICIES.values(), FIRST):
-        for base in BASES:
-            pair = [ends[statistics, scale.cycles][f"{base}, {kind}"] for kind in ("FedPart", "full")]
-            paper = PAPER[base] if statistics == FIRST else ""
-            checks.append(above(f"FedPart beats full updates ({base}, {statistics})", *pair, paper=paper))
-    full, part = (rows["average", f"FedAvg, {kind}"] for kind in ("full", "FedPart"))
-    exact = scale.share
-    up = _shares(part, full, "bytes_up")
-    checks.append(
-        within(f"uplink is {100 * exact:.1f} % of full updates'", up, exact - 0.01, exact + 0.01, paper="28.0 %")
-    )
-    computed = _shares(part, full, "flops")
-    checks.append(within("computation is at most 73.3 % of full updates'", computed, 0, 0.733, paper="73.3 %"))
-    costs = [_costs(policy, base, rows, scale.cycles) for policy in POLICIES for base in BASES]
+    costs = [_cost_row(policy, base, rows, scale.cycles) for policy in POLICIES for base in BASES]
     what = [f"{name}{of}" for name in ("up", "down", "FLOPs") for of in (", full", ", FedPart", " share")]
     return Findings(
         (
@@ -204,7 +191,7 @@ def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
             ),
             FindingsTable("Costs of a cycle, all clients together", ("statistics", "method", *what), tuple(costs), 2),
         ),
-        tuple(checks),
+        (*_accuracy_checks(scale, ends), *_cost_checks(scale, rows)),
         (
             f"a cycle is {plural(scale.cycle, 'round')}; averaged: clients' running statistics are averaged and sent; "
             "local: each client keeps its own, and their mean is used to judge the model; client 0's: the same runs at "
@@ -212,18 +199,49 @@ def _judge_cycles(scale: FedPartScale, comparison: Comparison) -> Findings:
             "± is the sample standard deviation over the seeds",
             "bytes are of encoded messages, with heads and statistics, for which the uplink's check (with averaged "
             "statistics) allows one point; local ones all come back in every round, to judge the model by",
-            *lost(comparison),
+            *unfinished_note(comparison),
         ),
     )
 
 
+def _cycle_ends(scale: FedPartScale, rows: Rows, labels: Sequence[str]) -> Ends:
+    ends: dict[tuple[str, int], dict[str, Seeds]] = {}
+    for policy, statistics in POLICIES.items():
+        for cycle in range(1, scale.cycles + 1):
+            accuracy = at_round(cycle * scale.cycle)
+            ends[statistics, cycle] = {label: figures_by_seed(rows[policy, label], accuracy) for label in labels}
+    ends[FIRST, scale.cycles] = {label: accuracy_by_seed(rows["local", label]) for label in labels}
+    return ends
+
+
+def _accuracy_checks(scale: FedPartScale, ends: Ends) -> list[Check]:
+    checks = []
+    for statistics in (*POLICIES.values(), FIRST):
+        for base in BASES:
+            pair = [ends[statistics, scale.cycles][f"{base}, {kind}"] for kind in ("FedPart", "full")]
+            paper = PAPER[base] if statistics == FIRST else ""
+            checks.append(above(f"FedPart beats full updates ({base}, {statistics})", *pair, paper=paper))
+    return checks
+
+
+def _cost_checks(scale: FedPartScale, rows: Rows) -> list[Check]:
+    full, part = (rows["average", f"FedAvg, {kind}"] for kind in ("full", "FedPart"))
+    exact = scale.share
+    uplink = f"uplink is {100 * exact:.1f} % of full updates'"
+    computation = "computation is at most 73.3 % of full updates'"
+    return [
+        within(uplink, _shares(part, full, "bytes_up"), exact - 0.01, exact + 0.01, paper="28.0 %"),
+        within(computation, _shares(part, full, "flops"), 0, 0.733, paper="73.3 %"),
+    ]
+
+
 def _shares(part: ComparisonRow, full: ComparisonRow, name: str) -> list[float]:
-    """Seed by seed, what a cost is of full updates'."""
-    whole = {result.seed: getattr(result, name) for result in full.sound}
-    return [getattr(result, name) / whole[result.seed] for result in part.sound if result.seed in whole]
+    """Seed by seed, a cost as a share of full updates'."""
+    whole = {result.seed: getattr(result, name) for result in full.sound_results}
+    return [getattr(result, name) / whole[result.seed] for result in part.sound_results if result.seed in whole]
 
 
-def _costs(policy: str, base: str, rows: Mapping[tuple[str, str], ComparisonRow], cycles: int) -> tuple[str, ...]:
+def _cost_row(policy: str, base: str, rows: Rows, cycles: int) -> tuple[str, ...]:
     cells: list[str] = []
     full, part = (rows[policy, f"{base}, {kind}"] for kind in ("full", "FedPart"))
     for name, text in (("bytes_up", bytes_text), ("bytes_down", bytes_text), ("flops", flops_text)):
@@ -246,14 +264,14 @@ def _orders(scale: FedPartScale) -> Grid:
         "orders",
         "in which order strata train",
         scale.values(method=methods, buffers="local"),
-        lambda comparison: _judge_orders(scale, comparison),
+        lambda comparison: _assess_orders(scale, comparison),
     )
 
 
-def _judge_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
+def _assess_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
     cycles = range(1, scale.cycles + 1)
-    ends = [by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
-    rows = [(str(c), *(spread(stat(end[o].values())) for o in ORDERS)) for c, end in zip(cycles, ends, strict=True)]
+    ends = [figures_by_label(comparison, at_round(cycle * scale.cycle)) for cycle in cycles]
+    rows = [(str(c), *(cell(end[o]) for o in ORDERS)) for c, end in zip(cycles, ends, strict=True)]
     first, *others = ORDERS
     checks = [
         above(f"{first} order ≥ {other}", ends[-1][first], ends[-1][other], ties=True, paper=paper)
@@ -262,7 +280,7 @@ def _judge_orders(scale: FedPartScale, comparison: Comparison) -> Findings:
         )
     ]
     table = FindingsTable("Accuracy at the end of every cycle by order, %", ("cycle", *ORDERS), tuple(rows))
-    return Findings((table,), tuple(checks), lost(comparison))
+    return Findings((table,), tuple(checks), unfinished_note(comparison))
 
 
 # --- full rounds before ----------------------------------------------------------------------------------------------
@@ -285,30 +303,30 @@ def _warmup(scale: FedPartScale) -> Grid:
         "warmup",
         "full rounds before the first of the partial ones",
         {name: value for name, value in values.items() if name not in ("rounds", "eval_every")},
-        lambda comparison: _judge_warmup(scale, comparison),
+        lambda comparison: _assess_warmup(scale, comparison),
     )
 
 
-def _judge_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
-    after = by_label(comparison, last(1))
+def _assess_warmup(scale: FedPartScale, comparison: Comparison) -> Findings:
+    after = figures_by_label(comparison, mean_of_last(1))
     before = {
-        row.method: figures(row, at_round(count)) for row, count in zip(comparison.rows, scale.warmups, strict=True)
+        row.method: figures_by_seed(row, at_round(count))
+        for row, count in zip(comparison.rows, scale.warmups, strict=True)
     }
     rows = [
-        (when, *(spread(stat(found.values())) for found in column.values()))
-        for when, column in (("before", before), ("after", after))
+        (when, *(cell(found) for found in column.values())) for when, column in (("before", before), ("after", after))
     ]
     labels = list(after)
-    said = ("61.25 against 58.48 %", "66.18 against 61.25 %")
+    papers = ("61.25 against 58.48 %", "66.18 against 61.25 %")
     checks = [
         above(f"warm-up helps: {more} ≥ {less}", after[more], after[less], ties=True, paper=paper)
-        for less, more, paper in zip(labels, labels[1:], said, strict=False)
+        for less, more, paper in zip(labels, labels[1:], papers, strict=False)
     ]
     most = labels[-1]
     name = f"partial rounds improve what {most} have trained"
     checks.append(above(name, after[most], before[most], paper="66.18 against 58.92 %"))
     title = f"Accuracy before and after {plural(scale.cycles * scale.partial, 'partial round')}, %"
-    return Findings((FindingsTable(title, ("", *labels), tuple(rows)),), tuple(checks), lost(comparison))
+    return Findings((FindingsTable(title, ("", *labels), tuple(rows)),), tuple(checks), unfinished_note(comparison))
 
 
 # --- the gradient's norm ---------------------------------------------------------------------------------------------
@@ -322,7 +340,7 @@ def _trace(scale: FedPartScale) -> OwnWork:
         "the gradient's norm, step by step, around full and partial aggregation",
         {"run": run, "methods": methods, "ends": scale.ends},
         scale.seeds,
-        trace.work,
-        lambda found: trace.judge(found, scale.ends),
+        fedpart_trace.work,
+        lambda found: fedpart_trace.assess(found, scale.ends),
         draws=True,
     )

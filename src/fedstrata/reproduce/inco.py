@@ -12,11 +12,9 @@ from typing import Any
 
 from fedstrata.compare import Comparison
 from fedstrata.core.text import plural
-from fedstrata.reproduce import similarity
-from fedstrata.reproduce.claims import Seeds, above, best
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, OwnWork, Part, figures, lost
-from fedstrata.reproduce.plots import plot_architectures
-from fedstrata.reproduce.unequal import (
+from fedstrata.reproduce import inco_similarity
+from fedstrata.reproduce.claims import Seeds, above, best, cell, differences
+from fedstrata.reproduce.inco_settings import (
     GROUP,
     GROUPED,
     HETERO,
@@ -26,15 +24,24 @@ from fedstrata.reproduce.unequal import (
     accuracies,
     arch_accuracy,
     arch_curve,
-    averaged,
-    cell,
     clients_accuracy,
-    crossed,
-    dataset_name,
-    gained,
-    joined,
-    labelled,
+    inco_method,
+    join_techniques,
+    mean_over,
 )
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    OwnWork,
+    Part,
+    dataset_name,
+    figures_by_seed,
+    gain_rows,
+    label_methods,
+    unfinished_note,
+)
+from fedstrata.reproduce.plots import plot_architectures
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
 
@@ -47,7 +54,7 @@ BASES = {
 }
 """Methods that InCo is put on; the paper's FedProx has μ/2 = 0.05."""
 
-TOLD = {
+PAPER = {
     "CIFAR-10": {
         "FedAvg": "67.8 against 52.3 %",
         "FedProx": "74.5 against 19.2 %",
@@ -69,8 +76,8 @@ TOLD = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    made = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
-    return [part(chosen) for part in made]
+    builders = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
+    return [build(chosen) for build in builders]
 
 
 # --- the table of methods --------------------------------------------------------------------------------------------
@@ -79,55 +86,55 @@ def parts(scale: str) -> list[Part]:
 def _table(scale: InCoScale) -> Grid:
     entries = []
     for base, text in BASES.items():
-        methods = {base: joined(text, GROUPED), f"{base} + {INCO}": crossed(text)}
-        entries += [{**entry, **scale.own.get(base, {})} for entry in labelled(methods)]
+        methods = {base: join_techniques(text, GROUPED), f"{base} + {INCO}": inco_method(text)}
+        entries += [{**entry, **scale.own.get(base, {})} for entry in label_methods(methods)]
     return Grid(
         "table",
         "five methods inside each group of equal clients, and over all with InCo",
         scale.values(method=entries, dataset=list(scale.datasets)),
-        lambda comparison: _judge_table(scale, comparison),
+        lambda comparison: _assess_table(scale, comparison),
     )
 
 
-def _judge_table(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: InCoScale, comparison: Comparison) -> Findings:
     whole = arch_accuracy(scale.arch(scale.depths[-1]), scale.evaluations)
     clients: dict[tuple[str, str], Seeds] = {}
     server: dict[tuple[str, str], Seeds] = {}
     for row in comparison.rows:
         at = dataset_name(row.run.config.dataset), row.method
-        clients[at], server[at] = figures(row, clients_accuracy(scale.evaluations)), figures(row, whole)
+        clients[at], server[at] = figures_by_seed(row, clients_accuracy(scale.evaluations)), figures_by_seed(row, whole)
     names = [dataset_name(data) for data in scale.datasets]
     checks = tuple(
         above(
             f"InCo improves {base} on {data}",
             clients[data, f"{base} + {INCO}"],
             clients[data, base],
-            paper=TOLD.get(data, {}).get(base, ""),
+            paper=PAPER.get(data, {}).get(base, ""),
         )
         for data in names
         for base in BASES
     )
     return Findings(
         (
-            FindingsTable("Accuracy of the clients' models, %", *_compared(names, clients)),
-            FindingsTable("Accuracy of the server's model, the deepest, %", *_compared(names, server)),
+            FindingsTable("Accuracy of the clients' models, %", *_gain_table(names, clients)),
+            FindingsTable("Accuracy of the server's model, the deepest, %", *_gain_table(names, server)),
         ),
         checks,
         (
             scale.note,
             "without InCo, clients of one architecture share their parameters with nobody else (groupavg)",
-            *lost(comparison),
+            *unfinished_note(comparison),
         ),
     )
 
 
-def _compared(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Columns and rows of a table: for each dataset without InCo, with it, and what it gains."""
+def _gain_table(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Columns and rows of a table: for each dataset the accuracy without InCo, with it, and what it gains."""
     columns = [heading for data in names for heading in (data, f"{data}, with InCo", "gain, points")]
     rows = []
     for base in BASES:
         pairs = [(found[data, base], found[data, f"{base} + {INCO}"]) for data in names]
-        rows.append((base, *(c for old, new in pairs for c in (cell(old), cell(new), cell(gained(new, old))))))
+        rows.append((base, *(c for old, new in pairs for c in (cell(old), cell(new), cell(differences(new, old))))))
     return ("method", *columns), tuple(rows)
 
 
@@ -138,20 +145,20 @@ def _ablation(scale: InCoScale) -> Grid:
     methods = {
         GROUP: GROUPED,
         HETERO: "heteroavg",
-        "without both": crossed(normalise=False, optimise=False),
-        "without normalisation": crossed(normalise=False),
-        "without optimisation": crossed(optimise=False),
-        INCO: crossed(),
+        "without both": inco_method(normalise=False, optimise=False),
+        "without normalisation": inco_method(normalise=False),
+        "without optimisation": inco_method(optimise=False),
+        INCO: inco_method(),
     }
     return Grid(
         "ablation",
         "InCo without normalisation, without optimisation, and without cross-layer gradients",
-        scale.values(method=labelled(methods)),
-        lambda comparison: _judge_ablation(scale, comparison),
+        scale.values(method=label_methods(methods)),
+        lambda comparison: _assess_ablation(scale, comparison),
     )
 
 
-def _judge_ablation(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_ablation(scale: InCoScale, comparison: Comparison) -> Findings:
     found = accuracies(scale, comparison)
     checks = [
         above(f"InCo beats {'InCo ' if label.startswith('without') else ''}{label}", found[INCO], seeds)
@@ -159,10 +166,10 @@ def _judge_ablation(scale: InCoScale, comparison: Comparison) -> Findings:
         if label != INCO
     ]
     checks.append(above("HeteroAvg beats GroupAvg", found[HETERO], found[GROUP]))
-    rows = tuple((label, cell(seeds), cell(gained(seeds, found[HETERO]))) for label, seeds in found.items())
+    rows = gain_rows(found, HETERO)
     title = f"Accuracy of the clients' models on {scale.where} by what InCo is made of, %"
     table = FindingsTable(title, ("", "accuracy", "gain over HeteroAvg, points"), rows)
-    return Findings((table,), tuple(checks), (scale.note, *lost(comparison)))
+    return Findings((table,), tuple(checks), (scale.note, *unfinished_note(comparison)))
 
 
 FORMS = {
@@ -176,29 +183,32 @@ DEFAULT = next(label for label, form in FORMS.items() if form == InCo())
 
 
 def _forms(scale: InCoScale) -> Grid:
-    methods = {HETERO: "heteroavg"} | {label: joined("heteroavg", str(form)) for label, form in FORMS.items()}
+    methods = {HETERO: "heteroavg"} | {label: join_techniques("heteroavg", str(form)) for label, form in FORMS.items()}
     return Grid(
         "forms",
         "the paper's algorithm, its theorem and the released code",
-        scale.values(method=labelled(methods), dataset=list(scale.datasets), **scale.trial),
-        lambda comparison: _judge_forms(scale, comparison),
+        scale.values(method=label_methods(methods), dataset=list(scale.datasets), **scale.trial),
+        lambda comparison: _assess_forms(scale, comparison),
     )
 
 
-def _judge_forms(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_forms(scale: InCoScale, comparison: Comparison) -> Findings:
     found: dict[str, dict[str, Seeds]] = {}
     for row in comparison.rows:
         data = dataset_name(row.run.config.dataset)
-        found.setdefault(data, {})[row.method] = figures(row, clients_accuracy(scale.evaluations))
+        found.setdefault(data, {})[row.method] = figures_by_seed(row, clients_accuracy(scale.evaluations))
     checks = [
         above(f"the form '{label}' beats HeteroAvg on {data}", of[label], of[HETERO])
         for data, of in found.items()
         for label in FORMS
     ]
-    over_all = {label: averaged([of[label] for of in found.values()]) for label in FORMS}
+    over_all = {label: mean_over([of[label] for of in found.values()]) for label in FORMS}
     checks.append(best("the default form is the best over the datasets", [DEFAULT], over_all))
     rows = tuple(
-        (label, *(text for of in found.values() for text in (cell(of[label]), cell(gained(of[label], of[HETERO])))))
+        (
+            label,
+            *(text for of in found.values() for text in (cell(of[label]), cell(differences(of[label], of[HETERO])))),
+        )
         for label in (HETERO, *FORMS)
     )
     columns = ("", *(heading for data in found for heading in (data, "gain over HeteroAvg, points")))
@@ -208,7 +218,7 @@ def _judge_forms(scale: InCoScale, comparison: Comparison) -> Findings:
         f"second convolution, as in the authors' runs with 'released, conv2'; the default is '{DEFAULT}'"
     )
     table = FindingsTable("Accuracy of the clients' models by form, Dirichlet(0.5), %", columns, rows)
-    return Findings((table,), tuple(checks), (scale.note, note, *lost(comparison)))
+    return Findings((table,), tuple(checks), (scale.note, note, *unfinished_note(comparison)))
 
 
 # --- noise, and batch sizes ------------------------------------------------------------------------------------------
@@ -223,23 +233,23 @@ def disturbances(scale: InCoScale) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _robust(scale: InCoScale) -> Grid:
     entries = [
-        {"method": joined(text, more), "label": f"{label}, {name}", **fields}
+        {"method": join_techniques(text, more), "label": f"{label}, {name}", **fields}
         for name, (more, fields) in disturbances(scale).items()
-        for label, text in ((GROUP, GROUPED), (INCO, crossed()))
+        for label, text in ((GROUP, GROUPED), (INCO, inco_method()))
     ]
     return Grid(
         "robust",
         "noise on the updates, and other batch sizes",
         scale.values(method=entries),
-        lambda comparison: _judge_robust(scale, comparison),
+        lambda comparison: _assess_robust(scale, comparison),
     )
 
 
-def _judge_robust(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_robust(scale: InCoScale, comparison: Comparison) -> Findings:
     found = accuracies(scale, comparison)
     pairs = {name: (found[f"{INCO}, {name}"], found[f"{GROUP}, {name}"]) for name in disturbances(scale)}
     checks = [above(f"InCo beats GroupAvg with {name}", *pair) for name, pair in pairs.items() if name != "as usual"]
-    rows = tuple((name, cell(old), cell(new), cell(gained(new, old))) for name, (new, old) in pairs.items())
+    rows = tuple((name, cell(old), cell(new), cell(differences(new, old))) for name, (new, old) in pairs.items())
     title = f"Accuracy of the clients' models on {scale.where}, %"
     table = FindingsTable(title, ("", GROUP, INCO, "gain, points"), rows)
     notes = (
@@ -247,29 +257,29 @@ def _judge_robust(scale: InCoScale, comparison: Comparison) -> Findings:
         "noise is Gaussian, on every client's update before it is sent; its standard deviation is so many times that "
         f"of the update, tensor by tensor; as usual: no noise, batch size {scale.run['batch_size']}",
     )
-    return Findings((table,), tuple(checks), (*notes, *lost(comparison)))
+    return Findings((table,), tuple(checks), (*notes, *unfinished_note(comparison)))
 
 
 # --- group by group --------------------------------------------------------------------------------------------------
 
 
-THREE = {GROUP: GROUPED, HETERO: "heteroavg", INCO: crossed()}
+THREE = {GROUP: GROUPED, HETERO: "heteroavg", INCO: inco_method()}
 
 
 def _groups(scale: InCoScale) -> Grid:
     return Grid(
         "groups",
         "each architecture's own accuracy",
-        scale.values(method=labelled(THREE)),
-        lambda comparison: _judge_groups(scale, comparison),
+        scale.values(method=label_methods(THREE)),
+        lambda comparison: _assess_groups(scale, comparison),
         draws=True,
     )
 
 
-def _judge_groups(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_groups(scale: InCoScale, comparison: Comparison) -> Findings:
     archs = {f"ResNet{depth}": scale.arch(depth) for depth in scale.depths}
     found = {
-        row.method: {name: figures(row, arch_accuracy(arch, scale.evaluations)) for name, arch in archs.items()}
+        row.method: {name: figures_by_seed(row, arch_accuracy(arch, scale.evaluations)) for name, arch in archs.items()}
         for row in comparison.rows
     }
     rows = tuple((label, *(cell(seeds) for seeds in columns.values())) for label, columns in found.items())
@@ -281,7 +291,7 @@ def _judge_groups(scale: InCoScale, comparison: Comparison) -> Findings:
     table = FindingsTable(f"Accuracy of each architecture on {scale.where}, %", ("", *archs), rows)
     curves = {row.method: {name: arch_curve(row, arch) for name, arch in archs.items()} for row in comparison.rows}
     evaluations = f"the mean of the last {plural(scale.evaluations, 'evaluation')}"
-    notes = (f"an accuracy is {evaluations}; curves are means over the seeds", *lost(comparison))
+    notes = (f"an accuracy is {evaluations}; curves are means over the seeds", *unfinished_note(comparison))
     return Findings((table,), tuple(checks), notes, {"groups.png": partial(plot_architectures, curves)})
 
 
@@ -294,33 +304,33 @@ def _statistics(scale: InCoScale) -> Grid:
     return Grid(
         "statistics",
         "running statistics averaged over architectures, and none",
-        scale.values(method=labelled(THREE), buffers=list(POLICIES)),
-        lambda comparison: _judge_statistics(scale, comparison),
+        scale.values(method=label_methods(THREE), buffers=list(POLICIES)),
+        lambda comparison: _assess_statistics(scale, comparison),
     )
 
 
-def _judge_statistics(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_statistics(scale: InCoScale, comparison: Comparison) -> Findings:
     depths = {"shallowest": scale.depths[0], "deepest": scale.depths[-1]}
     measures = {"all": clients_accuracy(scale.evaluations)}
     measures |= {name: arch_accuracy(scale.arch(depth), scale.evaluations) for name, depth in depths.items()}
     found = {
-        (row.run.buffers, row.method): {name: figures(row, of) for name, of in measures.items()}
+        (row.run.buffers, row.method): {name: figures_by_seed(row, of) for name, of in measures.items()}
         for row in comparison.rows
     }
     rows = tuple(
-        (told, label, *(cell(seeds) for seeds in found[policy, label].values()))
-        for policy, told in POLICIES.items()
+        (statistics, label, *(cell(seeds) for seeds in found[policy, label].values()))
+        for policy, statistics in POLICIES.items()
         for label in THREE
     )
     checks = tuple(
-        above(f"InCo beats {other} with {told}", found[policy, INCO]["all"], found[policy, other]["all"])
-        for policy, told in POLICIES.items()
+        above(f"InCo beats {other} with {statistics}", found[policy, INCO]["all"], found[policy, other]["all"])
+        for policy, statistics in POLICIES.items()
         for other in (GROUP, HETERO)
     )
     table = FindingsTable(
         f"Accuracy on {scale.where} by running statistics, %", ("statistics", "", *measures), rows, left=2
     )
-    return Findings((table,), checks, (scale.note, *lost(comparison)))
+    return Findings((table,), checks, (scale.note, *unfinished_note(comparison)))
 
 
 # --- how alike the clients' models are -------------------------------------------------------------------------------
@@ -331,12 +341,12 @@ def _similarity(scale: InCoScale) -> OwnWork:
     middle = scale.arch(scale.depths[len(scale.depths) // 2])
     equal = {"archs": None, "model": middle, "method": "fedavg"}
     cases = {
-        similarity.IID: {**equal, "partition": "iid"},
-        similarity.EQUAL: equal,
-        similarity.GROUP: {"method": GROUPED},
-        similarity.HETERO: {"method": "heteroavg"},
-        similarity.INCO: {"method": crossed()},
-        similarity.PLAIN_INCO: {"method": crossed(optimise=False)},
+        inco_similarity.IID: {**equal, "partition": "iid"},
+        inco_similarity.EQUAL: equal,
+        inco_similarity.GROUP: {"method": GROUPED},
+        inco_similarity.HETERO: {"method": "heteroavg"},
+        inco_similarity.INCO: {"method": inco_method()},
+        inco_similarity.PLAIN_INCO: {"method": inco_method(optimise=False)},
     }
     return OwnWork(
         "similarity",
@@ -349,7 +359,7 @@ def _similarity(scale: InCoScale) -> OwnWork:
             "mapped": scale.mapped,
         },
         scale.seeds,
-        similarity.work,
-        similarity.judge,
+        inco_similarity.work,
+        inco_similarity.assess,
         draws=True,
     )

@@ -1,4 +1,4 @@
-"""What a reproduction is made of: parts, each a grid of runs or work of its own, and what is found in each."""
+"""The parts of a reproduction: each a grid of runs, or work of its own; and the findings in each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
-from fedstrata.reproduce.claims import Check, Seeds
+from fedstrata.compare.runner import read_finished_records
+from fedstrata.reproduce.claims import Check, Seeds, cell, differences
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
 from fedstrata.runs.records import Record
 
 
-def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a file holds, as JSON; where there is none, what the work gives, which is then kept there."""
+def load_or_compute(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Read a JSON file; if there is none, do the work and write its result there."""
     known = read_object(path)
     if not known:
         known = work()
@@ -30,7 +30,7 @@ def kept(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FindingsTable:
-    """A table of words: the first columns up to `left` name a row, the others hold its figures."""
+    """A table of text: the first `left` columns name a row, the others hold its figures."""
 
     title: str
     columns: tuple[str, ...]
@@ -40,7 +40,7 @@ class FindingsTable:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a part found.
+    """The findings of a part.
 
     Args:
         tables: as a paper prints them.
@@ -65,14 +65,14 @@ class Grid:
         name: for --only.
         about: one line on what is shown.
         values: the comparison's fields.
-        judge: the finished comparison → what is found in it.
+        assess: the finished comparison → its findings.
         draws: True if there are pictures.
     """
 
     name: str
     about: str
     values: Mapping[str, Any]
-    judge: Callable[[Comparison], Findings]
+    assess: Callable[[Comparison], Findings]
     draws: bool = False
 
 
@@ -86,17 +86,17 @@ class PartResources:
 
 @dataclass(frozen=True)
 class OwnWork:
-    """A part with work of its own, seed by seed; what came of each is kept.
+    """A part with work of its own, seed by seed; the figures of each are kept in a file.
 
     Args:
         name: for --only.
         about: one line on what is shown.
         settings: all that the result depends on besides the seed, as JSON has it.
         seeds: all of them.
-        work: (settings, seed, bench) → figures, as JSON has them.
-        judge: seed → figures → what is found in them.
+        work: (settings, seed, resources) → figures, as JSON has them.
+        assess: (seed → figures) → findings.
         draws: True if there are pictures.
-        needs: raises a UsageError where the work could not be done here; asked before anything begins.
+        needs: raises a UsageError if the work cannot be done here; called before anything begins.
     """
 
     name: str
@@ -104,26 +104,53 @@ class OwnWork:
     settings: Mapping[str, Any]
     seeds: Sequence[int]
     work: Callable[[Mapping[str, Any], int, PartResources], dict[str, Any]]
-    judge: Callable[[Mapping[int, dict[str, Any]]], Findings]
+    assess: Callable[[Mapping[int, dict[str, Any]]], Findings]
     draws: bool = False
     needs: Callable[[], None] = lambda: None
 
     def file(self, out: Path, seed: int) -> Path:
         """Where a seed's figures are kept; named after all that they depend on."""
-        told = json.dumps(self.settings, sort_keys=True)
-        return out / f"{self.name}-seed{seed}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.json"
+        settings = json.dumps(self.settings, sort_keys=True)
+        return out / f"{self.name}-seed{seed}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
 
     def figures(self, out: Path, seed: int, resources: PartResources) -> dict[str, Any]:
         """A seed's figures: read if they are there, else worked out and kept."""
-        return kept(self.file(out, seed), lambda: self.work(self.settings, seed, resources))
+        return load_or_compute(self.file(out, seed), lambda: self.work(self.settings, seed, resources))
 
 
 Part = Grid | OwnWork
+SeedFigures = Mapping[int, dict[str, Any]]
+"""Seed → the figures of a part's own work."""
+AssessedTable = tuple[FindingsTable, tuple[Check, ...]]
+"""A table, and the claims that are checked by it."""
+
+DATASETS = {
+    "tiny-imagenet": "Tiny-ImageNet",
+    "cifar-100": "CIFAR-100",
+    "cifar-10": "CIFAR-10",
+    "fashion-mnist": "Fashion-MNIST",
+    "digits": "digits",
+}
 
 
-def figures(row: ComparisonRow, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
+def dataset_name(spec: str) -> str:
+    """A dataset's name as papers write it."""
+    return DATASETS[spec.partition("(")[0]]
+
+
+def label_methods(methods: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Label → method, as the entries of a comparison."""
+    return [{"method": text, "label": label} for label, text in methods.items()]
+
+
+def gain_rows(found: Mapping[str, Seeds], base: str) -> tuple[tuple[str, str, str], ...]:
+    """Rows of a table: a label, its accuracy, and what that gains over the base."""
+    return tuple((label, cell(seeds), cell(differences(seeds, found[base]))) for label, seeds in found.items())
+
+
+def figures_by_seed(row: ComparisonRow, of: Callable[[list[Record]], float | None]) -> dict[int, float]:
     """Seed → a figure of its rounds; seeds that diverged or are missing have none."""
-    found = {result.seed: of(records(Path(result.directory))) for result in row.sound}
+    found = {result.seed: of(read_finished_records(Path(result.directory))) for result in row.sound_results}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -132,7 +159,12 @@ def at_round(number: int) -> Callable[[list[Record]], float | None]:
     return lambda rounds: rounds[number - 1].accuracy if 0 < number <= len(rounds) else None
 
 
-def last(count: int) -> Callable[[list[Record]], float | None]:
+def highest_accuracy(rounds: list[Record]) -> float | None:
+    """The best accuracy of a run."""
+    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
+
+
+def mean_of_last(count: int) -> Callable[[list[Record]], float | None]:
     """The mean accuracy of the last few evaluations."""
 
     def mean(rounds: list[Record]) -> float | None:
@@ -142,13 +174,13 @@ def last(count: int) -> Callable[[list[Record]], float | None]:
     return mean
 
 
-def by_label(comparison: Comparison, of: Callable[[list[Record]], float | None]) -> dict[str, Seeds]:
+def figures_by_label(comparison: Comparison, of: Callable[[list[Record]], float | None]) -> dict[str, Seeds]:
     """Method → seed → a figure, of a comparison that varies nothing else."""
-    return {row.method: figures(row, of) for row in comparison.rows}
+    return {row.method: figures_by_seed(row, of) for row in comparison.rows}
 
 
-def lost(comparison: Comparison) -> tuple[str, ...]:
+def unfinished_note(comparison: Comparison) -> tuple[str, ...]:
     """A note on the runs that diverged or are missing, if there are any."""
-    told = [f"{row.run.title} diverged with seed {seed}" for row in comparison.rows for seed in row.diverged]
-    told += [f"{row.run.title} has no result for seed {seed}" for row in comparison.rows for seed in row.missing]
-    return ("; ".join(told),) if told else ()
+    lines = [f"{row.run.title} diverged with seed {seed}" for row in comparison.rows for seed in row.diverged_seeds]
+    lines += [f"{row.run.title} has no result for seed {seed}" for row in comparison.rows for seed in row.missing_seeds]
+    return ("; ".join(lines),) if lines else ()

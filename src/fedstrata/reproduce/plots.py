@@ -13,11 +13,11 @@ from fedstrata.runs.files import write_atomic
 
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
 _COLOURS = (FULL, FAINT, PART)
-"""Of lines, one after the other."""
+"""The colours of lines, in turn."""
 
 
 def check_plots() -> None:
-    """Refuse early where pictures cannot be drawn."""
+    """Refuse early if pictures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a reproduction found: in a terminal, as Markdown and as JSON."""
+"""A reproduction's findings in a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES = {True: "green", False: "red", None: "yellow"}
 
 @dataclass(frozen=True)
 class PartReport:
-    """A part, what was found in it, and under which settings."""
+    """A part, its findings, and the settings behind them."""
 
     part: Part
     findings: Findings
@@ -31,15 +31,15 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of it.
+    """The outcome of a reproduction.
 
     Args:
         paper: its name.
         scale: smoke, small or paper.
-        command: what to type to have it again.
+        command: the command that repeats it.
         sections: the parts, in order.
         failures: what went wrong, by directory.
-        machines: where the runs were made, each processor once: the same command ends elsewhere on another kind.
+        machines: where the runs were made, each processor once: results differ between kinds of processors.
     """
 
     paper: str
@@ -64,7 +64,7 @@ class Reproduction:
         for section in self.sections:
             yield Text(f"\n{section.part.name}: {section.part.about}", style="bold")
             for table in section.findings.tables:
-                yield from console.render(_rich(table), options)
+                yield from console.render(_rich_table(table), options)
             for line in (section.settings, *section.findings.notes):
                 yield Text(line, style="dim")
             for check in section.findings.checks:
@@ -86,10 +86,10 @@ class Reproduction:
         for section in self.sections:
             lines += [f"## {section.part.name}: {section.part.about}", ""]
             for table in section.findings.tables:
-                lines += [f"{table.title}:", "", *_markdown(table), ""]
+                lines += [f"{table.title}:", "", *_markdown_lines(table), ""]
             lines += [f"![{name}]({name})\n" for name in section.findings.pictures]
             lines += [*(f"{line}  " for line in (section.settings, *section.findings.notes)), ""]
-            lines += [*_markdown(_claims(section.findings.checks)), ""]
+            lines += [*_markdown_lines(_claims_table(section.findings.checks)), ""]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,12 +124,12 @@ class Reproduction:
         write_atomic(out / "report.json", json.dumps(self.as_dict()) + "\n")
 
 
-def _claims(checks: Sequence[Check]) -> FindingsTable:
+def _claims_table(checks: Sequence[Check]) -> FindingsTable:
     rows = tuple((check.name, check.verdict, check.figures, check.paper) for check in checks)
     return FindingsTable("Claims", ("claim", "verdict", "figures", "paper"), rows, left=4)
 
 
-def _rich(table: FindingsTable) -> RichTable:
+def _rich_table(table: FindingsTable) -> RichTable:
     shown = RichTable(title=table.title, title_justify="left", expand=False)
     for at, name in enumerate(table.columns):
         shown.add_column(name, justify="left" if at < table.left else "right")
@@ -138,7 +138,7 @@ def _rich(table: FindingsTable) -> RichTable:
     return shown
 
 
-def _markdown(table: FindingsTable) -> list[str]:
+def _markdown_lines(table: FindingsTable) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in line] for line in (table.columns, *table.rows)]
     rule = ["---" if at < table.left else "---:" for at in range(len(table.columns))]
     return [f"| {' | '.join(line)} |" for line in (cells[0], rule, *cells[1:])]

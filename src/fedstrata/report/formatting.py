@@ -8,46 +8,34 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedstrata.core.text import bytes_text, flops_text
+from fedstrata.diagnosis.evidence import finite_number, finite_numbers
 
 NONE = "–"
-LARGEST = 1e100
-"""A number beyond it is shown as one that is not finite: sums and squares of it would not be."""
 
 
-def text(value: object) -> str:
-    """For HTML, and for Plotly, which reads a few tags and all entities in what it shows."""
+def escape(value: object) -> str:
+    """Text for HTML, and for Plotly, which interprets a few tags and all entities in what it shows."""
     return html.escape(str(value), quote=True)
 
 
-def number(value: Any) -> float | None:
-    """The value if it is a finite number: what was measured may be anything in a file that was edited."""
-    kind = type(value)
-    return value if (kind is float or kind is int) and abs(value) <= LARGEST else None
-
-
-def known(values: Iterable[Any]) -> list[float]:
-    """Those that are finite numbers."""
-    return [found for value in values if (found := number(value)) is not None]
-
-
-def rounded(value: Any, digits: int = 4) -> float | None:
-    """With so many significant digits: what a screen shows needs no more, and a file is smaller."""
-    found = number(value)
+def round_digits(value: Any, digits: int = 4) -> float | None:
+    """Round to so many significant digits: a screen shows no more, and the file is smaller. None for no number."""
+    found = finite_number(value)
     return None if found is None else float(f"{found:.{digits}g}")
 
 
-def sized(count: float | None) -> str:
-    """Bytes, and a dash for None."""
+def bytes_or_dash(count: float | None) -> str:
+    """A number of bytes with its unit; a dash for None."""
     return NONE if count is None else bytes_text(count)
 
 
-def flops(count: float | None) -> str:
-    """Floating-point operations, and a dash for None."""
+def flops_or_dash(count: float | None) -> str:
+    """A number of floating-point operations with its unit; a dash for None."""
     return NONE if count is None else flops_text(count)
 
 
-def seconds(value: float | None) -> str:
-    """75.2 → '1 min 15 s'."""
+def duration_text(value: float | None) -> str:
+    """75.2 → '1 min 15 s'; a dash for None."""
     if value is None:
         return NONE
     if value < 60:
@@ -66,21 +54,21 @@ def spread(values: Sequence[float]) -> str:
 
 
 def mean(values: Iterable[Any]) -> float | None:
-    """Of those that are numbers; None for none."""
-    found = known(values)
+    """The mean of those that are finite numbers; None if there are none."""
+    found = finite_numbers(values)
     return statistics.fmean(found) if found else None
 
 
-def listed(values: Sequence[object]) -> str:
+def comma_list(values: Sequence[object]) -> str:
     """'0, 1, 2', and 'none' for none."""
     return ", ".join(map(str, values)) or "none"
 
 
-def distinct(names: Iterable[object]) -> list[str]:
-    """The names, a second one of the same kind with its number: an axis would put both into one place."""
+def distinct_names(names: Iterable[object]) -> list[str]:
+    """The names, repeated ones numbered: an axis would draw equal names in one place."""
     seen: dict[str, int] = {}
     found = []
-    for name in map(text, names):
+    for name in map(escape, names):
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found

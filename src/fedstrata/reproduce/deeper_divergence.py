@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.compare import ComparisonRow
-from fedstrata.compare.running import records
-from fedstrata.compare.table import Stat, stat
+from fedstrata.compare.runner import read_finished_records
+from fedstrata.compare.table import stat
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples
@@ -27,32 +27,32 @@ from fedstrata.data.datasets import load_dataset
 from fedstrata.data.partitions import partition
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
-from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, Unit, above, beyond
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, figures, kept
+from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, above, beyond, differences, plain_unit
+from fedstrata.reproduce.part_runs import build_config
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    PartResources,
+    SeedFigures,
+    figures_by_seed,
+    highest_accuracy,
+    load_or_compute,
+)
 from fedstrata.reproduce.plots import FULL, PART, save
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.machine import computing, device_of
-
-Found = Mapping[int, dict[str, Any]]
 
 KINDS = {"noise": "noise on an image", "class": "images of one class"}
 STATES = {"trained": "trained", "new": "before training"}
 SHALLOW, DEEP = "shallow", "deep"
 
 
-def _milli(value: Stat | None) -> str:
-    if value is None:
-        return "–"
-    return f"{1000 * value.mean:.3f}" + ("" if value.std is None else f" ± {1000 * value.std:.3f}")
+MILLI = plain_unit(3, 1000)
+"""Of divergences, in thousandths: they are as small as entries of a gradient."""
 
 
-MILLI = Unit(_milli, lambda gain: ("+" if gain.mean >= 0 else "") + _milli(gain))
-"""Of divergences, in thousandths: they are as small as an entry of a gradient."""
-
-
-def halves(layers: Mapping[str, float]) -> tuple[float, float]:
+def layer_halves(layers: Mapping[str, float]) -> tuple[float, float]:
     """The means over the first and over the second half of the layers, which are in order from the input."""
     values = list(layers.values())
     middle = (len(values) + 1) // 2
@@ -66,17 +66,17 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """Network → its state → kind of diversity → layer → standard deviations of gradients, class by class."""
     found: dict[str, Any] = {}
     for label, model in settings["models"].items():
-        federation = open_run(configured(settings, seed, resources, model=model), None)
+        federation = open_run(build_config(settings, seed, resources, model=model), None)
         with computing(1):
-            images = _balanced(federation.clients[0], settings["images"])
-            new = spreads(federation.model, *images, settings["draws"], seed)
+            images = _first_of_each_class(federation.clients[0], settings["images"])
+            new = gradient_spreads(federation.model, *images, settings["draws"], seed)
             federation.fit()
-            found[label] = {"trained": spreads(federation.model, *images, settings["draws"], seed), "new": new}
+            found[label] = {"trained": gradient_spreads(federation.model, *images, settings["draws"], seed), "new": new}
             found[label]["accuracy"] = federation.records[-1].accuracy
     return found
 
 
-def _balanced(data: Examples, count: int) -> tuple[Tensor, Tensor]:
+def _first_of_each_class(data: Examples, count: int) -> tuple[Tensor, Tensor]:
     """The first so many examples of each class."""
     labels = data.labels()
     return data.batch(
@@ -84,7 +84,9 @@ def _balanced(data: Examples, count: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def spreads(model: nn.Module, x: Tensor, y: Tensor, draws: int, seed: int) -> dict[str, Mapping[str, Sequence[float]]]:
+def gradient_spreads(
+    model: nn.Module, x: Tensor, y: Tensor, draws: int, seed: int
+) -> dict[str, Mapping[str, Sequence[float]]]:
     """Kind of diversity → layer → the gradients' standard deviation for each class.
 
     Under noise N(0, 0.1) on one image of the class, the first; and among all images of the class that there are.
@@ -95,28 +97,31 @@ def spreads(model: nn.Module, x: Tensor, y: Tensor, draws: int, seed: int) -> di
     return {"noise": noise.figures, "class": within_class(model, x, y, layers, limit=None, seed=seed).figures}
 
 
-def judge(found: Found) -> Findings:
-    """It grows towards the input, and the deeper network's first layers have more of it."""
+def assess(found: SeedFigures) -> Findings:
+    """Divergence grows towards the input, and the deeper network's first layers have more of it."""
     networks = list(next(iter(found.values())))
     checks: list[Check] = []
-    for kind, told in KINDS.items():
-        lines = {label: {s: logged(f[label]["trained"][kind]) for s, f in found.items()} for label in networks}
+    for kind, diversity in KINDS.items():
+        lines = {label: {s: log_means(f[label]["trained"][kind]) for s, f in found.items()} for label in networks}
         for label, by_seed in lines.items():
             first, last = ({s: line[at] for s, line in by_seed.items()} for at in (0, -1))
             checks += [
-                above(f"{label}: the first layer diverges more than the last ({told})", first, last, unit=PLAIN),
+                above(f"{label}: the first layer diverges more than the last ({diversity})", first, last, unit=PLAIN),
                 beyond(
-                    f"{label}: most layers diverge more than the next ({told})", _growing(by_seed), 0.5, unit=POINTS
+                    f"{label}: most layers diverge more than the next ({diversity})",
+                    _growing_shares(by_seed),
+                    0.5,
+                    unit=POINTS,
                 ),
             ]
         deep, shallow = ({s: line[0] for s, line in lines[label].items()} for label in reversed(networks))
-        name = f"the {networks[1]}'s first layer diverges more than the {networks[0]}'s ({told})"
+        name = f"the {networks[1]}'s first layer diverges more than the {networks[0]}'s ({diversity})"
         checks.append(above(name, deep, shallow, unit=PLAIN))
     notes = (
         "log10 of the standard deviation of a layer's gradient, in the square mean over its entries, in the mean over "
         "the classes: 0.3 more is twice as much; layers are counted from the input; ± is over the seeds",
         "noise is N(0, 0.1) on the normalised image; the networks have no norm layers",
-        "accuracy: " + ", ".join(f"{label} {_accuracy(found, label)}" for label in networks),
+        "accuracy: " + ", ".join(f"{label} {_accuracy_text(found, label)}" for label in networks),
     )
     return Findings(
         tuple(_table(found, networks, state) for state in STATES),
@@ -127,43 +132,43 @@ def judge(found: Found) -> Findings:
     )
 
 
-def logged(layers: Mapping[str, Sequence[float]]) -> list[float]:
+def log_means(layers: Mapping[str, Sequence[float]]) -> list[float]:
     """Layer by layer: log10 of the mean over the classes."""
     return [math.log10(max(statistics.fmean(values), 1e-30)) for values in layers.values()]
 
 
-def _growing(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """The share of layers that have more than the next one."""
+def _growing_shares(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Seed → the share of layers that diverge more than the next one."""
     return {s: statistics.fmean(one > other for one, other in pairwise(line)) for s, line in lines.items()}
 
 
-def _table(found: Found, networks: Sequence[str], state: str) -> FindingsTable:
+def _table(found: SeedFigures, networks: Sequence[str], state: str) -> FindingsTable:
     columns = {
-        f"{label}, {told}": {s: logged(f[label][state][kind]) for s, f in found.items()}
-        for kind, told in KINDS.items()
+        f"{label}, {diversity}": {s: log_means(f[label][state][kind]) for s, f in found.items()}
+        for kind, diversity in KINDS.items()
         for label in networks
     }
     depth = max(len(line) for lines in columns.values() for line in lines.values())
-    rows = tuple((str(at + 1), *(_at(lines, at) for lines in columns.values())) for at in range(depth))
+    rows = tuple((str(at + 1), *(_layer_cell(lines, at) for lines in columns.values())) for at in range(depth))
     return FindingsTable(f"Divergence of the gradient, log10, {STATES[state]}", ("layer", *columns), rows)
 
 
-def _at(lines: Mapping[int, Sequence[float]], at: int) -> str:
-    """A cell; empty where the network has no such layer."""
+def _layer_cell(lines: Mapping[int, Sequence[float]], at: int) -> str:
+    """A cell of the table; empty if the network has no such layer."""
     values = [line[at] for line in lines.values() if at < len(line)]
     return PLAIN.spread(stat(values)) if values else ""
 
 
-def _accuracy(found: Found, label: str) -> str:
+def _accuracy_text(found: SeedFigures, label: str) -> str:
     return POINTS.spread(stat(mine[label]["accuracy"] for mine in found.values()))
 
 
 # --- Fig. 2a: round by round -----------------------------------------------------------------------------------------
 
 
-def follow(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
-    """Every round's divergence, layer by layer, exactly (Eq. 1), at the model that the round has made."""
-    federation = open_run(configured(settings, seed, resources), None)
+def measure_rounds(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
+    """The exact divergence (Eq. 1) of every layer, after every round, at that round's model."""
+    federation = open_run(build_config(settings, seed, resources), None)
     clients, layers = list(federation.clients), federation.strata
     rounds = []
     for _ in federation.rounds():
@@ -172,15 +177,15 @@ def follow(settings: Mapping[str, Any], seed: int, resources: PartResources) -> 
     return {"rounds": rounds, "stages": {layer.name: layer.stage for layer in layers}}
 
 
-def judge_rounds(found: Found) -> Findings:
-    """Shallow layers diverge more than deep ones; theirs falls while the others' grows."""
-    halved = {seed: [halves(layers) for layers in mine["rounds"]] for seed, mine in found.items()}
+def assess_rounds(found: SeedFigures) -> Findings:
+    """Shallow layers diverge more than deep ones; their divergence falls while that of the others grows."""
+    halved = {seed: [layer_halves(layers) for layers in mine["rounds"]] for seed, mine in found.items()}
     parts = {
         label: {seed: [pair[at] for pair in pairs] for seed, pairs in halved.items()}
         for at, label in enumerate((SHALLOW, DEEP))
     }
     early, late = (
-        {label: {s: _half(curve, end) for s, curve in curves.items()} for label, curves in parts.items()}
+        {label: {s: _half_mean(curve, end) for s, curve in curves.items()} for label, curves in parts.items()}
         for end in (False, True)
     )
     whole = {label: {s: statistics.fmean(curve) for s, curve in curves.items()} for label, curves in parts.items()}
@@ -189,11 +194,11 @@ def judge_rounds(found: Found) -> Findings:
         above("shallow layers' divergence falls", early[SHALLOW], late[SHALLOW], unit=MILLI),
         above("deep layers' divergence grows", late[DEEP], early[DEEP], unit=MILLI),
     )
-    rows = [(f"{label} half", _cell(early[label]), _cell(late[label])) for label in (SHALLOW, DEEP)]
+    rows = [(f"{label} half", MILLI.cell(early[label]), MILLI.cell(late[label])) for label in (SHALLOW, DEEP)]
     stages = list(dict.fromkeys(next(iter(found.values()))["stages"].values()))
     for stage in stages:
         curves = {s: _stage_curve(mine, stage) for s, mine in found.items()}
-        rows.append((stage, *(_cell({s: _half(c, end) for s, c in curves.items()}) for end in (False, True))))
+        rows.append((stage, *(MILLI.cell({s: _half_mean(c, end) for s, c in curves.items()}) for end in (False, True))))
     notes = (
         "Eq. 1 over each client's whole data, without augmentation and with the running statistics, after every round; "
         "the mean over the layers of a stage or of half of the model, and over the rounds",
@@ -209,7 +214,7 @@ def judge_rounds(found: Found) -> Findings:
     )
 
 
-def _half(curve: Sequence[float], end: bool) -> float:
+def _half_mean(curve: Sequence[float], end: bool) -> float:
     """The mean over the first half of the rounds, or over the second."""
     middle = max(len(curve) // 2, 1)
     return statistics.fmean(curve[-middle:] if end else curve[:middle])
@@ -220,15 +225,11 @@ def _stage_curve(mine: Mapping[str, Any], stage: str) -> list[float]:
     return [statistics.fmean(layers[name] for name in names) for layers in mine["rounds"]]
 
 
-def _cell(seeds: Seeds) -> str:
-    return MILLI.spread(stat(seeds.values()))
-
-
 # --- at the end of a table's runs -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Cell:
+class SettingFigures:
     """Centralised and federated training under one setting: every seed's figures.
 
     Args:
@@ -246,7 +247,7 @@ class Cell:
     @property
     def gap(self) -> dict[int, float]:
         """CL − FL."""
-        return minus(self.cl, self.fl)
+        return differences(self.cl, self.fl)
 
     @property
     def loss(self) -> dict[int, float]:
@@ -261,33 +262,23 @@ class Cell:
     @property
     def deep(self) -> dict[int, float]:
         """The mean over the second half of the layers."""
-        return {seed: halves(layers)[1] for seed, layers in self.layers.items()}
+        return {seed: layer_halves(layers)[1] for seed, layers in self.layers.items()}
 
     @property
     def falls(self) -> dict[int, float]:
-        """How much accuracy a round of the federated run loses, in the mean; a gain counts as 0."""
+        """The mean loss of accuracy per round of the federated run; a gain counts as 0."""
         return {seed: _mean_fall(rounds) for seed, rounds in self.curves.items()}
 
 
-def cell_of(central: ComparisonRow, federated: ComparisonRow) -> Cell:
-    """The figures of finished runs."""
-    results = {result.seed: Path(result.directory) for result in federated.sound}
-    return Cell(
-        figures(central, highest),
-        figures(federated, highest),
-        {seed: measured(directory, federated.run.config, seed) for seed, directory in results.items()},
-        {seed: records(directory) for seed, directory in results.items()},
+def figures_of_setting(central: ComparisonRow, federated: ComparisonRow) -> SettingFigures:
+    """The figures of a setting's finished runs."""
+    results = {result.seed: Path(result.directory) for result in federated.sound_results}
+    return SettingFigures(
+        figures_by_seed(central, highest_accuracy),
+        figures_by_seed(federated, highest_accuracy),
+        {seed: final_divergence(directory, federated.run.config, seed) for seed, directory in results.items()},
+        {seed: read_finished_records(directory) for seed, directory in results.items()},
     )
-
-
-def minus(one: Seeds, other: Seeds) -> dict[int, float]:
-    """Seed by seed."""
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
-
-
-def highest(rounds: list[Record]) -> float | None:
-    """The best accuracy of a run."""
-    return max((record.accuracy for record in rounds if record.accuracy is not None), default=None)
 
 
 def _mean_fall(rounds: Sequence[Record]) -> float:
@@ -296,8 +287,8 @@ def _mean_fall(rounds: Sequence[Record]) -> float:
     return statistics.fmean(falls) if falls else 0.0
 
 
-def reached(cells: Mapping[str, Cell], share: float) -> dict[str, dict[int, int | None]]:
-    """Label → seed → the first round of FL with so large a share of the lowest of the cells' best accuracies."""
+def rounds_to_share(cells: Mapping[str, SettingFigures], share: float) -> dict[str, dict[int, int | None]]:
+    """Label → seed → the first round of FL that reaches a share of the lowest best accuracy of all labels."""
     shared = set.intersection(*(set(cell.fl) for cell in cells.values()))
     targets = {seed: share * min(cell.fl[seed] for cell in cells.values()) for seed in sorted(shared)}
     return {
@@ -306,16 +297,16 @@ def reached(cells: Mapping[str, Cell], share: float) -> dict[str, dict[int, int 
     }
 
 
-_loaded = lru_cache(maxsize=1)(load_dataset)
+_load_dataset = lru_cache(maxsize=1)(load_dataset)
 
 
-def measured(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
-    """Layer → divergence at a finished run's model; kept beside it."""
-    return kept(directory / "divergence.json", lambda: _measure(directory, config, seed))
+def final_divergence(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
+    """Layer → divergence at a finished run's model; measured once, and kept beside it."""
+    return load_or_compute(directory / "divergence.json", lambda: _measure_divergence(directory, config, seed))
 
 
-def _measure(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
-    dataset = _loaded(config.dataset, config.data_dir)
+def _measure_divergence(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
+    dataset = _load_dataset(config.dataset, config.data_dir)
     dealt = partition(
         dataset.train.labels(), config.partition, config.clients, derive(seed, "partition"), dataset.groups
     )
@@ -328,13 +319,13 @@ def _measure(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def plot_accumulation(found: Found, networks: Sequence[str], path: Path) -> None:
+def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -> None:
     """Fig. 3: layer by layer, the mean over classes and seeds, and the range of all of them."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
-    for axes, (kind, told) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
+    for axes, (kind, diversity) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
         for label, colour in zip(networks, (PART, FULL), strict=True):
             layers = [mine[label]["trained"][kind] for mine in found.values()]
             every = [[value for mine in layers for value in mine[name]] for name in layers[0]]
@@ -344,7 +335,7 @@ def plot_accumulation(found: Found, networks: Sequence[str], path: Path) -> None
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="layer, from the input", ylabel="standard deviation of the gradient")
-        axes.set_title(told, loc="left", fontsize=10)
+        axes.set_title(diversity, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     save(figure, path)

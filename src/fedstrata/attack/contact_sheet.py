@@ -16,7 +16,7 @@ _TEXT, _FAINT = "#222831", "#6b7480"
 
 
 def check_pictures() -> None:
-    """Refuse early where pictures cannot be drawn."""
+    """Refuse early if pictures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -24,11 +24,11 @@ def check_pictures() -> None:
 
 
 def contact_sheet(rows: Sequence[Tensor], labels: Sequence[str], columns: Sequence[str], title: str) -> bytes:
-    """A PNG.
+    """Draw a contact sheet as PNG.
 
     Args:
-        rows: images (N, C, H, W) from 0 to 1; others than grey and RGB ones are shown as their channels' mean.
-        labels: one a row, at the left.
+        rows: images (N, C, H, W) from 0 to 1; those with other than one or three channels are shown as their mean.
+        labels: one per row, at the left.
         columns: one per image, at the top, in a line or two.
         title: above all.
     """
@@ -49,7 +49,7 @@ def contact_sheet(rows: Sequence[Tensor], labels: Sequence[str], columns: Sequen
     axes.xaxis.tick_top()
     axes.set_xticks([at + middle for at in range(len(columns))])
     axes.set_xticklabels(
-        ["\n".join(map(_short, name.split("\n"))) for name in columns], fontsize=7, parse_math=False, color=_FAINT
+        ["\n".join(map(_shorten, name.split("\n"))) for name in columns], fontsize=7, parse_math=False, color=_FAINT
     )
     axes.set_yticks([at + middle for at in range(len(rows))])
     axes.set_yticklabels(labels, fontsize=7.5, parse_math=False, color=_TEXT)
@@ -61,11 +61,11 @@ def contact_sheet(rows: Sequence[Tensor], labels: Sequence[str], columns: Sequen
     return drawn.getvalue()
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= 12 else name[:11] + "…"
 
 
 def _rgb(images: Tensor) -> npt.NDArray[np.float32]:
-    """(N, H, W, 3)."""
+    """Images as matplotlib draws them, (N, H, W, 3)."""
     shown = images if images.shape[1] in (1, 3) else images.mean(1, keepdim=True)
     return shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy().astype(np.float32)

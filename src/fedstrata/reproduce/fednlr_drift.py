@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare.table import stat
 from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
 from fedstrata.probes.measures.training import activation_change, bound_neurons
 from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.run import deal, open_run
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}
@@ -63,33 +62,33 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     }
 
 
-def table(rows: Sequence[Sequence[float]], classes: Iterable[int]) -> Tensor:
+def activation_table(rows: Sequence[Sequence[float]], classes: Iterable[int]) -> Tensor:
     """Activations of every neuron (columns) on some of the classes (rows)."""
     return torch.tensor([rows[c] for c in classes], dtype=torch.float64)
 
 
-def change(
+def activation_gain(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], visited: int, others: Sequence[int]
 ) -> float | None:
-    """The share of activation that neurons gain which are bound to the other classes, against the visited one."""
+    """The share of their activation that neurons bound to the other classes, and not to the visited one, gain."""
     rows, asked = [visited, *others], torch.tensor([False] + [True] * len(others))
-    return activation_change(table(before, rows), table(after, rows), asked)
+    return activation_change(activation_table(before, rows), activation_table(after, rows), asked)
 
 
-def drifts(found: Mapping[int, dict[str, Any]], visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
+def drifts(found: SeedFigures, visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
     """Method, or the control → seed → the mean change over visits, each a (visited class, other classes)."""
-    told: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
+    means: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
     for seed, figures in found.items():
-        for label, by_seed in told.items():
+        for label, by_seed in means.items():
             after = figures["even"] if label == CONTROL else figures["after"][label]
-            values = [change(figures["before"], after[visited], visited, others) for visited, others in visits]
+            values = [activation_gain(figures["before"], after[visited], visited, others) for visited, others in visits]
             known = [value for value in values if value is not None]
             if known:
                 by_seed[seed] = statistics.fmean(known)
-    return dict(told)
+    return dict(means)
 
 
-def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Findings:
+def assess(found: SeedFigures, visited: int, other: int) -> Findings:
     """The paper's pair of classes, and every client against all other classes."""
     every = range(len(next(iter(found.values()))["before"]))
     where = {
@@ -97,16 +96,14 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
         f"all {len(every)} clients": drifts(found, [(v, [c for c in every if c != v]) for v in every]),
     }
     checks = []
-    for at, (place, told) in enumerate(where.items()):
+    for at, (place, means) in enumerate(where.items()):
         paper = "" if at else "−5 against −9 % of three neurons (−0.01, −0.03, −0.04 against −0.03, −0.06, −0.06)"
         fall, less = f"bound neurons fall with FedAvg ({place})", f"bound neurons fall less with FedNLR ({place})"
-        checks.append(beyond(fall, told["FedAvg"], 0, below=True, unit=POINTS))
-        checks.append(above(less, told["FedNLR"], told["FedAvg"], unit=POINTS, paper=paper))
+        checks.append(beyond(fall, means["FedAvg"], 0, below=True, unit=POINTS))
+        checks.append(above(less, means["FedNLR"], means["FedAvg"], unit=POINTS, paper=paper))
         name = f"bound neurons fall less where no class is missing ({place})"
-        checks.append(above(name, told[CONTROL], told["FedAvg"], unit=POINTS))
-    summary = tuple(
-        (place, *(POINTS.spread(stat(seeds.values())) for seeds in told.values())) for place, told in where.items()
-    )
+        checks.append(above(name, means[CONTROL], means["FedAvg"], unit=POINTS))
+    summary = tuple((place, *(POINTS.cell(seeds) for seeds in means.values())) for place, means in where.items())
     seed, first = next(iter(found.items()))
     trained = ", ".join(
         f"{100 * figures['accuracy']:.1f} % after {figures['rounds']} rounds" for figures in found.values()
@@ -116,7 +113,7 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
             FindingsTable(
                 "Change of the activation of bound neurons, as a share of it", ("", *METHODS, CONTROL), summary
             ),
-            _neurons(first, visited, other, seed),
+            _neuron_table(first, visited, other, seed),
         ),
         tuple(checks),
         (
@@ -129,17 +126,17 @@ def judge(found: Mapping[int, dict[str, Any]], visited: int, other: int) -> Find
     )
 
 
-def _neurons(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
+def _neuron_table(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
     """The hidden neurons one by one, as in the paper's Table 4."""
     before = found["before"]
-    bound = bound_neurons(table(before, (visited, other)), torch.tensor([False, True]))[1]
+    bound = bound_neurons(activation_table(before, (visited, other)), torch.tensor([False, True]))[1]
     mine = set(bound.nonzero().flatten().tolist())
     rows = []
     for at, value in enumerate(before[other]):
         after = [found["after"][method][visited][other][at] for method in METHODS]
         changes = (f"{new - value:+.3f}" if at in mine else "" for new in after)
-        told = (before[visited][at], value, *after)
-        rows.append((str(at + 1), "yes" if at in mine else "", *(f"{number:.3f}" for number in told), *changes))
+        activations = (before[visited][at], value, *after)
+        rows.append((str(at + 1), "yes" if at in mine else "", *(f"{number:.3f}" for number in activations), *changes))
     columns = (
         "neuron",
         f"bound to {other}",

@@ -10,31 +10,32 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstrata.compare.table import stat
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import plural
 from fedstrata.federation import Federation
-from fedstrata.reproduce.claims import PLAIN, Seeds, above, beyond
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.claims import PLAIN, above, beyond
+from fedstrata.reproduce.part_runs import build_config, build_federation
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_norms
-from fedstrata.reproduce.runs import configured, watched
 
 
-def norm(grads: Tensors) -> torch.Tensor:
+def gradient_norm(grads: Tensors) -> torch.Tensor:
     """√Σ‖g‖² over all names."""
     return torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(Technique):
+class GradientTrace(Technique):
     """Remembers the norm of the raw gradient at every step of a client's last visit; training is as without it."""
 
     name: ClassVar[str] = "trace"
 
     def local(self, view: ClientView) -> Hooks:
+        """Hooks that collect the norm and the batch size of every step, and change nothing."""
+
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
-            now = {"norms": norm(grads).reshape(1), "sizes": torch.tensor([len(batch.y)])}
+            now = {"norms": gradient_norm(grads).reshape(1), "sizes": torch.tensor([len(batch.y)])}
             return {name: torch.cat([total[name], step]) for name, step in now.items()} if total else now
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
@@ -43,14 +44,14 @@ class Trace(Technique):
         return Hooks(tally=tally, finish=finish)
 
 
-def follow(federation: Federation) -> dict[str, Any]:
+def measure_norms(federation: Federation) -> dict[str, Any]:
     """Every round's norms, step by step in the mean over its clients, and the names of the strata that trained.
 
     A pass's last batch is left out if it is smaller than the others: its gradient is larger by chance alone.
     """
     norms, active = [], []
     for record in federation.rounds():
-        kept = [federation.memory(client)[Trace.name] for client in record.clients]
+        kept = [federation.memory(client)[GradientTrace.name] for client in record.clients]
         visits = [seen["norms"][seen["sizes"] == seen["sizes"].max()] for seen in kept]
         steps = min(map(len, visits))
         norms.append(torch.stack([visit[:steps] for visit in visits]).mean(0).tolist())
@@ -61,7 +62,7 @@ def follow(federation: Federation) -> dict[str, Any]:
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Method → its norms."""
     return {
-        label: follow(watched(configured(settings, seed, resources, method=text), Trace()))
+        label: measure_norms(build_federation(build_config(settings, seed, resources, method=text), GradientTrace()))
         for label, text in settings["methods"].items()
     }
 
@@ -87,7 +88,7 @@ def jumps(found: Mapping[str, Any], ends: int) -> list[Jump]:
     ]
 
 
-def judge(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
+def assess(found: SeedFigures, ends: int) -> Findings:
     """Full updates' jumps against partial updates', in the same stretch of training."""
     full: dict[int, float] = {}
     part: dict[int, float] = {}
@@ -104,7 +105,7 @@ def judge(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
         "FedPart, partial rounds": part,
         "FedPart, full rounds at the beginning": before,
     }
-    rows = tuple((name, _ratio(seeds)) for name, seeds in lines.items())
+    rows = tuple((name, PLAIN.cell(seeds)) for name, seeds in lines.items())
     title = f"Mean norm of the first {plural(ends, 'step')} after aggregation over that of the last {ends} before"
     checks = (
         beyond("gradient norm spikes after full aggregation", full, 1),
@@ -122,7 +123,3 @@ def judge(found: Mapping[int, dict[str, Any]], ends: int) -> Findings:
         {"trace.png": partial(plot_norms, found[first], first)},
         {str(seed): methods for seed, methods in found.items()},
     )
-
-
-def _ratio(seeds: Seeds) -> str:
-    return PLAIN.spread(stat(seeds.values()))

@@ -1,4 +1,4 @@
-"""Running what a comparison lacks: new runs and interrupted ones, one after the other or side by side."""
+"""Runs what a comparison lacks, new runs and interrupted ones, in turn or side by side; and reads their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedstrata.system.signals import stopping, work_begins
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a finished run; a run that diverged is finished, too."""
+    """The result of a finished run; a run that diverged is finished, too."""
 
     seed: int
     directory: str
@@ -50,7 +50,7 @@ class Result:
 _RESULT = TypeAdapter(Result)
 
 
-def find(run: Run) -> Result | None:
+def find_result(run: Run) -> Result | None:
     """The result of a run, None if it is not finished.
 
     Raises:
@@ -67,24 +67,24 @@ def find(run: Run) -> Result | None:
         raise UsageError(f"{recipe} was edited: it no longer describes the run that the directory is named after")
     try:
         summary = read_object(run.directory / "summary.json")
-        told = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}
+        main = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
         about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
-        return _RESULT.validate_python({**told, **costs, **about, "rounds_to_target": _reached(run, summary)})
+        return _RESULT.validate_python({**main, **costs, **about, "rounds_to_target": _rounds_to_target(run, summary)})
     except (OSError, ValueError, KeyError, TypeError, UsageError):
         return None  # whole or absent: what is neither was edited, and a resume writes it again or says what is wrong
 
 
-def _reached(run: Run, summary: Mapping[str, Any]) -> int | None:
-    """The round that reached the target, also where the run knew of no target, or of another one."""
+def _rounds_to_target(run: Run, summary: Mapping[str, Any]) -> int | None:
+    """The round that reached the target, even if the run had no target, or another one."""
     target = run.config.target
     if target is None or summary.get("target") == target:
         reached: int | None = summary.get("rounds_to_target")
         return reached
-    return rounds_to(records(run.directory), target)
+    return rounds_to(read_finished_records(run.directory), target)
 
 
-def records(directory: Path) -> list[Record]:
+def read_finished_records(directory: Path) -> list[Record]:
     """The rounds of a finished run.
 
     Raises:
@@ -99,7 +99,7 @@ def records(directory: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class News:
-    """Of a run that goes on: its rounds so far; in the end its result, or what went wrong."""
+    """How far a run is: its rounds so far; at its end its result, or what went wrong."""
 
     run: Run
     rounds: int
@@ -107,7 +107,7 @@ class News:
     failure: FedstrataError | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_last(self) -> bool:
         """True for the last news of a run."""
         return self.result is not None or self.failure is not None
 
@@ -119,19 +119,19 @@ Failures = dict[Path, FedstrataError]
 def missing(plan: Plan) -> list[Run]:
     """The runs that are not finished, each directory once, and all methods of one seed before the next seed's.
 
-    So a table of what is there compares them early.
+    So that a table of the finished runs soon compares all methods.
     """
     ordered = sorted(plan.runs, key=lambda run: plan.seeds.index(run.config.seed))
-    return list({run.directory: run for run in ordered if find(run) is None}.values())
+    return list({run.directory: run for run in ordered if find_result(run) is None}.values())
 
 
 def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> Failures:
-    """Run what is missing and go on with what was interrupted; one that fails does not keep the others.
+    """Run what is missing and go on with what was interrupted; a run that fails does not stop the others.
 
     Args:
         plan: all runs.
         jobs: how many run at the same time; with more than one, each in a process of its own.
-        on_news: is told of every round and of every end.
+        on_news: called after every round and at every run's end.
 
     Returns:
         What went wrong, by directory.
@@ -159,7 +159,7 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
 
 
 def _check_some_fit(runs: Sequence[Run]) -> None:
-    """Refuse what would fail in every row of the table, such as data that are not there."""
+    """Refuse what would fail in every row of the table, such as missing data."""
     from fedstrata.run import open_run
 
     first = None
@@ -169,22 +169,22 @@ def _check_some_fit(runs: Sequence[Run]) -> None:
         except UsageError as error:
             first = first or error
         except Exception:
-            return  # no mistake of the input's: the run itself will tell
+            return  # not a mistake in the input: the run itself will report it
         else:
             return
     if first is not None:
         raise first
 
 
-def _tell_end(run: Run, failure: FedstrataError | None, tell: Listener, failures: Failures) -> None:
-    result = find(run) if failure is None else None
+def _report_end(run: Run, failure: FedstrataError | None, tell: Listener, failures: Failures) -> None:
+    result = find_result(run) if failure is None else None
     if result is None:
         failure = failures[run.directory] = failure or FedstrataError(f"{run.directory} holds no result")
     tell(News(run, 0 if result is None else result.rounds, result, failure))
 
 
 def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> FedstrataError | None:
-    """Run, or go on, to the end; what went wrong, if anything did."""
+    """Run a configuration to its end, or go on with it; returns what went wrong, if anything did."""
     from fedstrata.run import open_run
 
     try:
@@ -204,11 +204,11 @@ def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]
 
 
 def _one_by_one(runs: Sequence[Run], jobs: int, tell: Listener, failures: Failures) -> None:
-    """In this process, one run after the other."""
+    """Run them in this process, one after the other."""
     for run in runs:
         tell(News(run, 0))
         failure = _attempt(run.config, run.directory, lambda rounds, run=run: tell(News(run, rounds)))  # type: ignore[misc]
-        _tell_end(run, failure, tell, failures)
+        _report_end(run, failure, tell, failures)
 
 
 class _Job:
@@ -217,7 +217,7 @@ class _Job:
     def __init__(self, run: Run) -> None:
         self.run, self.heard = run, 0
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 – unlike a pipe it is never full
-        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.running import attend; attend()"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from fedstrata.compare.runner import run_job; run_job()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
@@ -233,7 +233,7 @@ class _Job:
             self.process.stdin.flush()
 
     def rounds(self) -> int:
-        """How many rounds are written."""
+        """How many rounds the run has written."""
         try:
             return (self.run.directory / "metrics.jsonl").read_bytes().count(b"\n")
         except OSError:
@@ -246,23 +246,23 @@ class _Job:
                 self.process.stdin.close()
 
     def end(self) -> FedstrataError | None:
-        """Wait for the process's end; what went wrong, if anything did."""
+        """Wait for the process to end; returns what went wrong, if anything did."""
         self.stop()
         code = self.process.wait()
         self._said.seek(0)
         with self._said:
             words = self._said.read().splitlines()
         try:
-            said = json.loads(words[-1])
-            kind = UsageError if said["code"] == UsageError.exit_code else FedstrataError
-            return None if said["failure"] is None else kind(said["failure"])
+            answer = json.loads(words[-1])
+            kind = UsageError if answer["code"] == UsageError.exit_code else FedstrataError
+            return None if answer["failure"] is None else kind(answer["failure"])
         except (ValueError, LookupError, TypeError):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             return FedstrataError(f"its process {how}")
 
 
 def _side_by_side(runs: Sequence[Run], jobs: int, tell: Listener, failures: Failures) -> None:
-    """Some runs at the same time."""
+    """Run some of them at the same time, each in a process of its own."""
     waiting, active = list(reversed(runs)), list[_Job]()
     try:
         while waiting or active:
@@ -273,15 +273,15 @@ def _side_by_side(runs: Sequence[Run], jobs: int, tell: Listener, failures: Fail
             for job in list(active):
                 if job.process.poll() is not None:
                     active.remove(job)
-                    _tell_end(job.run, job.end(), tell, failures)
+                    _report_end(job.run, job.end(), tell, failures)
                 elif (rounds := job.rounds()) != job.heard:
                     job.heard = rounds
                     tell(News(job.run, rounds))
     finally:
-        _stop(active)
+        _stop_jobs(active)
 
 
-def _stop(active: Sequence[_Job]) -> None:
+def _stop_jobs(active: Sequence[_Job]) -> None:
     for job in active:
         job.stop()
     try:
@@ -296,8 +296,8 @@ def _stop(active: Sequence[_Job]) -> None:
             job.end()
 
 
-def attend() -> None:
-    """What such a process does: the run that its standard input tells, until that ends."""
+def run_job() -> None:
+    """What a job's process does: the run that its standard input names, until that input ends."""
     order = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored where this all began
     main = threading.main_thread().ident

@@ -1,4 +1,4 @@
-"""The global model with one client's running statistics: FedPart's released code judges client 0's model."""
+"""Accuracy of the global model with one client's running statistics: FedPart's released code evaluates client 0's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fedstrata.compare import ComparisonRow
 from fedstrata.config.schema import RunConfig
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
-from fedstrata.reproduce.parts import kept
+from fedstrata.reproduce.parts import load_or_compute
 from fedstrata.run import final_model
 from fedstrata.runs.client_memory import DirectoryStore
 
-_loaded = cache(load_dataset)
+_load_dataset = cache(load_dataset)
 
 
-def by_client(row: ComparisonRow, client: int = 0) -> dict[int, float]:
+def accuracy_by_seed(row: ComparisonRow, client: int = 0) -> dict[int, float]:
     """Seed → the final model's accuracy on the test set, with the statistics that the client has kept."""
     config = row.run.config
     return {
-        result.seed: kept(
+        result.seed: load_or_compute(
             Path(result.directory) / f"client-{client}.json",
             lambda directory=Path(result.directory): {"accuracy": accuracy(directory, config, client)},  # type: ignore[misc]
         )["accuracy"]
-        for result in row.sound
+        for result in row.sound_results
     }
 
 
 def accuracy(directory: Path, config: RunConfig, client: int) -> float:
-    """Of a finished run's model under a client's statistics."""
-    dataset: Dataset = _loaded(config.dataset, config.data_dir)
+    """The accuracy of a finished run's model with a client's statistics."""
+    dataset: Dataset = _load_dataset(config.dataset, config.data_dir)
     memory = directory / "memory"
     version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))
     own = DirectoryStore(memory).get(client, version).get(BUFFERS, {})

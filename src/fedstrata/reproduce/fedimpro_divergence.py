@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedstrata.compare.table import spread, stat
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import RoundView, Technique
 from fedstrata.core.tensors import Tensors
@@ -32,10 +31,11 @@ from fedstrata.probes.measures import (
     weight_divergence_by_stratum,
     with_shared,
 )
-from fedstrata.reproduce.claims import GAINS, PLAIN, Check, Seeds, above, within
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.claims import GAINS, PLAIN, above, cell, within
+from fedstrata.reproduce.local_models import read_local_models, store_local_models
+from fedstrata.reproduce.part_runs import build_config, build_federation
+from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
-from fedstrata.reproduce.runs import configured, watched
 from fedstrata.system.machine import computing
 from fedstrata.techniques.fedimpro import FedImpro, drawn
 
@@ -53,23 +53,21 @@ class LocalModels(Technique):
     needs_deltas: ClassVar[bool] = True
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The round's change as it is; the state holds its divergences and local models."""
         deltas, weights = [update.delta for update in round.updates], round.weights
         by_stage = [
             weight_divergence([{n: mine[n] for n in names} for mine in deltas], weights)
-            for names in stages(round.strata).values()
+            for names in params_by_stage(round.strata).values()
         ]
         found = {
             "whole": torch.tensor(weight_divergence(deltas, weights)),
             "strata": torch.tensor(list(weight_divergence_by_stratum(deltas, round.strata, weights).values())),
             "stages": torch.tensor(by_stage),
         }
-        for update in round.updates:
-            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
-            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
-        return delta, found
+        return delta, found | store_local_models(round)
 
 
-def stages(strata: Sequence[Stratum]) -> dict[str, list[str]]:
+def params_by_stage(strata: Sequence[Stratum]) -> dict[str, list[str]]:
     """Stage → its parameters' names, in order."""
     found: dict[str, list[str]] = {}
     for stratum in strata:
@@ -77,19 +75,9 @@ def stages(strata: Sequence[Stratum]) -> dict[str, list[str]]:
     return found
 
 
-def local_models(state: Tensors) -> dict[int, Tensors]:
-    """Client → its tensors after the last round, from a Watch's state."""
-    found: dict[int, Tensors] = {}
-    for key, tensor in state.items():
-        client, colon, name = key.partition(":")
-        if colon:
-            found.setdefault(int(client), {})[name] = tensor
-    return found
-
-
-def follow(federation: Federation, looks: int) -> dict[str, Any]:
+def measure_run(federation: Federation, looks: int) -> dict[str, Any]:
     """Every round's divergence, and the last few rounds' local models on others' data."""
-    names = {"strata": [s.name for s in federation.strata], "stages": list(stages(federation.strata))}
+    names = {"strata": [s.name for s in federation.strata], "stages": list(params_by_stage(federation.strata))}
     curves = {kind: {name: list[float]() for name in several} for kind, several in names.items()}
     whole, visits, before = list[float](), list[dict[str, float]](), federation.model
     for record in federation.rounds():
@@ -100,7 +88,7 @@ def follow(federation: Federation, looks: int) -> dict[str, Any]:
                 line.append(value)
         after = federation.model
         if record.round > federation.total - looks:
-            visits.append(on_others(before, after, local_models(state), list(federation.clients)))
+            visits.append(on_others(before, after, read_local_models(state), list(federation.clients)))
         before = after
     means = {name: statistics.fmean(visit[name] for visit in visits) for name in visits[0]}
     return {"whole": whole, **curves, **means}
@@ -124,8 +112,8 @@ def on_others(
 # --- shared features -------------------------------------------------------------------------------------------------
 
 
-def balanced(state: Tensors, count: int) -> Tensor:
-    """So many labels of the classes that have statistics, in turn, as in local training."""
+def balanced_labels(state: Tensors, count: int) -> Tensor:
+    """A number of labels, of the classes that have statistics in turn, as in local training."""
     classes = state["known"].nonzero()[:, 0]
     return classes[torch.arange(count) % len(classes)]
 
@@ -139,7 +127,7 @@ def shared_features(state: Tensors, labels: Tensor, rng: torch.Generator) -> Ten
 def variances(
     model: nn.Module, clients: Sequence[Examples], place: str, state: Tensors | None, seed: int
 ) -> dict[str, Any]:
-    """CGV below and above the cut, by the clients' own data; and with as many sampled features as a client has data.
+    """CGV below and above the cut, on the clients' own data, and with as many sampled features as a client has data.
 
     Every client draws its own, as in training.
     """
@@ -150,7 +138,7 @@ def variances(
     if state is not None:
         joined = []
         for client, (gradient, size) in enumerate(zip(gradients, sizes, strict=True)):
-            labels = balanced(state, size)
+            labels = balanced_labels(state, size)
             sampled = shared_features(state, labels, generator(seed, "variance", client))
             joined.append(with_shared(gradient, shared_gradient(model, sampled, labels, place), high, size, size))
         both = gradient_variance(joined, high, sizes)
@@ -180,7 +168,7 @@ def distances(
 
 
 def check_transport() -> None:
-    """Refuse early where distances cannot be computed."""
+    """Refuse early if distances cannot be computed."""
     point: Labelled = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
     conditional_wasserstein(point, point)
 
@@ -192,42 +180,44 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """
     place, found = settings["place"], dict[str, Any]()
     for label, text in settings["methods"].items():
-        federation = watched(configured(settings, seed, resources, method=text), LocalModels())
+        federation = build_federation(build_config(settings, seed, resources, method=text), LocalModels())
         with computing(1):
-            found[label] = follow(federation, settings["looks"])
+            found[label] = measure_run(federation, settings["looks"])
             model, clients = federation.model, list(federation.clients)
             state = federation.state.techniques.get(FedImpro.name)
             found[label]["variance"] = variances(model, clients, place, state, seed)
             if state is not None:
                 found[label]["distance"] = distances(model, clients, place, state, settings["features"], seed)
                 high = set(upper(model, place))
-                found["high"] = [name for name, params in stages(federation.strata).items() if high.issuperset(params)]
+                found["high"] = [
+                    name for name, params in params_by_stage(federation.strata).items() if high.issuperset(params)
+                ]
     return found
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
 
 
-def normalised(curve: Sequence[float]) -> list[float]:
-    """A curve over its own maximum, as in Fig. 3."""
+def scale_to_maximum(curve: Sequence[float]) -> list[float]:
+    """A curve divided by its own maximum, as in Fig. 3."""
     most = max(curve)
     return [value / most for value in curve] if most else list(curve)
 
 
-def halves(curve: Sequence[float]) -> tuple[float, float]:
-    """The means of its first and of its second half."""
+def half_means(curve: Sequence[float]) -> tuple[float, float]:
+    """The means of a curve's first and second half."""
     cut = len(curve) // 2
     return statistics.fmean(curve[:cut]), statistics.fmean(curve[cut:])
 
 
-def judge(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: int) -> Findings:
+def assess(found: SeedFigures, methods: Sequence[str], looks: int) -> Findings:
     """FedAvg against FedImpro, and low layers against high ones."""
     parts = [
-        _curves(found, methods),
-        _stages(found),
-        _generalisation(found, methods),
-        _variance(found, methods),
-        _distance(found),
+        _assess_curves(found, methods),
+        _assess_stages(found),
+        _assess_generalisation(found, methods),
+        _assess_variance(found, methods),
+        _assess_distance(found),
     ]
     pictures = {
         "divergence.png": partial(
@@ -251,13 +241,10 @@ def judge(found: Mapping[int, dict[str, Any]], methods: Sequence[str], looks: in
     return Findings(tables, tuple(check for several in checks for check in several), notes, pictures, data)
 
 
-Judged = tuple[FindingsTable, tuple[Check, ...]]
-
-
-def _curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
-    both = {m: {s: halves(f[m]["whole"]) for s, f in found.items()} for m in methods}
+def _assess_curves(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
+    both = {m: {s: half_means(f[m]["whole"]) for s, f in found.items()} for m in methods}
     early, late = ({m: {s: pair[at] for s, pair in seeds.items()} for m, seeds in both.items()} for at in (0, 1))
-    rows = tuple((m, _plain(early[m]), _plain(late[m])) for m in methods)
+    rows = tuple((m, PLAIN.cell(early[m]), PLAIN.cell(late[m])) for m in methods)
     check = above(
         "FedImpro's local models are nearer to each other in the second half of the run",
         late["FedAvg"],
@@ -270,10 +257,10 @@ def _curves(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judg
     ), (check,)
 
 
-def _stages(found: Mapping[int, dict[str, Any]]) -> Judged:
+def _assess_stages(found: SeedFigures) -> AssessedTable:
     first = next(iter(found.values()))
     shrunk = {
-        stage: {s: halves(normalised(f["FedAvg"]["stages"][stage]))[1] for s, f in found.items()}
+        stage: {s: half_means(scale_to_maximum(f["FedAvg"]["stages"][stage]))[1] for s, f in found.items()}
         for stage in first["FedAvg"]["stages"]
     }
     low, high = (
@@ -281,26 +268,28 @@ def _stages(found: Mapping[int, dict[str, Any]]) -> Judged:
         for side in (False, True)
     )
     check = above("low layers' divergence shrinks faster than high layers' with FedAvg", high, low, unit=PLAIN)
-    rows = tuple((stage, "high" if stage in first["high"] else "low", _plain(seeds)) for stage, seeds in shrunk.items())
+    rows = tuple(
+        (stage, "high" if stage in first["high"] else "low", PLAIN.cell(seeds)) for stage, seeds in shrunk.items()
+    )
     title = "FedAvg's divergence by stage in the second half of the run, of its maximum"
     return FindingsTable(title, ("stage", "part", "of its maximum"), rows, left=2), (check,)
 
 
-def _generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
+def _assess_generalisation(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
     columns = {
         "global model, others' data": "global",
         "local models, others' data": "others",
         "the same with averaged statistics": "averaged",
         "local models, own data": "own",
     }
-    picked = {name: {m: _pick(found, m, name) for m in methods} for name in columns.values()}
-    rows = tuple((m, *(_percent(picked[name][m]) for name in columns.values())) for m in methods)
+    picked = {name: {m: _pick_figures(found, m, name) for m in methods} for name in columns.values()}
+    rows = tuple((m, *(cell(picked[name][m]) for name in columns.values())) for m in methods)
     after, averaged, before = picked["others"], picked["averaged"], picked["global"]
     change = {m: {s: averaged[m][s] - before[m][s] for s in found} for m in methods}
-    told = "FedImpro's local models are better on other clients' data"
+    claim = "FedImpro's local models are better on other clients' data"
     checks = (
-        above(told, after["FedImpro"], after["FedAvg"]),
-        above(f"{told} (averaged statistics)", averaged["FedImpro"], averaged["FedAvg"]),
+        above(claim, after["FedImpro"], after["FedAvg"]),
+        above(f"{claim} (averaged statistics)", averaged["FedImpro"], averaged["FedAvg"]),
         above(
             "FedImpro's local training costs less on other clients' data (averaged statistics)",
             change["FedImpro"],
@@ -311,15 +300,16 @@ def _generalisation(found: Mapping[int, dict[str, Any]], methods: Sequence[str])
     return FindingsTable("Accuracy of the last rounds' local models, %", ("", *columns), rows), checks
 
 
-def _variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Judged:
+def _assess_variance(found: SeedFigures, methods: Sequence[str]) -> AssessedTable:
     kinds = {
         **{m: (m, "variance", "own") for m in methods},
         "FedImpro, with shared features": ("FedImpro", "variance", "shared"),
     }
     rows = tuple(
-        (label, *(_plain(_pick(found, *path, part)) for part in ("low", "high"))) for label, path in kinds.items()
+        (label, *(PLAIN.cell(_pick_figures(found, *path, part)) for part in ("low", "high")))
+        for label, path in kinds.items()
     )
-    own, shared = (_pick(found, "FedImpro", "variance", kind, "high") for kind in ("own", "shared"))
+    own, shared = (_pick_figures(found, "FedImpro", "variance", kind, "high") for kind in ("own", "shared"))
     check = within(
         "with as many sampled features as data, the high part's gradient variance is about a quarter",
         [shared[s] / own[s] for s in found],
@@ -332,23 +322,23 @@ def _variance(found: Mapping[int, dict[str, Any]], methods: Sequence[str]) -> Ju
     )
 
 
-def _distance(found: Mapping[int, dict[str, Any]]) -> Judged:
+def _assess_distance(found: SeedFigures) -> AssessedTable:
     own, shared = ("FedImpro", "distance", "own"), ("FedImpro", "distance", "shared")
     rows = tuple(
-        (label, _plain(_pick(found, *path, "value")), f"{_percent(_pick(found, *path, 'covered'))} %")
+        (label, PLAIN.cell(_pick_figures(found, *path, "value")), f"{cell(_pick_figures(found, *path, 'covered'))} %")
         for label, path in (("own", own), ("half of them sampled", shared))
     )
     check = above(
         "sampled features bring the clients' features nearer to each other",
-        _pick(found, *own, "value"),
-        _pick(found, *shared, "value"),
+        _pick_figures(found, *own, "value"),
+        _pick_figures(found, *shared, "value"),
         unit=PLAIN,
     )
     title = "Conditional Wasserstein distance between clients' features, FedImpro's model"
     return FindingsTable(title, ("features", "distance", "covered"), rows), (check,)
 
 
-def _pick(found: Mapping[int, dict[str, Any]], *path: str) -> dict[int, float]:
+def _pick_figures(found: SeedFigures, *path: str) -> dict[int, float]:
     """Seed → the figure at the end of a path."""
     picked: dict[int, float] = {}
     for seed, figures in found.items():
@@ -360,19 +350,11 @@ def _pick(found: Mapping[int, dict[str, Any]], *path: str) -> dict[int, float]:
 
 
 def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Round by round over the seeds."""
+    """The mean over the seeds, round by round."""
     return [statistics.fmean(values) for values in zip(*curves, strict=True)]
 
 
-def _mean_lines(found: Mapping[int, dict[str, Any]], kind: str) -> dict[str, list[float]]:
-    """FedAvg's strata or stages: each one's mean curve, over its maximum."""
+def _mean_lines(found: SeedFigures, kind: str) -> dict[str, list[float]]:
+    """The mean curve of each of FedAvg's strata or stages, divided by its maximum."""
     several = [figures["FedAvg"][kind] for figures in found.values()]
-    return {name: normalised(_mean_curve([curves[name] for curves in several])) for name in several[0]}
-
-
-def _plain(seeds: Seeds) -> str:
-    return PLAIN.spread(stat(seeds.values()))
-
-
-def _percent(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))
+    return {name: scale_to_maximum(_mean_curve([curves[name] for curves in several])) for name in several[0]}

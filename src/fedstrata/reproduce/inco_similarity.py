@@ -27,11 +27,11 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.stages import stages as stages_of
 from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
-from fedstrata.reproduce.claims import PLAIN, Check, Seeds, above
-from fedstrata.reproduce.layers import local_models
-from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.claims import PLAIN, Seeds, above, cell
+from fedstrata.reproduce.local_models import read_local_models, store_local_models
+from fedstrata.reproduce.part_runs import build_config
+from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
 from fedstrata.system.machine import computing
 from fedstrata.techniques import method
@@ -47,20 +47,16 @@ HARDER = (IID, EQUAL, GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locals(Technique):
+class LastLocalModels(Technique):
     """Remembers the last round's local models; training is as without it. Its state: `i:name`, client i's tensor."""
 
     name: ClassVar[str] = "locals"
     needs_deltas: ClassVar[bool] = True
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        if round.number < round.rounds - 1:
-            return delta, {}
-        found: Tensors = {}
-        for update in round.updates:
-            own = {n: round.params[n] + change for n, change in update.delta.items()} | update.buffers
-            found |= {f"{update.client}:{name}": tensor.clone() for name, tensor in own.items()}
-        return delta, found
+        """The round's change as it is; after the last round the state holds the local models."""
+        last = round.number >= round.rounds - 1
+        return delta, store_local_models(round) if last else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +69,13 @@ class ObservedFederation:
 
     def local(self) -> list[nn.Module]:
         """The clients' models after the last round, in client order, as the run would evaluate them."""
-        state = local_models(self.federation.state.techniques[Locals.name])
-        found = [filled(self.models[client], tensors) for client, tensors in sorted(state.items())]
+        state = read_local_models(self.federation.state.techniques[LastLocalModels.name])
+        found = [fill_model(self.models[client], tensors) for client, tensors in sorted(state.items())]
         return [without_statistics(m) for m in found] if self.federation.method.buffers == "drop" else found
 
 
-def watched(config: RunConfig) -> ObservedFederation:
-    """The federation of a configuration, evaluated at the end, with one technique more, which looks on."""
+def observe(config: RunConfig) -> ObservedFederation:
+    """The federation of a configuration, evaluated at the end, with one more technique, which only looks on."""
     dataset, parts = deal(config)
     share = {} if config.archs is None else shares(config.archs)
     build = partial(
@@ -93,7 +89,7 @@ def watched(config: RunConfig) -> ObservedFederation:
         whole,
         dataset.train.split(parts),
         dataset.test,
-        **{**settings, "method": Method((*chosen.techniques, Locals()), chosen.base)},
+        **{**settings, "method": Method((*chosen.techniques, LastLocalModels()), chosen.base)},
         archs=archs,
         arch_of=arch_of,
     )
@@ -101,8 +97,8 @@ def watched(config: RunConfig) -> ObservedFederation:
     return ObservedFederation(federation, models, dataset.test)
 
 
-def filled(model: nn.Module, tensors: Tensors) -> nn.Module:
-    """A copy of the model with a client's tensors; inside a group their names begin with the group's."""
+def fill_model(model: nn.Module, tensors: Tensors) -> nn.Module:
+    """A copy of the model with a client's tensors; those of a group have names that begin with the group's."""
     mine, copied = model.state_dict(), copy.deepcopy(model)
     own = {name if name in mine else name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     copied.load_state_dict({**mine, **own})
@@ -113,19 +109,19 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """Case → accuracy, CKA of every two clients by stage, and for InCo each layer's share of β > 0 and mean θ."""
     found: dict[str, Any] = {}
     for label, fields in settings["cases"].items():
-        run = watched(configured(settings, seed, resources, **fields))
+        run = observe(build_config(settings, seed, resources, **fields))
         with computing(1):
-            found[label] = follow(run.federation)
+            found[label] = measure_run(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
             models = run.local()
             alike = layer_similarity(models, shown, settings["stages"])
-            found[label]["map"] = mapped(models, run.test, settings["mapped"], seed)
+            found[label]["map"] = feature_map(models, run.test, settings["mapped"], seed)
         found[label]["matrices"] = {stage: matrix.tolist() for stage, matrix in alike.matrices.items()}
         found[label]["means"] = alike.means
     return found
 
 
-def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) -> dict[str, Any]:
+def feature_map(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) -> dict[str, Any]:
     """The clients' features of the same test examples before the classifier, in the plane."""
     index = torch.arange(min(rows, len(test)))
     seen = [features_at(model, test, stages_of(model)[-2], index) for model in models]
@@ -136,7 +132,7 @@ def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) ->
     return {"points": points, "labels": found.labels.tolist(), "clients": found.clients.tolist()}
 
 
-def follow(federation: Federation) -> dict[str, Any]:
+def measure_run(federation: Federation) -> dict[str, Any]:
     """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
     states, accuracy = [], math.nan
     for record in federation.rounds():
@@ -150,13 +146,10 @@ def follow(federation: Federation) -> dict[str, Any]:
 
 # --- what is found ---------------------------------------------------------------------------------------------------
 
-Found = Mapping[int, dict[str, Any]]
-Judged = tuple[FindingsTable, tuple[Check, ...]]
 
-
-def judge(found: Found) -> Findings:
+def assess(found: SeedFigures) -> Findings:
     """The harder the setting, the less alike the models; what InCo changes in that; and how often β > 0."""
-    judged = (_alike(found), _positive(found))
+    assessed = (_assess_likeness(found), _assess_signs(found))
     first = min(found)
     cases = [label for label in found[first] if label != PLAIN_INCO]
     notes = (
@@ -168,7 +161,7 @@ def judge(found: Found) -> Findings:
         "share is over the rounds, and over the layers of a stage",
     )
     pictures = {
-        "similarity.png": partial(plot_stages, {label: _curve(found, label) for label in cases}),
+        "similarity.png": partial(plot_stages, {label: _stage_curve(found, label) for label in cases}),
         "heatmaps.png": partial(plot_heatmaps, {label: found[first][label]["matrices"] for label in cases}, first),
         "tsne.png": partial(plot_maps, {label: found[first][label]["map"] for label in cases}, first),
     }
@@ -176,38 +169,38 @@ def judge(found: Found) -> Findings:
         str(seed): {label: {n: v for n, v in case.items() if n != "map"} for label, case in figures.items()}
         for seed, figures in found.items()
     }
-    tables, checks = (tuple(table for table, _ in judged), tuple(check for _, several in judged for check in several))
+    tables, checks = (
+        tuple(table for table, _ in assessed),
+        tuple(check for _, several in assessed for check in several),
+    )
     return Findings(tables, checks, notes, pictures, data)
 
 
-def _alike(found: Found) -> Judged:
+def _assess_likeness(found: SeedFigures) -> AssessedTable:
     some = next(iter(found.values()))
     stages = list(some[IID]["means"])
     accuracy = {label: {s: f[label]["accuracy"] for s, f in found.items()} for label in some}
-    at = {label: {stage: _at(found, label, stage) for stage in stages} for label in some}
+    at = {label: {stage: _stage_seeds(found, label, stage) for stage in stages} for label in some}
     first, last = stages[0], stages[-1]
     deep = {label: {s: statistics.fmean(at[label][g][s] for g in stages[-2:]) for s in found} for label in some}
     name = f"models are less alike in {last} than in {first}"
     checks = [above(f"{name}: {label}", at[label][first], at[label][last], unit=PLAIN) for label in HARDER]
-    told = {EQUAL: "81.0 against 62.3 %", GROUP: "62.3 against 52.3 %"}
+    paper = {EQUAL: "81.0 against 62.3 %", GROUP: "62.3 against 52.3 %"}
     for easy, hard in pairwise(HARDER):
         checks += [
-            above(f"accuracy is lower: {hard}, than {easy}", accuracy[easy], accuracy[hard], paper=told[hard]),
+            above(f"accuracy is lower: {hard}, than {easy}", accuracy[easy], accuracy[hard], paper=paper[hard]),
             above(f"models are less alike in {last}: {hard}, than {easy}", at[easy][last], at[hard][last], unit=PLAIN),
         ]
     name = f"models are more alike than GroupAvg's in {' and '.join(stages[-2:])}"
     checks += [above(f"{label}'s {name}", deep[label], deep[GROUP], unit=PLAIN) for label in (HETERO, INCO)]
-    rows = tuple(
-        (label, spread(stat(accuracy[label].values())), *(PLAIN.spread(stat(at[label][g].values())) for g in stages))
-        for label in some
-    )
+    rows = tuple((label, cell(accuracy[label]), *(PLAIN.cell(at[label][g]) for g in stages)) for label in some)
     title = "Accuracy, %, and CKA between clients' local models by stage"
     return FindingsTable(title, ("", "accuracy", *stages), rows), tuple(checks)
 
 
-def _positive(found: Found) -> Judged:
-    share = {label: {s: _by_stage(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
-    theta = {s: _by_stage(f[INCO]["theta"]) for s, f in found.items()}
+def _assess_signs(found: SeedFigures) -> AssessedTable:
+    share = {label: {s: _stage_means(f[label]["positive"]) for s, f in found.items()} for label in (INCO, PLAIN_INCO)}
+    theta = {s: _stage_means(f[INCO]["theta"]) for s, f in found.items()}
     rows = tuple(
         (
             stage,
@@ -222,7 +215,7 @@ def _positive(found: Found) -> Judged:
     return FindingsTable("Share of β > 0, %, and mean θ", ("stage", INCO, PLAIN_INCO, "θ, InCo"), rows), (check,)
 
 
-def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:
+def _stage_means(layers: Mapping[str, float]) -> dict[str, float]:
     """Stage → the mean over its layers, and over all."""
     stages: dict[str, list[float]] = {}
     for name, value in layers.items():
@@ -231,11 +224,11 @@ def _by_stage(layers: Mapping[str, float]) -> dict[str, float]:
     return {**means, "all": statistics.fmean(layers.values())}
 
 
-def _at(found: Found, label: str, stage: str) -> Seeds:
+def _stage_seeds(found: SeedFigures, label: str, stage: str) -> Seeds:
     return {seed: figures[label]["means"][stage] for seed, figures in found.items()}
 
 
-def _curve(found: Found, label: str) -> dict[str, float]:
+def _stage_curve(found: SeedFigures, label: str) -> dict[str, float]:
     """Stage → the mean over the seeds."""
     stages = next(iter(found.values()))[label]["means"]
-    return {stage: statistics.fmean(_at(found, label, stage).values()) for stage in stages}
+    return {stage: statistics.fmean(_stage_seeds(found, label, stage).values()) for stage in stages}

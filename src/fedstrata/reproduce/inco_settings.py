@@ -1,4 +1,4 @@
-"""Clients of different depth: the settings of InCo's reproduction, and what its parts measure by."""
+"""InCo's reproduction: its settings, with clients of different depth, its methods and its measures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.running import records
-from fedstrata.compare.table import spread, stat
+from fedstrata.compare.runner import read_finished_records
 from fedstrata.reproduce.claims import Seeds
-from fedstrata.reproduce.parts import by_label
+from fedstrata.reproduce.parts import dataset_name, figures_by_label
 from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
 
-DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 SKEW = "dirichlet(alpha=0.5)"
 
 GROUP, HETERO, INCO = "GroupAvg", "HeteroAvg", "InCo"
@@ -37,7 +35,7 @@ class InCoScale:
         evaluations: last ones over which accuracy is averaged.
         own: method → fields that only it has, in the table of methods.
         case: fields that only the case study's runs have.
-        trial: fields that only the runs have by which the default form was chosen, with seeds of their own.
+        trial: fields of only those runs by which the default form was chosen, with seeds of their own.
         shown: test examples by which models are compared.
         mapped: those of them whose features are drawn, for every client.
     """
@@ -150,8 +148,8 @@ SCALES = {
 }
 
 
-def joined(*names: str) -> str:
-    """A method of several techniques."""
+def join_techniques(*names: str) -> str:
+    """Join techniques to a method; empty names are left out."""
     return " + ".join(filter(None, names))
 
 
@@ -159,28 +157,12 @@ GROUPED = "fedavg(weight='uniform') + groupavg"
 """The papers' baseline, with the weights that heteroavg has."""
 
 
-def crossed(base: str = "", **others: Any) -> str:
+def inco_method(base: str = "", **others: Any) -> str:
     """InCo over all architectures, on a method."""
-    return joined(base, "heteroavg", str(InCo(**others)))
+    return join_techniques(base, "heteroavg", str(InCo(**others)))
 
 
-def labelled(methods: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"method": text, "label": label} for label, text in methods.items()]
-
-
-def dataset_name(spec: str) -> str:
-    return DATASETS[spec.partition("(")[0]]
-
-
-def cell(seeds: Seeds) -> str:
-    return spread(stat(seeds.values()))
-
-
-def gained(one: Seeds, other: Seeds) -> dict[int, float]:
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
-
-
-def averaged(several: Sequence[Seeds]) -> Seeds:
+def mean_over(several: Sequence[Seeds]) -> Seeds:
     """Seed → the mean over several settings, for the seeds that all of them have."""
     common = [seed for seed in several[0] if all(seed in other for other in several)]
     return {seed: statistics.fmean(other[seed] for other in several) for seed in common}
@@ -207,14 +189,15 @@ def arch_accuracy(arch: str, evaluations: int) -> Callable[[list[Record]], float
 
 
 def accuracies(scale: InCoScale, comparison: Comparison) -> dict[str, Seeds]:
-    return by_label(comparison, clients_accuracy(scale.evaluations))
+    """Method → seed → the clients' accuracy."""
+    return figures_by_label(comparison, clients_accuracy(scale.evaluations))
 
 
 def arch_curve(row: ComparisonRow, arch: str) -> dict[int, float]:
     """Round → one architecture's accuracy, in the mean over the seeds that evaluated it then."""
     found: dict[int, list[float]] = {}
-    for result in row.sound:
-        for record in records(Path(result.directory)):
+    for result in row.sound_results:
+        for record in read_finished_records(Path(result.directory)):
             if arch in record.arch_accuracy:
                 found.setdefault(record.round, []).append(record.arch_accuracy[arch])
     return {number: statistics.fmean(values) for number, values in sorted(found.items())}

@@ -13,30 +13,22 @@ import torch
 from torch import Tensor
 
 from fedstrata.attack import invert
-from fedstrata.attack.sheet import contact_sheet
-from fedstrata.compare.table import Stat, stat
-from fedstrata.reproduce.claims import PLAIN, Seeds, Unit, above
+from fedstrata.attack.contact_sheet import contact_sheet
+from fedstrata.reproduce.claims import PLAIN, Seeds, above, plain_unit
+from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
-from fedstrata.reproduce.runs import configured
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
 from fedstrata.system.machine import computing
 
-
-def _decibels(value: Stat | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}") + " dB"
-
-
-DECIBELS = Unit(_decibels, lambda gain: ("+" if gain.mean >= 0 else "") + _decibels(gain))
+DECIBELS = plain_unit(2, suffix=" dB")
 
 
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """A run, and the attack on its model: how near the rebuilt images come, and the images."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
-        history = open_run(configured(settings, seed, resources), directory).fit()
+        history = open_run(build_config(settings, seed, resources), directory).fit()
         with computing(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {
@@ -47,32 +39,32 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
         "examples": list(found.examples),
         "rows": [{"name": row.name, "psnr": row.psnr, "ssim": row.ssim, "error": row.error} for row in found.rows],
         "shape": list(found.originals.shape),
-        "pixels": [packed(images) for images in (found.originals, *(row.images for row in found.rows))],
+        "pixels": [encode_images(images) for images in (found.originals, *(row.images for row in found.rows))],
     }
 
 
-def packed(images: Tensor) -> str:
-    """Images from 0 to 1 as text, a byte a value."""
+def encode_images(images: Tensor) -> str:
+    """Encode images from 0 to 1 as text, one byte per value."""
     return base64.b64encode(images.mul(255).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
-def unpacked(text: str, shape: list[int]) -> Tensor:
-    """The images that a text holds."""
+def decode_images(text: str, shape: list[int]) -> Tensor:
+    """Decode the images that a text holds."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).view(shape).div(255)
 
 
-def draw(found: Mapping[str, Any], seed: int, path: Path) -> None:
-    """Originals above what was rebuilt of them."""
+def draw_images(found: Mapping[str, Any], seed: int, path: Path) -> None:
+    """Draw the originals, and below them what was rebuilt of them."""
     labels = ["original"]
     labels += [f"{row['name']}\n{row['psnr']:.1f} dB, SSIM {row['ssim']:.2f}" for row in found["rows"]]
     title = f"client {found['client']}, features after {found['split']} (seed {seed})"
-    images = [unpacked(text, found["shape"]) for text in found["pixels"]]
+    images = [decode_images(text, found["shape"]) for text in found["pixels"]]
     columns = [f"{name}\n1 of {count:,}" for name, count in zip(found["classes"], found["examples"], strict=True)]
     write_atomic(path, contact_sheet(images, labels, columns, title))
 
 
-def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
-    """Raw features against the statistics without noise, which tell most."""
+def assess(found: Mapping[int, dict[str, Any]]) -> Findings:
+    """Raw features against the statistics without noise, which reveal most."""
     seed, first = next(iter(found.items()))
     names = [row["name"] for row in first["rows"]]
     figures = {
@@ -82,17 +74,17 @@ def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
     rows = tuple(
         (
             name,
-            DECIBELS.spread(stat(figures["psnr"][name].values())),
-            *(PLAIN.spread(stat(figures[kind][name].values())) for kind in ("ssim", "error")),
+            DECIBELS.cell(figures["psnr"][name]),
+            *(PLAIN.cell(figures[kind][name]) for kind in ("ssim", "error")),
         )
         for name in names
     )
     raw, shared, *_ = names
-    told = "images from raw features are nearer to the originals than those from statistics"
+    claim = "images from raw features are nearer to the originals than those from statistics"
     pairs: dict[str, tuple[Seeds, Seeds]] = {k: (v[raw], v[shared]) for k, v in figures.items()}
     checks = (
-        above(f"{told} (PSNR)", *pairs["psnr"], unit=DECIBELS, paper="shown in figures 12 and 13, without a number"),
-        above(f"{told} (SSIM)", *pairs["ssim"], unit=PLAIN),
+        above(f"{claim} (PSNR)", *pairs["psnr"], unit=DECIBELS, paper="shown in figures 12 and 13, without a number"),
+        above(f"{claim} (SSIM)", *pairs["ssim"], unit=PLAIN),
     )
     trained = ", ".join(f"{100 * f['accuracy']:.1f} %" for f in found.values())
     one = sum(count == 1 for f in found.values() for count in f["examples"])
@@ -108,6 +100,6 @@ def judge(found: Mapping[int, dict[str, Any]]) -> Findings:
         (FindingsTable(title, ("", "PSNR", "SSIM", "feature error"), rows),),
         checks,
         notes,
-        {"inversion.png": partial(draw, first, seed)},
+        {"inversion.png": partial(draw_images, first, seed)},
         data,
     )

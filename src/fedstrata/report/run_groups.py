@@ -1,4 +1,4 @@
-"""What a comparison compares: runs that differ in nothing but their seed are one line."""
+"""Groups of runs that differ only in their seed: what a report draws as one line, with means and ranges over them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
-from fedstrata.report.words import known, mean, number
+from fedstrata.diagnosis.evidence import finite_number, finite_numbers
+from fedstrata.report.formatting import mean
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
 
@@ -21,19 +22,19 @@ PALETTE = (
     ("#3aa0d8", "#8fd0f7"),
     ("#6b7480", "#a5adb8"),
 )
-"""Of lines, on light and on dark ground: Okabe and Ito's, which every colour vision tells apart, a little darker or
-lighter where the ground needs it."""
+"""Colours of groups, on light and on dark backgrounds: Okabe and Ito's, which every colour vision tells apart, a little
+darker or lighter where the background needs it."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 _UNLIKE = EXECUTION_FIELDS | PROBE_FIELDS | {"seed"}
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class RunGroup:
     """Runs of one method under one configuration.
 
     Args:
-        name: what tells it from the others.
+        name: unique among the groups of a report.
         label: the same, short enough for a legend.
         runs: one per seed.
         index: its place, which decides its colour.
@@ -45,38 +46,38 @@ class Line:
     index: int = 0
 
     @property
-    def first(self) -> SavedRun:
-        """The run whose pictures are shown where a mean has no meaning: the one that went furthest, else the first."""
+    def shown_run(self) -> SavedRun:
+        """The run that is shown where a mean has no meaning: the one that got furthest, or the first of these."""
         return max(self.runs, key=lambda run: (len(run.probes) > 0, len(run.records)))
 
-    def seen(self, probe: str) -> SavedRun:
-        """The same for pictures of one probe, which not every seed may have used."""
-        return max(self.runs, key=lambda run: (len(run.series(probe)) > 0, run is self.first, len(run.records)))
+    def run_with(self, probe: str) -> SavedRun:
+        """The run that is shown for a probe, which not every seed may have used."""
+        return max(self.runs, key=lambda run: (len(run.series(probe)) > 0, run is self.shown_run, len(run.records)))
 
     @property
     def colour(self) -> str:
-        """On light ground."""
+        """Its colour on a light background."""
         return PALETTE[self.index % len(PALETTE)][0]
 
     @property
     def dash(self) -> str:
-        """Solid until the colours are used up."""
+        """Its line style: solid until the colours are used up."""
         return DASHES[self.index // len(PALETTE) % len(DASHES)]
 
     @property
     def seeds(self) -> list[Any]:
-        """In the order given."""
+        """The seeds, in the order given."""
         return [run.config.get("seed", 0) for run in self.runs]
 
     @property
     def rounds(self) -> int:
-        """How far the run got that got furthest."""
+        """The rounds of the run that got furthest."""
         return max(len(run.records) for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a line is at one place: the mean over the seeds that got there, and their range."""
+    """One point of a curve: the mean over the seeds that got there, and their range."""
 
     round: int
     x: float
@@ -86,22 +87,22 @@ class Point:
     seeds: int
 
 
-def lines_of(runs: Sequence[SavedRun]) -> list[Line]:
-    """The lines of some runs, in the order given. The same seed twice makes a line of its own."""
+def group_runs(runs: Sequence[SavedRun]) -> list[RunGroup]:
+    """Group runs that differ only in their seed, in the order given. A seed that occurs twice begins another group."""
     groups: list[list[SavedRun]] = []
-    for run in map(_set, runs):
-        home = next((group for group in groups if _joins(run, group)), None)
+    for run in map(_drop_unset, runs):
+        home = next((group for group in groups if _belongs(run, group)), None)
         if home is None:
             groups.append([run])
         else:
             home.append(run)
     names = _names([group[0] for group in groups])
     each = zip(names, _labels(names), groups, strict=True)
-    return [Line(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
+    return [RunGroup(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
 
 
-def _set(run: SavedRun) -> SavedRun:
-    """The run without settings that are None: run.toml has none either, but a run in memory does."""
+def _drop_unset(run: SavedRun) -> SavedRun:
+    """The run without settings that are None: run.toml leaves them out, but a run in memory has them."""
     return replace(run, config={name: value for name, value in run.config.items() if value is not None})
 
 
@@ -111,32 +112,32 @@ def _labels(names: Sequence[str], limit: int = 44) -> list[str]:
     return short if len(set(short)) == len(short) else list(names)
 
 
-def _joins(run: SavedRun, group: Sequence[SavedRun]) -> bool:
+def _belongs(run: SavedRun, group: Sequence[SavedRun]) -> bool:
     seeds = [other.config.get("seed", 0) for other in group]
-    return _setting(run) == _setting(group[0]) and run.config.get("seed", 0) not in seeds
+    return _settings_text(run) == _settings_text(group[0]) and run.config.get("seed", 0) not in seeds
 
 
-def _setting(run: SavedRun) -> dict[str, str]:
-    """As text, because 1 client is not 1.0, all of them."""
+def _settings_text(run: SavedRun) -> dict[str, str]:
+    """The settings that runs of a group share, as text, because 1 client is not 1.0, which is all of them."""
     return {name: repr(value) for name, value in run.config.items() if name not in _UNLIKE}
 
 
 def _names(runs: Sequence[SavedRun]) -> list[str]:
-    """Methods, with the other settings that differ where methods are not enough, and the directory at last."""
+    """The methods; if these are not unique with the settings that differ, and if need be with the directory."""
     names = [run.method for run in runs]
-    unlike = [field for field in differing(runs) if field not in {"method", "buffers"}]
+    unlike = [field for field in differing_fields(runs) if field not in {"method", "buffers"}]
     if len(set(names)) < len(names):
-        names = [_with(run, [f"{f}={run.config[f]}" for f in unlike if f in run.config]) for run in runs]
+        names = [_name_with(run, [f"{f}={run.config[f]}" for f in unlike if f in run.config]) for run in runs]
     if len(set(names)) < len(names):
         names = [f"{name} [{run.name}]" for name, run in zip(names, runs, strict=True)]
     return names
 
 
-def _with(run: SavedRun, parts: Sequence[str]) -> str:
+def _name_with(run: SavedRun, parts: Sequence[str]) -> str:
     return ", ".join([run.method, *parts])
 
 
-def differing(runs: Sequence[SavedRun]) -> list[str]:
+def differing_fields(runs: Sequence[SavedRun]) -> list[str]:
     """Fields of the configuration that are not the same in all runs, leaving out seeds and what changes no result."""
     fields = dict.fromkeys(field for run in runs for field in run.config if field not in _UNLIKE)
     return [f for f in fields if len({repr(run.config.get(f)) for run in runs}) > 1]
@@ -147,26 +148,26 @@ Places = Callable[[Sequence[Record]], Sequence[float]]
 
 
 def by_round(records: Sequence[Record]) -> list[float]:
-    """Where a round stands on an axis of rounds."""
+    """The rounds' own numbers."""
     return [record.round for record in records]
 
 
 def by_bytes(records: Sequence[Record]) -> list[float]:
-    """Bytes sent until then, up and down."""
-    return list(accumulate((number(r.bytes_up) or 0) + (number(r.bytes_down) or 0) for r in records))
+    """Bytes sent so far, up and down."""
+    return list(accumulate((finite_number(r.bytes_up) or 0) + (finite_number(r.bytes_down) or 0) for r in records))
 
 
 def by_flops(records: Sequence[Record]) -> list[float]:
-    """Operations of local training until then."""
-    return list(accumulate(number(r.flops) or 0 for r in records))
+    """Operations of local training so far."""
+    return list(accumulate(finite_number(r.flops) or 0 for r in records))
 
 
-def course(line: Line, value: Value, places: Places = by_round) -> list[Point]:
-    """A number of the records along the rounds, as mean and range over the seeds that have it."""
+def mean_curve(group: RunGroup, value: Value, places: Places = by_round) -> list[Point]:
+    """A number of the records over the rounds, as mean and range over the seeds that have it."""
     found: dict[int, list[tuple[float, float]]] = {}
-    for run in line.runs:
+    for run in group.runs:
         for record, x in zip(run.records, places(run.records), strict=True):
-            y = number(value(record))
+            y = finite_number(value(record))
             if y is not None:
                 found.setdefault(record.round, []).append((x, y))
     return [_point(at, pairs) for at, pairs in sorted(found.items())]
@@ -177,38 +178,38 @@ def _point(at: int, pairs: Sequence[tuple[float, float]]) -> Point:
     return Point(at, sum(xs) / len(xs), sum(ys) / len(ys), min(ys), max(ys), len(ys))
 
 
-def probed(line: Line, probe: str, value: Callable[[Any], Any], rounds: Iterable[int]) -> list[Point]:
+def probe_curve(group: RunGroup, probe: str, value: Callable[[Any], Any], rounds: Iterable[int]) -> list[Point]:
     """A number that a probe found in some rounds, as mean and range over the seeds."""
     found: dict[int, list[float]] = {at: [] for at in rounds}
-    for run in line.runs:
+    for run in group.runs:
         for at, what in run.series(probe).items():
             if at in found:
-                found[at].extend(known([value(what)]))
+                found[at].extend(finite_numbers([value(what)]))
     return [_point(at, [(at, y) for y in ys]) for at, ys in sorted(found.items()) if ys]
 
 
-def tables(line: Line, probe: str, *path: str) -> dict[int, dict[str, float]]:
+def probe_tables(group: RunGroup, probe: str, *path: str) -> dict[int, dict[str, float]]:
     """Round → {stratum or stage: mean over the seeds} of a probe; `path` leads to the table within what it found."""
     found: dict[int, list[Mapping[str, Any]]] = {}
-    for run in line.runs:
+    for run in group.runs:
         for at, what in run.series(probe).items():
-            found.setdefault(at, []).append(_within(what, path))
-    means = {at: _means(rows) for at, rows in sorted(found.items())}
+            found.setdefault(at, []).append(_table_at(what, path))
+    means = {at: _row_means(rows) for at, rows in sorted(found.items())}
     return {at: row for at, row in means.items() if row}
 
 
-def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {n: m for n in merged(rows) if (m := mean(row.get(n) for row in rows)) is not None}
+def _row_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {n: m for n in merge_orders(rows) if (m := mean(row.get(n) for row in rows)) is not None}
 
 
-def _within(what: Any, path: Sequence[str]) -> Mapping[str, Any]:
+def _table_at(what: Any, path: Sequence[str]) -> Mapping[str, Any]:
     for step in path:
         what = what.get(step) if isinstance(what, Mapping) else None
     return what if isinstance(what, Mapping) else {}
 
 
-def merged(orders: Iterable[Iterable[str]]) -> list[str]:
-    """All names of several orders: one that is new stands after the name that it follows, or before the next known."""
+def merge_orders(orders: Iterable[Iterable[str]]) -> list[str]:
+    """All names of several orders: a new name goes after the one that it follows, or before the next known one."""
     first, *others = dict.fromkeys(map(tuple, orders)) or [()]
     found = list(dict.fromkeys(first))
     for names in others:
@@ -220,28 +221,28 @@ def merged(orders: Iterable[Iterable[str]]) -> list[str]:
     return found
 
 
-def order(line_tables: Sequence[Mapping[int, Mapping[str, Any]]], told: Sequence[str]) -> list[str]:
+def model_order(tables_by_group: Sequence[Mapping[int, Mapping[str, Any]]], names: Sequence[str]) -> list[str]:
     """Strata or stages in the model's order.
 
-    The longest list that there is knows most of it: what is told, or a round's, which has stages without parameters.
+    The longest list counts most: the model's names, or a round's, which include stages without parameters.
     """
-    rows = dict.fromkeys(tuple(row) for table in line_tables for row in table.values())
+    rows = dict.fromkeys(tuple(row) for table in tables_by_group for row in table.values())
     seen = {name for row in rows for name in row}
-    longest_first = sorted([tuple(told), *rows], key=len, reverse=True)
-    return [name for name in merged(longest_first) if name in seen]
+    longest_first = sorted([tuple(names), *rows], key=len, reverse=True)
+    return [name for name in merge_orders(longest_first) if name in seen]
 
 
-def strata_of(lines: Sequence[Line]) -> list[str]:
+def strata_of(groups: Sequence[RunGroup]) -> list[str]:
     """Names of the strata of all models, in order."""
-    return merged(_parts(line, "name") for line in lines)
+    return merge_orders(_part_names(group, "name") for group in groups)
 
 
-def stages_of(lines: Sequence[Line]) -> list[str]:
+def stages_of(groups: Sequence[RunGroup]) -> list[str]:
     """Names of the stages of all models, in order."""
-    return merged(_parts(line, "stage") for line in lines)
+    return merge_orders(_part_names(group, "stage") for group in groups)
 
 
-def _parts(line: Line, what: str) -> list[str]:
-    model = line.first.facts.get("model")
+def _part_names(group: RunGroup, what: str) -> list[str]:
+    model = group.shown_run.facts.get("model")
     strata = model.get("strata") if isinstance(model, Mapping) else None
     return [str(part[what]) for part in strata or () if isinstance(part, Mapping) and what in part]
