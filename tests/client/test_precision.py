@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
-from fedstrata.client.visit_hooks import class_counts
+from fedstrata.client.visit import count_classes
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.techniques.fedavg import chain
@@ -103,7 +103,7 @@ def test_class_counts_are_of_the_models_precision(dtype: torch.dtype, exact: tor
     model = nn.Linear(2, 3).to(dtype)
     data = TensorExamples(torch.zeros(300, 2, dtype=dtype), torch.tensor([0] * 257 + [2] * 43))
     replica = ClientContext(build=lambda arch: model, method=chain(), sample=torch.zeros(2, 2, dtype=dtype)).replica("")
-    counts = class_counts(data, replica)
+    counts = count_classes(data, replica)
     assert counts.dtype == exact
     assert counts.tolist() == [257, 0, 43]
 

@@ -152,7 +152,7 @@ class WorkerLoop:
             return given[0][1]
 
         if self.context.device.type == "cpu":
-            self.context.room = room  # deltas are computed where they are wanted
+            self.context.allocate_delta = room  # deltas are computed where they are wanted
         for result in self.trainer.train(self.context, assignments, data, memories):
             with timed("check updates"):
                 finite = all_finite(result.tensors())
