@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class Objective:
     buffers: Tensors
     hooks: HookSet
     policy: Buffers
-    functional: bool = False
+    functional: bool
     task: Callable[[Tensor, Tensor], Tensor] = task_loss
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
@@ -186,17 +186,25 @@ class LocalSteps(ABC):
     """The local steps of a visit, of one client or of many at once.
 
     Args:
-        objective: the loss.
+        replica: the model.
+        policy: for running statistics.
         hooks: of the techniques.
         work: how to train; its learning rate may be a tensor.
-        moved: the parameters that the steps move, by name; they are changed in place.
+        params: the parameters that the first step begins with.
+        moved: those that the steps move; they are changed in place.
     """
+
+    functional: ClassVar[bool]
+    """True if the parameters are given to the model, False if it holds them itself."""
 
     untracked: AbstractContextManager[Any]
     """What hooks run in that must leave nothing on torch's tape."""
 
-    def __init__(self, objective: Objective, hooks: HookSet, work: Work, moved: Tensors) -> None:
-        self.objective, self.hooks, self.clip = objective, hooks, work.clip
+    def __init__(
+        self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, params: Tensors, moved: Tensors
+    ) -> None:
+        self.objective = Objective(replica.model, params, replica.buffers, hooks, policy, self.functional)
+        self.hooks, self.clip = hooks, work.clip
         self.names = list(moved)
         self.changes = bool(hooks.all("tally") or hooks.all("correct") or work.clip is not None)
         self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, hooks.step_scales(moved))
@@ -236,12 +244,14 @@ class AutogradSteps(LocalSteps):
         forward: what runs the model: the model itself, or its compiled form.
     """
 
+    functional = False
+
     def __init__(self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, forward: Forward) -> None:
         self.untracked, self.forward = torch.no_grad(), forward
         trained = {n: p for n, p in replica.params.items() if p.requires_grad}
         self.leaves = list(trained.values())
-        objective = Objective(replica.model, replica.params, replica.buffers, hooks, policy)
-        super().__init__(objective, hooks, work, {n: p.detach() for n, p in trained.items()})
+        moved = {n: p.detach() for n, p in trained.items()}
+        super().__init__(replica, policy, hooks, work, replica.params, moved)
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """Forward and backward pass."""
@@ -297,6 +307,7 @@ class FunctionalSteps(LocalSteps):
     same for all clients at first, and its `task`, for padded rows do not count.
     """
 
+    functional = True
     untracked = nullcontext()
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:

@@ -23,7 +23,7 @@ from fedstrata.client.cost import estimate_flops
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
 from fedstrata.client.results import TrainResult
-from fedstrata.client.step import FunctionalSteps, Objective
+from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import ClientVisit, count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
@@ -203,20 +203,19 @@ class VectorisedVisit:
 
         A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
         """
-        a, replica, params = self.assignment, self.replica, given.params
+        a, params = self.assignment, given.params
         trained = {n: p + _zero_like(given.last) for n, p in start.items()}
-        objective = Objective(
-            replica.model, {**params, **start}, replica.buffers, hooks, self.method.buffers, functional=True
-        )
         moved = {n: trained[n] for n in a.trains if n not in self.idle}
-        steps = FunctionalSteps(objective, hooks, altered(a.work, lr=given.lr), moved)
+        work = altered(a.work, lr=given.lr)
+        steps = FunctionalSteps(self.replica, self.method.buffers, hooks, work, {**params, **start}, moved)
         total = _zero_like(given.last)
         final: Trained | None = None
-        with objective.attach_features():
+        with steps.objective.attach_features():
             for step in range(self.steps):
                 if step == 1:  # all begin at the same place: the first pass is one product for all
-                    objective.params = {**params, **trained}
-                objective.task = partial(padded_task_loss, None if given.rows is None else given.rows[step])
+                    steps.objective.params = {**params, **trained}
+                rows = None if given.rows is None else given.rows[step]
+                steps.objective.task = partial(padded_task_loss, rows)
                 total = total + steps.step(given.x[step], given.y[step])
                 if step + 1 in self.ends:
                     now = (clone(trained), steps.tallies, total / (step + 1))
