@@ -23,7 +23,7 @@ from fedstrata.core.optim import build_schedule
 from fedstrata.core.rng import own_rng
 from fedstrata.core.technique import Buffers, Setting
 from fedstrata.core.tensors import clone
-from fedstrata.core.types import Slots, Stratum, Update, Visit, Work
+from fedstrata.core.types import Precision, Slots, Stratum, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.examples import as_examples, per_client, unlabelled
 from fedstrata.diagnosis import Diagnosis, diagnose
@@ -73,6 +73,7 @@ class Federation:
         optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
         schedule: learning rate over the rounds, such as `"cosine"`.
         clip: largest norm of a local gradient.
+        precision: local forward passes: `"fp32"`, or `"bf16"` with torch's autocast.
         augment: change of training images, such as `"rrc + flip"` (extra `augment`).
         buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
         seed: of every random stream; the same seed gives the same bits.
@@ -124,6 +125,7 @@ class Federation:
         optimizer: str = "sgd",
         schedule: str = "constant",
         clip: float | None = None,
+        precision: Precision = "fp32",
         augment: str = "none",
         buffers: Buffers | None = None,
         seed: int = 0,
@@ -434,7 +436,7 @@ class Federation:
     def _work(self, number: int) -> Work:
         s = self.settings
         lr = s.lr * self._schedule(min(number, s.rounds - 1), s.rounds)
-        return self.sampler.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip))
+        return self.sampler.work(number, Work(s.epochs, s.steps, s.batch_size, s.optimizer, lr, s.clip, s.precision))
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""

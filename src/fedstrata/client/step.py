@@ -24,7 +24,7 @@ from fedstrata.client.hooks import HookSet
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors, apart, clone, lent, scale, whole_norm
-from fedstrata.core.types import Slots, Work
+from fedstrata.core.types import Precision, Slots, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.models.frozen_prefix import Cut
 from fedstrata.models.norms import evaluation_mode
@@ -47,6 +47,7 @@ class Objective:
         hooks: of the techniques.
         policy: for running statistics, in passes that a hook asks for.
         functional: True if the parameters are given to the model, False if it holds them itself.
+        precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
         task: (logits, labels) → the task's loss.
     """
 
@@ -56,6 +57,7 @@ class Objective:
     hooks: HookSet
     policy: Buffers
     functional: bool
+    precision: Precision = "fp32"
     task: Callable[[Tensor, Tensor], Tensor] = task_loss
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
@@ -81,12 +83,13 @@ class Objective:
     def __call__(self, batch: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
         """(task loss, whole loss)."""
         self._current[:] = [batch]
-        batch.logits = forward(batch.x)
-        for output in self._outputs:
-            batch.logits = output(batch)
-        task = loss = self.task(batch.logits, batch.y)
-        for term in self._losses:
-            loss = loss + term(batch)
+        with computing_in(self.precision, batch.x.device):
+            batch.logits = forward(batch.x)
+            for output in self._outputs:
+                batch.logits = output(batch)
+            task = loss = self.task(batch.logits, batch.y)
+            for term in self._losses:
+                loss = loss + term(batch)
         return task, loss
 
     @contextmanager
@@ -167,6 +170,20 @@ class Objective:
             self._current[:], self._nested = before, False
 
 
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, forward passes compute in this precision; for fp32 nothing is entered at all.
+
+    The parameters' copies in lower precision are not kept from use to use: a hook may ask for a pass with other values
+    in the same parameters, and many clients' parameters are not what torch keeps them by.
+    """
+    if precision == "fp32":
+        return _AS_IT_IS
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+_AS_IT_IS = nullcontext()
+
+
 def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
     frozen = [p for p in leaves.values() if not p.requires_grad]
@@ -203,8 +220,10 @@ class LocalSteps(ABC):
     def __init__(
         self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, params: Tensors, moved: Tensors
     ) -> None:
-        self.objective = Objective(replica.model, params, replica.buffers, hooks, policy, self.functional)
-        self.hooks, self.clip = hooks, work.clip
+        self.objective = Objective(
+            replica.model, params, replica.buffers, hooks, policy, self.functional, work.precision
+        )
+        self.hooks, self.clip, self.precision = hooks, work.clip, work.precision
         self.names = list(moved)
         self.changes = bool(hooks.all("tally") or hooks.all("correct") or work.clip is not None)
         self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, hooks.step_scales(moved))
@@ -275,7 +294,7 @@ class AutogradSteps(LocalSteps):
 
     def cache_prefix(self, cut: Cut, inputs: Iterable[Tensor]) -> CachedPrefix:
         """From now on run the model above a cut alone, on what the part below it gives for all inputs, computed now."""
-        with torch.no_grad():
+        with torch.no_grad(), computing_in(self.precision, self.leaves[0].device):
             parts = [cut.below(x) for x in inputs]
         self.forward = CachedPrefix(cut.above, tuple(torch.cat(t) for t in zip(*parts, strict=True)), torch.empty(0))
         return self.forward

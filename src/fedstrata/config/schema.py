@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from fedstrata.config.registries import table
 from fedstrata.config.toml import lower_first, read_toml
 from fedstrata.core.spec import Buffers, bind, lookup
+from fedstrata.core.types import Precision
 from fedstrata.errors import UsageError, did_you_mean
 
 
@@ -32,6 +33,9 @@ class Settings(BaseModel):
     optimizer: str = Field("sgd", description="local optimiser, such as 'sgd(momentum=0.9)' or 'adam'")
     schedule: str = Field("constant", description="learning rate over the rounds, such as 'cosine'")
     clip: float | None = Field(None, gt=0, description="largest norm of a local gradient")
+    precision: Precision = Field(
+        "fp32", description="local forward passes: fp32 or bf16, torch's autocast; parameters and updates stay the same"
+    )
     augment: str = Field("none", description="augmentation of training images: rrc, cj, flip, both or a sum of them")
     buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
     seed: int = Field(0, ge=0, description="seed of every random stream")
