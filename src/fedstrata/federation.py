@@ -16,8 +16,8 @@ from torch import nn
 from typing_extensions import Unpack
 
 from fedstrata.client.context import ClientContext
-from fedstrata.config.keywords import SettingsKeywords, resolve_settings
-from fedstrata.config.schema import Settings
+from fedstrata.config.keywords import resolve_settings
+from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import EvalResult, RoundCost
 from fedstrata.core.rng import own_rng
@@ -74,37 +74,8 @@ class Federation:
         class_names: names of the classes, for reports.
         notes: what a reader of the results must know, for run.toml's header and the summary.
         profile: measure where the time goes; `spent` tells it.
-        keywords: the fields of `Settings`, one by one:
-            method: a string such as `"fedavg(weight='uniform')"`, or a Method.
-            rounds: number of rounds.
-            participation: clients per round: a fraction (float) or a number (int).
-            epochs: local passes over a client's data.
-            steps: local steps, instead of epochs.
-            batch_size: examples per local step.
-            lr: local learning rate.
-            optimizer: local optimiser, such as `"sgd(momentum=0.9)"` or `"adam"`.
-            schedule: learning rate over the rounds, such as `"cosine"`.
-            clip: largest norm of a local gradient.
-            augment: change of training images, such as `"rrc + flip"` (extra `augment`).
-            buffers: running statistics: `"average"`, `"local"` or `"drop"`; None leaves it to the method.
-            seed: of every random stream; the same seed gives the same bits.
-            workers: clients trained at the same time, each in a process of its own, or `"auto"` for one per core.
-            threads: threads of one worker.
-            ray_address: where Ray is, for the engine `"ray"`: `"local"` starts one, `"auto"` joins one, or HOST:PORT.
-            ray_cpus: CPUs that each of its actors takes.
-            ray_gpus: GPUs that each of its actors takes.
-            channels_last: lay convolutions out with the channels last, which is faster and changes the last bits.
-            compile: compile the training step: slow at first, fast in long runs; changes the last bits.
-            device: where training runs.
-            eval_every: rounds between evaluations.
-            eval_clients: also evaluate the global model on every client's own data.
-            target: accuracy to reach, for rounds-to-target.
-            stop_at_target: end when it is reached.
-            checkpoint_seconds: least time between checkpoints.
-            probe: what to measure layer by layer, such as `"divergence cka"`, or `"all"`; see `fedstrata list probes`.
-            probe_every: rounds between measurements; the last planned one is measured.
-            probe_clients: clients measured per round, at most.
-            probe_examples: examples per client, and for comparing clients, at most.
+        keywords: the fields of `Settings`, one by one, such as `method="feddyn + fedlc"` (a string or a Method),
+            `rounds=30`, `lr=0.1` or `seed=1`; `Settings.model_fields` and `fedstrata run --help` explain each.
 
     Raises:
         UsageError: if anything does not fit, before the first round.
@@ -166,7 +137,7 @@ class Federation:
             augment=build_augment(s.augment, tuple(setup.sample.shape[1:])),
             device=device_of(s.device),
             sample=setup.sample,
-            channels_last=s.channels_last,
+            channels_last=s.uses_channels_last,
             compile=s.compile,
             archs=tuple(setup.models),
             strata={name: held.strata for name, held in setup.architectures.items()},

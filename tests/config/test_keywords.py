@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, get_type_hints
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.config.keywords import SettingsKeywords, resolve_settings
-from fedstrata.config.schema import Settings
+from fedstrata.config.keywords import resolve_settings
+from fedstrata.config.schema import Settings, SettingsKeywords
 from tests.engines.worlds import check_same, flat, mlp, points
 
 
@@ -19,17 +18,14 @@ def test_keywords_are_the_fields_of_settings() -> None:
     """With the types that they have there, or more: a method may also be an object."""
     keywords, hints = SettingsKeywords.__annotations__, get_type_hints(Settings)
     assert {*keywords, "engine"} == Settings.model_fields.keys()
-    for name in keywords.keys() - {"method", "buffers"}:
+    for name in keywords.keys() - {"method", "buffers", "precision"}:
         kind = hints[name]
         theirs = kind.__name__ if isinstance(kind, type) else str(kind)
         assert set(keywords[name].__forward_arg__.split(" | ")) == set(theirs.split(" | ")), name
 
 
-def test_every_setting_is_explained_where_a_federation_is() -> None:
-    explained = inspect.getdoc(fs.Federation)
-    assert explained is not None
-    for name in Settings.model_fields:
-        assert f" {name}: " in explained, name
+def test_every_setting_is_explained() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
 
 
 def test_one_object_is_the_same_as_keywords() -> None:

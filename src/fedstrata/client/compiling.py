@@ -25,7 +25,7 @@ class CompiledForward:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._compiled: Any = _first(lambda: torch.compile(model, dynamic=False, options=_OPTIONS))
+        self._compiled: Any = _run_first(lambda: torch.compile(model, dynamic=False, options=_OPTIONS))
         self._known: set[tuple[Any, ...]] = set()
         self._model, self._modules, self._foreign = model, list(model.modules()), is_foreign(model)
 
@@ -36,13 +36,13 @@ class CompiledForward:
         if form in self._known:
             with guarded(self._foreign):
                 return self._compiled(x)  # type: ignore[no-any-return]
-        with _no_limit(), guarded(self._foreign):
-            result: Tensor = _first(lambda: self._compiled(x))
+        with _lift_recompile_limit(), guarded(self._foreign):
+            result: Tensor = _run_first(lambda: self._compiled(x))
         self._known.add(form)
         return result
 
 
-def _no_limit() -> Any:
+def _lift_recompile_limit() -> Any:
     import torch._dynamo as dynamo
 
     return dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)
@@ -68,13 +68,13 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
     def given(values: tuple[Any, ...]) -> list[Tensor]:
         return [t for t in pytree.tree_leaves(values) if t is not None]
 
-    graph = _first(lambda: make_fx(flat)(*given(arguments)))
-    compiled: Any = _first(lambda: torch.compile(graph, dynamic=False, options=_OPTIONS))
-    _first(lambda: compiled(*given(arguments)))
+    graph = _run_first(lambda: make_fx(flat)(*given(arguments)))
+    compiled: Any = _run_first(lambda: torch.compile(graph, dynamic=False, options=_OPTIONS))
+    _run_first(lambda: compiled(*given(arguments)))
     return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
 
 
-def _first(call: Callable[[], Any]) -> Any:
+def _run_first(call: Callable[[], Any]) -> Any:
     """The first call, in which everything that can go wrong with a compiler does; its own warnings are not ours."""
     try:
         with warnings.catch_warnings():

@@ -74,7 +74,7 @@ class ModelReplica:
         return tuple(self.model.modules())
 
     @cached_property
-    def exact(self) -> torch.dtype:
+    def scalar_dtype(self) -> torch.dtype:
         """The type for single numbers, such as rates and counts: the widest of the parameters', at least float32."""
         kinds = {p.dtype for p in self.params.values() if p.is_floating_point()}
         return reduce(torch.promote_types, kinds, torch.float32)
@@ -105,8 +105,9 @@ class ClientContext:
         strata: of architectures whose strata are known; those of others are found when they are needed.
         replicas: the scratch models, by architecture.
         flops: what was counted, by what was computed.
-        kept: whatever else a way of training keeps between visits.
-        room: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of its own.
+        cache: whatever else a way of training keeps between visits.
+        allocate_delta: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of
+            its own.
     """
 
     build: Build
@@ -120,8 +121,8 @@ class ClientContext:
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     replicas: dict[str, ModelReplica] = field(default_factory=dict)
     flops: dict[Any, int] = field(default_factory=dict)
-    kept: dict[Any, Any] = field(default_factory=dict)
-    room: Callable[[Tensors], Tensors] | None = None
+    cache: dict[Any, Any] = field(default_factory=dict)
+    allocate_delta: Callable[[Tensors], Tensors] | None = None
 
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:
@@ -180,9 +181,9 @@ def _flatten(params: Tensors, last: Collection[str]) -> None:
     """
     for dtype in {p.dtype for p in params.values()}:
         mine = {n: p for n, p in params.items() if p.dtype == dtype}
-        room = [whole_lines(p.numel(), dtype) for p in mine.values()]
-        flat = torch.zeros(sum(room), dtype=dtype, device=next(iter(mine.values())).device)
-        for (name, p), part in zip(mine.items(), torch.split(flat, room), strict=True):
+        sizes = [whole_lines(p.numel(), dtype) for p in mine.values()]
+        flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(mine.values())).device)
+        for (name, p), part in zip(mine.items(), torch.split(flat, sizes), strict=True):
             view = _view(part[: p.numel()], p.shape, name in last)
             p.data = view.copy_(p.data)
 

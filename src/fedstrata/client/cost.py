@@ -1,22 +1,76 @@
-"""What a visit costs in FLOPs: counted once for each kind of work."""
+"""What a visit costs in FLOPs: each kind of work is counted once, beside the training, and known from then on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from fedstrata.client.context import ClientContext
-from fedstrata.client.prepare import prepare
-from fedstrata.client.step import LocalSteps
-from fedstrata.client.visit_hooks import build_own_hooks
+from fedstrata.client.hooks import HookSet
+from fedstrata.client.step import AutogradSteps
+from fedstrata.client.visit import ClientVisit
 from fedstrata.core.rng import own_rng
-from fedstrata.core.types import Assignment, Examples, Slots
 from fedstrata.models.flops import FlopCount
 
 T = TypeVar("T")
+
+
+class CostMeter:
+    """The FLOPs of one visit.
+
+    Counting every step would cost more than training. So a kind of work is counted at its first, real execution in this
+    worker: what names it here (sub-model, plan, hooks, inputs) settles the number of its matrix products and
+    convolutions.
+    """
+
+    def __init__(self, visit: ClientVisit) -> None:
+        a = visit.assignment
+        self.total = 0
+        self._visit, self._known = visit, visit.context.flops
+        self._plan = (a.arch, a.trains)
+        self._estimate: FlopEstimate | None = None
+
+    def count(self, what: str, compute: Callable[[], T], *settled_by: Hashable) -> T:
+        """Do work that a visit does once, and add what it costs.
+
+        Args:
+            what: the work's name.
+            compute: does it.
+            settled_by: what settles its cost besides the plan, the size of the data, and what techniques were sent and
+                remember.
+        """
+        a, held = self._visit.assignment, tuple(self._visit.memory)
+        return self._count((what, *self._plan, tuple(a.slots), held, len(self._visit.data), *settled_by), compute)
+
+    def estimate_steps(self, sizes: Iterable[int], hooks: HookSet) -> None:
+        """Learn on the side what steps of these sizes cost: a compiled step cannot be counted while it runs.
+
+        The replica is to be prepared again.
+        """
+        self._estimate = estimate_flops(self._visit, sizes, ("steps", *self._plan, *hooks.signature))
+
+    def count_step(self, steps: AutogradSteps, x: Tensor, y: Tensor) -> Tensor:
+        """Take a step, and add what it costs: the task's loss."""
+        if self._estimate is not None:
+            self.total += self._estimate.steps[len(x)]
+            return steps.step(x, y)
+        whole = steps.forward is self._visit.replica.model
+        return self._count(("step", whole, *self._plan, *steps.hooks.signature, x.shape), partial(steps.step, x, y))
+
+    def _count(self, kind: tuple[Any, ...], compute: Callable[[], T]) -> T:
+        known = self._known.get(kind)
+        if known is not None:
+            self.total += known
+            return compute()
+        with FlopCount() as counter:
+            result = compute()
+        self._known[kind] = counter.total
+        self.total += counter.total
+        return result
 
 
 @dataclass(eq=False)
@@ -34,51 +88,46 @@ class FlopEstimate:
     idle: frozenset[str] = frozenset()
 
 
-def estimate_flops(
-    context: ClientContext, a: Assignment, data: Examples, memory: Slots, sizes: Iterable[int], kind: Hashable
-) -> FlopEstimate:
+def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> FlopEstimate:
     """What a visit of this kind costs, counted on the side: for ways of training that cannot be counted themselves.
 
-    Nothing changes but the scratch model, which the caller prepares again.
+    Nothing changes but the replica, which the caller prepares again.
     """
-    known: FlopEstimate | None = context.kept.get(kind)
-    done = context.kept[kind] = known or FlopEstimate()
-    missing = sorted(set(sizes) - done.steps.keys())
+    context, a = visit.context, visit.assignment
+    known: FlopEstimate | None = context.cache.get(kind)
+    estimate = context.cache[kind] = known or FlopEstimate()
+    missing = sorted(set(sizes) - estimate.steps.keys())
     if known is not None and not missing:
-        return done
-    replica = context.replica(a.arch)
+        return estimate
     with own_rng():
-        prepare(replica, context.method, a, memory)
+        visit.prepare()
         with FlopCount() as before:
-            hooks = build_own_hooks(context.method, replica, data, a, memory)
-        prepare(replica, context.method, a, memory)
-        steps = LocalSteps(context, replica, a, hooks, replica.model)
-        with hooks.tapped(steps.objective):
+            hooks = visit.build_hooks()
+        visit.prepare()
+        steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
+        with steps.objective.attach_features():
             for size in missing if steps.names else ():
-                x, y = data.batch(torch.arange(size), context.augment)
-                with FlopCount() as counter:
-                    steps.step(replica.inputs(x.to(context.device)), y.to(context.device))
-                done.steps[size] = counter.total
+                estimate.steps[size] = _count_step(visit, steps, size)
         if known is None:
-            delta = {n: torch.zeros_like(replica.params[n], memory_format=torch.contiguous_format) for n in a.uploads}
-            with FlopCount() as after:
-                hooks.finished(delta, steps.tallies, memory)
-                hooks.uploaded(delta)
-            done.around = before.total + after.total
-            done.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)
-    return done
+            estimate.around = before.total + _count_finish(visit, steps)
+            estimate.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)
+    return estimate
 
 
-def counted_flops(context: ClientContext, key: Any, compute: Callable[[], T]) -> tuple[T, int]:
-    """(result, FLOPs): counted at the first, real execution with this key, and known from then on.
-
-    Counting every step would cost more than training; what the key names (sub-model, plan, hooks, inputs) settles the
-    number of matrix products and convolutions.
-    """
-    known = context.flops.get(key)
-    if known is not None:
-        return compute(), known
+def _count_step(visit: ClientVisit, steps: AutogradSteps, size: int) -> int:
+    """FLOPs of a step with the first examples of a client."""
+    device = visit.context.device
+    x, y = visit.data.batch(torch.arange(size), visit.context.augment)
     with FlopCount() as counter:
-        result = compute()
-    context.flops[key] = counter.total
-    return result, counter.total
+        steps.step(visit.replica.inputs(x.to(device)), y.to(device))
+    return int(counter.total)
+
+
+def _count_finish(visit: ClientVisit, steps: AutogradSteps) -> int:
+    """FLOPs of what techniques do after the steps."""
+    params, uploads = visit.replica.params, visit.assignment.uploads
+    delta = {n: torch.zeros_like(params[n], memory_format=torch.contiguous_format) for n in uploads}
+    with FlopCount() as counter:
+        steps.hooks.finish(delta, steps.tallies, visit.memory)
+        steps.hooks.build_upload(delta)
+    return int(counter.total)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ModelReplica
-from fedstrata.client.objective import Objective
 from fedstrata.core.method import Method
 from fedstrata.core.technique import Batch, ClientView, Hooks, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
 from fedstrata.core.types import Assignment, Examples, Slots
-from fedstrata.models.taps import at_place
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +46,13 @@ class HookSet:
         """The modules that `features` hooks look at or change in every step."""
         return [place for functions in self.all("features") for place in functions if place != ""]
 
-    @contextmanager
-    def tapped(self, objective: Objective) -> Iterator[None]:
-        """The `features` hooks, attached to the modules that they name."""
-        handles = []
-        for functions in self.all("features"):
-            for name in (name for name in functions if name != ""):
-                handles.append(at_place(objective.model, name, partial(_replaced, functions[name], objective)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def tallied(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
-        """What the techniques sum up, one step later."""
+    def update_tallies(self, tallies: Slots, grads: Tensors, batch: Batch) -> Slots:
+        """What the techniques sum up over the steps, one step later."""
         if not self._tallies:
             return tallies
         return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in self._tallies.items()}
 
-    def corrected(self, grads: Tensors, batch: Batch, own: bool = False) -> Tensors:
+    def correct_gradients(self, grads: Tensors, batch: Batch, own: bool = False) -> Tensors:
         """The gradients with every technique's correction, each computed from the raw gradients, added.
 
         Where the gradients are the caller's `own` it may be done in place, if no correction can hold them.
@@ -79,36 +63,36 @@ class HookSet:
             grads = plus(grads, term.tensors, term.factor) if isinstance(term, Times) else plus(grads, term)
         return grads
 
-    def scale(self, names: Sequence[str], device: torch.device) -> list[Tensor] | None:
-        """The product of the techniques' scales for the trained names, or None where nobody scales."""
+    def step_scales(self, moved: Tensors) -> list[Tensor] | None:
+        """The product of the techniques' scales for each parameter that moves, or None where nobody scales."""
         scales = self.all("scale")
         if not scales:
             return None
-        one = torch.ones((), device=device)
-        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in names]
+        one = torch.ones((), device=next((p.device for p in moved.values()), None))
+        return [reduce(torch.mul, (s[n] for s in scales if n in s), one) for n in moved]
 
-    def uploaded(self, delta: Tensors) -> Tensors:
+    def build_upload(self, delta: Tensors) -> Tensors:
         """The delta that travels: what was trained, plus what techniques add; each sees what was trained."""
         sent = delta
         for upload in self.all("upload"):
             sent = add(sent, upload(delta))
         return sent
 
-    def finished(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
+    def finish(self, delta: Tensors, tallies: Slots, memory: Slots) -> tuple[Slots, Slots]:
         """(slots that travel, the client's whole new memory)."""
         slots: Slots = {}
-        kept = dict(memory)
+        whole = dict(memory)
         for name, hook in self.hooks.items():
             if hook.finish is not None:
                 slot, remembered = hook.finish(delta, tallies.get(name, {}))
                 if slot:
                     slots[name] = slot
                 if remembered is not None:
-                    kept[name] = remembered
-        return slots, kept
+                    whole[name] = remembered
+        return slots, whole
 
     @cached_property
-    def present(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """What settles how much the hooks compute: which of them there are, and the variant that they name."""
         return tuple(
             (name, hook.variant, *(getattr(hook, f.name) is None for f in fields(hook)))
@@ -118,10 +102,6 @@ class HookSet:
 
 def _at_the_end(function: Callable[[Batch, Tensor], Tensor], batch: Batch) -> Tensor:
     return function(batch, batch.logits)
-
-
-def _replaced(function: Callable[[Batch, Tensor], Tensor], objective: Objective, there: Tensor) -> Tensor:
-    return there if objective.silent else function(objective.current[-1], there)
 
 
 def build_hooks(

@@ -1,72 +1,288 @@
-"""The local step: loss, tally, correction, clipping, move."""
+"""The local step: loss → tally → correct → clip → move. It is written once, in `LocalSteps.step`.
+
+One client and many at once differ in how they get their gradients, and in nothing else. `AutogradSteps` differentiates
+at the model's own parameters by torch's tape, and moves them in place. `FunctionalSteps` differentiates a function of
+the parameters by `torch.func`, which `vmap` turns into the steps of many clients. Whatever changes the loss, the
+gradients or the move for all methods, such as a new setting of `Work`, belongs into this file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value
 
-from fedstrata.client.context import ClientContext, ModelReplica
+from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet
-from fedstrata.client.objective import Objective
 from fedstrata.core.optim import build_optimizer
-from fedstrata.core.tensors import Tensors, apart, scale, whole_norm
-from fedstrata.core.types import Assignment, Slots
+from fedstrata.core.technique import Batch, Buffers
+from fedstrata.core.tensors import Tensors, apart, clone, lent, scale, whole_norm
+from fedstrata.core.types import Precision, Slots, Work
+from fedstrata.errors import FedstrataError
+from fedstrata.models.frozen_prefix import Cut
+from fedstrata.models.norms import evaluation_mode
+from fedstrata.models.taps import at_place, seen_at, stages_to
 from fedstrata.system.timing import timed
+from fedstrata.tasks.classification import task_loss
 
 Forward = Callable[[Tensor], Tensor]
+"""Inputs → logits."""
 
 
-class LocalSteps:
-    """The local steps of a visit; they train the scratch model in place."""
+@dataclass(eq=False)
+class Objective:
+    """The local loss of a visit: the task's, on outputs that techniques may change, plus the techniques' terms.
+
+    Args:
+        model: called with parameters of its own, or with others for a hook that asks for them.
+        params: the parameters at the current step.
+        buffers: the running statistics; a hook's own passes leave them as they are.
+        hooks: of the techniques.
+        policy: for running statistics, in passes that a hook asks for.
+        functional: True if the parameters are given to the model, False if it holds them itself.
+        precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
+        task: (logits, labels) → the task's loss.
+    """
+
+    model: nn.Module
+    params: Tensors
+    buffers: Tensors
+    hooks: HookSet
+    policy: Buffers
+    functional: bool
+    precision: Precision = "fp32"
+    task: Callable[[Tensor, Tensor], Tensor] = task_loss
+    _current: list[Batch] = field(default_factory=list)
+    _nested: bool = False
+    _silent: bool = False
+    _stages: dict[str, list[nn.Module]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._outputs, self._losses = self.hooks.outputs, self.hooks.all("loss")
+
+    @cached_property
+    def _own_tensors(self) -> Tensors:
+        """The model's tensors by name, where it holds them itself."""
+        return {**self.params, **self.buffers}
+
+    @cached_property
+    def _modules(self) -> tuple[nn.Module, ...]:
+        return tuple(self.model.modules())
+
+    def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
+        """A step as the hooks will see it."""
+        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
+
+    def __call__(self, batch: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
+        """(task loss, whole loss)."""
+        self._current[:] = [batch]
+        with computing_in(self.precision, batch.x.device):
+            batch.logits = forward(batch.x)
+            for output in self._outputs:
+                batch.logits = output(batch)
+            task = loss = self.task(batch.logits, batch.y)
+            for term in self._losses:
+                loss = loss + term(batch)
+        return task, loss
+
+    @contextmanager
+    def attach_features(self) -> Iterator[None]:
+        """Inside, the `features` hooks are attached to the modules that they name."""
+        handles = []
+        for functions in self.hooks.all("features"):
+            for name in (name for name in functions if name != ""):
+                handles.append(at_place(self.model, name, partial(self._replace_features, functions[name])))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _replace_features(self, function: Callable[[Batch, Tensor], Tensor], there: Tensor) -> Tensor:
+        return there if self._silent else function(self._current[-1], there)
+
+    def _forward(self, x: Tensor, given: Tensors, module: str) -> Tensor:
+        """What the model or one of its modules puts out at other parameters, without hooks, as in an evaluation."""
+        given = {**given, **clone({n: given.get(n, b) for n, b in self.buffers.items()})}
+        self._silent = True
+        try:
+            with self._evaluation(len(x)):
+                if not self.functional and not torch.is_grad_enabled():
+                    with lent(self._own_tensors, given):
+                        return self._run_to(x, module)
+                values = {**self.params, **given}
+                return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
+        finally:
+            self._silent = False
+
+    @contextmanager
+    def _evaluation(self, rows: int) -> Iterator[None]:
+        """Inside, the model is in the modes of an evaluation; afterwards in those that it trains in."""
+        modes = [module.training for module in self._modules]
+        try:
+            with evaluation_mode(self.model, self.policy, rows):
+                yield
+        finally:
+            for module, mode in zip(self._modules, modes, strict=True):
+                module.training = mode
+
+    def _run_to(self, x: Tensor, place: str) -> Tensor:
+        """What is at a place for these inputs; where stages lead there, without any hook."""
+        stages = self._stages.get(place)
+        if stages is None:
+            stages = self._stages[place] = stages_to(self.model, place)
+        if not stages:
+            return seen_at(self.model, place, partial(self.model, x))
+        for stage in stages:
+            x = stage(x)
+        return x
+
+    def _gradient(self, x: Tensor, y: Tensor, step: int, given: Tensors) -> Tensors:
+        """Gradient of the whole loss at other parameters; running statistics stay untouched."""
+        if self._nested:
+            raise FedstrataError("Batch.gradient cannot be asked for by a loss or output hook: it would call itself")
+        before, self._nested = list(self._current), True
+        buffers = clone(self.buffers)
+
+        def loss(moved: Tensors, forward: Forward) -> Tensor:
+            batch = self.batch(x, y, step, moved)
+            batch.again = True
+            return self(batch, forward)[1]
+
+        def elsewhere(moved: Tensors) -> Tensor:
+            params = {**self.params, **moved}
+            return loss(params, lambda x: functional_call(self.model, {**params, **buffers}, (x,)))
+
+        try:
+            if self.functional:
+                grads: Tensors = grad(elsewhere)(given)
+                return grads
+            with lent(self._own_tensors, {**given, **buffers}):
+                return compute_gradient(lambda: loss(self.params, self.model), {n: self.params[n] for n in given})
+        finally:
+            self._current[:], self._nested = before, False
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, forward passes compute in this precision; for fp32 nothing is entered at all.
+
+    The parameters' copies in lower precision are not kept from use to use: a hook may ask for a pass with other values
+    in the same parameters, and many clients' parameters are not what torch keeps them by.
+    """
+    if precision == "fp32":
+        return _AS_IT_IS
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+_AS_IT_IS = nullcontext()
+
+
+def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
+    """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
+    frozen = [p for p in leaves.values() if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_()
+    try:
+        with torch.enable_grad():
+            value = loss()
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+    return dict(zip(leaves, grads, strict=True))
+
+
+class LocalSteps(ABC):
+    """The local steps of a visit, of one client or of many at once.
+
+    Args:
+        replica: the model.
+        policy: for running statistics.
+        hooks: of the techniques.
+        work: how to train; its learning rate may be a tensor.
+        params: the parameters that the first step begins with.
+        moved: those that the steps move; they are changed in place.
+    """
+
+    functional: ClassVar[bool]
+    """True if the parameters are given to the model, False if it holds them itself."""
+
+    untracked: AbstractContextManager[Any]
+    """What hooks run in that must leave nothing on torch's tape."""
 
     def __init__(
-        self, context: ClientContext, replica: ModelReplica, a: Assignment, hooks: HookSet, forward: Forward
+        self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, params: Tensors, moved: Tensors
     ) -> None:
-        self.hooks, self.forward, self.clip = hooks, forward, a.work.clip
-        self.names = [n for n, p in replica.params.items() if p.requires_grad]
-        self.leaves = [replica.params[n] for n in self.names]
         self.objective = Objective(
-            replica.model,
-            replica.params,
-            replica.buffers,
-            hooks.outputs,
-            hooks.all("loss"),
-            policy=context.method.buffers,
+            replica.model, params, replica.buffers, hooks, policy, self.functional, work.precision
         )
-        self.move = build_optimizer(a.work.optimizer).start(
-            [p.detach() for p in self.leaves], a.work.lr, hooks.scale(self.names, context.device)
-        )
-        self.changes = bool(hooks.all("tally") or hooks.all("correct") or a.work.clip is not None)
-        self.no_grad = torch.no_grad()
-        self.total = torch.zeros((), dtype=replica.exact, device=context.device)
+        self.hooks, self.clip, self.precision = hooks, work.clip, work.precision
+        self.names = list(moved)
+        self.changes = bool(hooks.all("tally") or hooks.all("correct") or work.clip is not None)
+        self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, hooks.step_scales(moved))
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """One step of the optimiser."""
-        with timed("forward"):
-            batch = self.objective.batch(x, y, self.taken, self.objective.params)
-            task, loss = self.objective(batch, self.forward)
-            self.total.add_(task.detach())
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step of the optimiser: the task's loss before it."""
+        batch, task, self.grads = self.differentiate(x, y)
         self.taken += 1
-        self.grads = [None] * len(self.leaves)
-        if loss.requires_grad:
-            with timed("backward"):
-                self.grads = self._gradients(loss)
         if self.changes:
-            with timed("techniques"), self.no_grad:
+            with timed("techniques"), self.untracked:
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
-                self.tallies = self.hooks.tallied(self.tallies, used, batch)
-                used = clipped(self.hooks.corrected(used, batch, apart(used, self.tallies)), self.clip)
+                self.tallies = self.hooks.update_tallies(self.tallies, used, batch)
+                used = self.hooks.correct_gradients(used, batch, own=apart(used, self.tallies))
+                used = clip_gradients(used, self.clip)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)
+        return task
 
-    def _gradients(self, loss: Tensor) -> Sequence[Tensor | None]:
+    @abstractmethod
+    def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
+        """(the step as hooks see it, the task's loss, the raw gradient of the whole loss for each of the names)."""
+
+
+class AutogradSteps(LocalSteps):
+    """The steps of one client, by torch's tape: the replica's own parameters move, in place.
+
+    Args:
+        replica: the model, loaded, with gradients required of what trains.
+        policy: for running statistics.
+        hooks: of the techniques.
+        work: how to train.
+        forward: what runs the model: the model itself, or its compiled form.
+    """
+
+    functional = False
+
+    def __init__(self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, forward: Forward) -> None:
+        self.untracked, self.forward = torch.no_grad(), forward
+        trained = {n: p for n, p in replica.params.items() if p.requires_grad}
+        self.leaves = list(trained.values())
+        moved = {n: p.detach() for n, p in trained.items()}
+        super().__init__(replica, policy, hooks, work, replica.params, moved)
+
+    def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
+        """Forward and backward pass."""
+        with timed("forward"):
+            batch = self.objective.batch(x, y, self.taken, self.objective.params)
+            task, loss = self.objective(batch, self.forward)
+        if not loss.requires_grad:
+            return batch, task.detach(), [None] * len(self.leaves)
+        with timed("backward"):
+            return batch, task.detach(), self._backward(loss)
+
+    def _backward(self, loss: Tensor) -> Sequence[Tensor | None]:
         """The raw gradients; where they will be changed, in memory that nobody else holds."""
         if not self.changes:
             return torch.autograd.grad(loss, self.leaves, allow_unused=True)
@@ -76,13 +292,59 @@ class LocalSteps:
             leaf.grad = None
         return grads
 
-    @property
-    def loss(self) -> float:
-        """The mean of the task's loss over the steps."""
-        return self.total.item() / max(self.taken, 1)
+    def cache_prefix(self, cut: Cut, inputs: Iterable[Tensor]) -> CachedPrefix:
+        """From now on run the model above a cut alone, on what the part below it gives for all inputs, computed now."""
+        with torch.no_grad(), computing_in(self.precision, self.leaves[0].device):
+            parts = [cut.below(x) for x in inputs]
+        self.forward = CachedPrefix(cut.above, tuple(torch.cat(t) for t in zip(*parts, strict=True)), torch.empty(0))
+        return self.forward
 
 
-def clipped(grads: Tensors, limit: float | None) -> Tensors:
+@dataclass(eq=False)
+class CachedPrefix:
+    """A forward pass that begins where something trains, on what the part below it gave for all examples.
+
+    Args:
+        above: the model from there on.
+        crossing: what goes into it, a row per example.
+        rows: the examples of the batch at hand, whatever inputs it is called with.
+    """
+
+    above: Callable[..., Tensor]
+    crossing: tuple[Tensor, ...]
+    rows: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.above(*(t[self.rows] for t in self.crossing))
+
+
+class FunctionalSteps(LocalSteps):
+    """The steps of many clients at once: a function of tensors alone, for `vmap`.
+
+    What stays apart from one client's: `torch.func` differentiates without a tape, so there is none to be kept out of,
+    and it gives every name a gradient; and before each step the caller sets the objective's `params`, which are the
+    same for all clients at first, and its `task`, for padded rows do not count.
+    """
+
+    functional = True
+    untracked = nullcontext()
+
+    def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
+        """The loss as a function of what moves, differentiated."""
+        at = self.objective.params
+        loss = partial(self._loss, x, y)
+        grads, (_, task) = grad_and_value(loss, has_aux=True)({n: at[n] for n in self.names})
+        return self.objective.batch(x, y, self.taken, at), task, [grads[n] for n in self.names]
+
+    def _loss(self, x: Tensor, y: Tensor, moved: Tensors) -> tuple[Tensor, Tensor]:
+        """(whole loss, the task's)."""
+        params = {**self.objective.params, **moved}
+        batch = self.objective.batch(x, y, self.taken, params)
+        task, whole = self.objective(batch, lambda x: functional_call(self.objective.model, params, (x,)))
+        return whole, task
+
+
+def clip_gradients(grads: Tensors, limit: float | None) -> Tensors:
     """The gradients, scaled down where the norm of all of them together is above the limit."""
     if limit is None or not grads:
         return grads

@@ -6,21 +6,17 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext, ModelReplica
-from fedstrata.client.cost import counted_flops, estimate_flops
+from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext
+from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import HookSet
-from fedstrata.client.prepare import own_names, prepare, still
-from fedstrata.client.step import LocalSteps
-from fedstrata.client.visit_hooks import build_own_hooks, whose
+from fedstrata.client.step import AutogradSteps, CachedPrefix
+from fedstrata.client.visit import ClientVisit, owner_of, personal_names
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, subtract
 from fedstrata.core.types import Assignment, Examples, Slots, Update
@@ -36,54 +32,152 @@ def train_client(context: ClientContext, assignment: Assignment, data: Examples,
 
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller gives them back (`own_rng`).
     """
-    a, method = _assignment_on(context.device, assignment), context.method
-    memory = _slots_on(context.device, memory)
+    visit = _open_visit(context, assignment, data, memory)
+    meter = CostMeter(visit)
+    hooks = _build_hooks(visit, meter)
+    steps, loss = _take_steps(visit, hooks, meter)
+    delta = _compute_delta(visit)
+    slots, remembers, sent = _finish(visit, steps, delta, meter)
+    buffers = _collect_buffers(visit, remembers)
+    update = Update(
+        round=assignment.round,
+        client=assignment.client,
+        method=context.method.digest,
+        examples=len(data),
+        steps=steps.taken,
+        delta=_bring_home({"": sent})[""],
+        buffers=buffers,
+        slots=_bring_home(slots),
+        metrics={"train_loss": loss, "flops": float(meter.total)},
+    )
+    return update, _bring_home(remembers)
+
+
+def _open_visit(context: ClientContext, assignment: Assignment, data: Examples, memory: Slots) -> ClientVisit:
+    """The visit, all its tensors on the context's device, and the replica ready for it."""
     with timed("load the model"):
-        replica = context.replica(a.arch)
-        prepare(replica, method, a, memory)
-    hooks = HookSet({})
-    before = after = 0
-    if any(method.at("local")):
-        seed_global(derive(a.seed, "local"), context.device)
-        key: Any = (a.arch, a.trains, tuple(a.slots), tuple(memory), len(data))
-        with timed("techniques"):
-            hooks, before = counted_flops(context, key, lambda: build_own_hooks(method, replica, data, a, memory))
-            prepare(replica, method, a, memory)  # a technique's own passes may have moved statistics or modes
+        a = _assignment_on(context.device, assignment)
+        visit = ClientVisit(context, a, data, _slots_on(context.device, memory), context.replica(a.arch))
+        visit.prepare()
+    return visit
+
+
+def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
+    """The hooks of the techniques that have a part on the client."""
+    context = visit.context
+    if not any(context.method.at("local")):
+        return HookSet({})
+    seed_global(derive(visit.assignment.seed, "local"), context.device)
+    with timed("techniques"):
+        hooks = meter.count("hooks", visit.build_hooks)
+        visit.prepare()  # a technique's own passes may have moved statistics or modes
+    return hooks
+
+
+def _take_steps(visit: ClientVisit, hooks: HookSet, meter: CostMeter) -> tuple[AutogradSteps, float]:
+    """Take the steps of a visit: (what they came to, the mean of the task's loss over them)."""
+    context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
     foreign = replica.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
     seed_global(derive(a.seed, "train"), context.device, everything=foreign)
-    trained, flops = _train(context, replica, a, data, memory, hooks)
+    forward = replica.model if hooks.all("features") else replica.forward
+    steps = AutogradSteps(replica, context.method.buffers, hooks, a.work, forward)
+    if not steps.names:
+        return steps, 0.0
+    order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
+    prefix = _cache_prefix(visit, steps, meter)
+    if forward is not replica.model:
+        meter.estimate_steps(map(len, order), hooks)
+        visit.prepare()
+    total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
+    with steps.objective.attach_features():
+        for index in order:
+            with timed("batches"):
+                x, y = data.batch(index, context.augment)
+                x, y = replica.inputs(x.to(context.device)), y.to(context.device)
+                if prefix is not None:
+                    prefix.rows = index
+            try:
+                total.add_(meter.count_step(steps, x, y))
+            except UnknownClass as error:
+                raise error.at(owner_of(data, a.client), y, index) from None
+    return steps, total.item() / max(steps.taken, 1)
 
+
+def _cache_prefix(visit: ClientVisit, steps: AutogradSteps, meter: CostMeter) -> CachedPrefix | None:
+    """Compute once what lies below everything that trains, where that is wanted and there is something."""
+    context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
+    if not a.cache_prefix or steps.forward is not replica.model or context.augment is not None:
+        return None
+    cut = _find_cut(visit, tuple(steps.hooks.places))
+    if cut is None:
+        return None
+
+    def read(index: Tensor) -> Tensor:
+        return replica.inputs(data.batch(index)[0].to(context.device))
+
+    inputs = map(read, torch.split(torch.arange(len(data)), 256))
+    with timed("prefix"):
+        return meter.count("prefix", partial(steps.cache_prefix, cut, inputs), a.update_buffers, *steps.hooks.places)
+
+
+def _find_cut(visit: ClientVisit, places: tuple[str, ...]) -> Cut | None:
+    """The model in two parts, cut below everything that trains; found once for a plan."""
+    replica, a, cache = visit.replica, visit.assignment, visit.context.cache
+    frozen = visit.frozen_buffers()
+    kind = ("cut", a.arch, a.trains, frozen, places)
+    if kind not in cache:
+        assert replica.sample is not None
+        cache[kind] = cut_at(replica.model, a.trains, frozen, replica.inputs(replica.sample), places)
+    cut: Cut | None = cache[kind]
+    return cut
+
+
+def _compute_delta(visit: ClientVisit) -> Tensors:
+    """What training changed of what travels."""
+    a, params = visit.assignment, visit.replica.params
     with timed("difference"):
-        mine = own_names(a)
-        room = None if context.room is None else context.room({n: a.params[n] for n in a.uploads})
-        delta = subtract({n: replica.params[n].detach().contiguous() for n in a.uploads}, a.params, a.uploads, room)
+        allocate = visit.context.allocate_delta
+        out = None if allocate is None else allocate({n: a.params[n] for n in a.uploads})
+        return subtract({n: params[n].detach().contiguous() for n in a.uploads}, a.params, a.uploads, out)
+
+
+def _finish(visit: ClientVisit, steps: AutogradSteps, delta: Tensors, meter: CostMeter) -> tuple[Slots, Slots, Tensors]:
+    """(slots that travel, what the client will remember, the delta that travels)."""
+    hooks, memory = steps.hooks, visit.memory
     slots: Slots = {}
-    kept, sent = dict(memory), delta
+    remembers, sent = dict(memory), delta
+
+    def finish() -> tuple[Slots, Slots, Tensors]:
+        return *hooks.finish(delta, steps.tallies, memory), hooks.build_upload(delta)
+
     if hooks.all("finish") or hooks.all("upload"):
-        key = ("finish", a.arch, a.trains, *hooks.present, len(data))
         with timed("techniques"):
-            (slots, kept, sent), after = counted_flops(
-                context, key, lambda: (*hooks.finished(delta, trained.tallies, memory), hooks.uploaded(delta))
-            )
-    if mine:
-        kept[PERSONAL] = {**memory.get(PERSONAL, {}), **{n: replica.params[n].detach().clone() for n in mine}}
-    buffers: Tensors = {}
-    if method.buffers != "drop" and replica.buffers and a.trains:
-        buffers = {n: b.detach().to("cpu", copy=True) for n, b in replica.buffers.items()}
-        if method.buffers == "local":
-            kept[BUFFERS] = buffers
-        if a.upload_buffers is not None:
-            buffers = {n: buffers[n] for n in a.upload_buffers}
-    metrics = {"train_loss": trained.loss, "flops": float(before + flops + after)}
-    home = torch.device("cpu")
-    sent = _plain(_slots_on(home, {"": sent}))[""]
-    slots, kept = _plain(_slots_on(home, slots)), _plain(_slots_on(home, kept))
-    return Update(a.round, a.client, method.digest, len(data), trained.taken, sent, buffers, slots, metrics), kept
+            slots, remembers, sent = meter.count("finish", finish, *hooks.signature)
+    names = personal_names(visit.assignment)
+    if names:
+        own = {n: visit.replica.params[n].detach().clone() for n in names}
+        remembers[PERSONAL] = {**memory.get(PERSONAL, {}), **own}
+    return slots, remembers, sent
 
 
-def _plain(slots: Slots) -> Slots:
-    """The tensors in the usual layout, as they are after any way through memory or files: sums depend on it."""
-    return {name: {n: t.contiguous() for n, t in slot.items()} for name, slot in slots.items()}
+def _collect_buffers(visit: ClientVisit, remembers: Slots) -> Tensors:
+    """The running statistics that travel; under the policy `local` all of them are remembered too."""
+    policy, held, a = visit.context.method.buffers, visit.replica.buffers, visit.assignment
+    if policy == "drop" or not held or not a.trains:
+        return {}
+    buffers = {n: b.detach().to("cpu", copy=True) for n, b in held.items()}
+    if policy == "local":
+        remembers[BUFFERS] = buffers
+    return buffers if a.upload_buffers is None else {n: buffers[n] for n in a.upload_buffers}
+
+
+def _bring_home(slots: Slots) -> Slots:
+    """The tensors on the CPU in the usual layout, as they are after any way through memory or files.
+
+    Sums depend on it.
+    """
+    home = _slots_on(torch.device("cpu"), slots)
+    return {name: {n: t.contiguous() for n, t in slot.items()} for name, slot in home.items()}
 
 
 def _slots_on(device: torch.device, slots: Slots) -> Slots:
@@ -98,75 +192,3 @@ def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
         return assignment
     params = _slots_on(device, {"": assignment.params})[""]
     return replace(assignment, params=params, slots=_slots_on(device, assignment.slots))
-
-
-def _train(
-    context: ClientContext, replica: ModelReplica, a: Assignment, data: Examples, memory: Slots, hooks: HookSet
-) -> tuple[LocalSteps, int]:
-    """Take the steps of a visit: (what they came to, their FLOPs)."""
-    features = hooks.all("features")
-    steps = LocalSteps(context, replica, a, hooks, replica.model if features else replica.forward)
-    flops = 0
-    if not steps.names:
-        return steps, flops
-    key: tuple[Any, ...] = (a.arch, a.trains, *hooks.present)
-    order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
-    kept: _Kept | None = None
-    if a.cache_prefix and steps.forward is replica.model and context.augment is None:
-        kept, flops = _kept(context, replica, a, data, hooks.places)
-    if kept is not None:
-        steps.forward, key = kept, (*key, "above")
-    elif steps.forward is not replica.model:  # a compiled step cannot be counted while it runs
-        cost = estimate_flops(context, a, data, memory, map(len, order), key)
-        prepare(replica, context.method, a, memory)
-    with hooks.tapped(steps.objective) if features else nullcontext():
-        for index in order:
-            with timed("batches"):
-                x, y = data.batch(index, context.augment)
-                x, y = replica.inputs(x.to(context.device)), y.to(context.device)
-                if kept is not None:
-                    kept.rows = index
-            try:
-                if steps.forward is not replica.model and kept is None:
-                    steps.step(x, y)
-                    flops += cost.steps[len(index)]
-                else:
-                    flops += counted_flops(context, (*key, x.shape), partial(steps.step, x, y))[1]
-            except UnknownClass as error:
-                raise error.at(whose(data, a.client), y, index) from None
-    return steps, flops
-
-
-@dataclass(eq=False)
-class _Kept:
-    """The model from where something trains, on what the part below it gave for all examples; `rows`: those at hand."""
-
-    above: Callable[..., Tensor]
-    crossing: tuple[Tensor, ...]
-    rows: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.above(*(t[self.rows] for t in self.crossing))
-
-
-def _kept(
-    context: ClientContext, replica: ModelReplica, a: Assignment, data: Examples, places: Sequence[str]
-) -> tuple[_Kept | None, int]:
-    """Compute once what lies below everything that trains: (None if nothing does, FLOPs)."""
-    quiet = still(replica, a)
-    key = ("cut", a.arch, a.trains, quiet, tuple(places))
-    if key not in context.kept:
-        assert replica.sample is not None
-        context.kept[key] = cut_at(replica.model, a.trains, quiet, replica.inputs(replica.sample), places)
-    cut: Cut | None = context.kept[key]
-    if cut is None:
-        return None, 0
-
-    def compute() -> list[tuple[Tensor, ...]]:
-        with torch.no_grad():
-            parts = torch.split(torch.arange(len(data)), 256)
-            return [cut.below(replica.inputs(data.batch(index)[0].to(context.device))) for index in parts]
-
-    with timed("prefix"):
-        parts, flops = counted_flops(context, (*key, len(data)), compute)
-    return _Kept(cut.above, tuple(torch.cat(t) for t in zip(*parts, strict=True)), torch.empty(0)), flops

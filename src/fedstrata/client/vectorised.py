@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
-from torch.nn import functional as F
+from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -22,27 +21,20 @@ from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import PERSONAL, ClientContext, ModelReplica
 from fedstrata.client.cost import estimate_flops
 from fedstrata.client.hooks import HookSet, build_hooks
-from fedstrata.client.objective import Objective
-from fedstrata.client.prepare import own_names, own_params, prepare
+from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
 from fedstrata.client.results import TrainResult
-from fedstrata.client.step import clipped
+from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
-from fedstrata.client.visit_hooks import class_counts, whose
+from fedstrata.client.visit import ClientVisit, count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
-from fedstrata.core.optim import build_optimizer
-from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
 from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
-from fedstrata.data.batching import batch_sizes, batches
-from fedstrata.data.examples import TensorExamples
-from fedstrata.data.labels import check_range
+from fedstrata.data.batching import batch_sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running
 from fedstrata.system.timing import timed
-
-COMPILED_STEPS = 16
-"""Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
+from fedstrata.tasks.classification import padded_task_loss
 
 
 class CannotVectorise(UsageError):
@@ -73,11 +65,11 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
             raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
-    kept = running(model)
-    if kept:
-        raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(kept))}')")
+    buffers = running(model)
+    if buffers:
+        raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(buffers))}')")
     if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
-        _try(model.train(), sample)
+        _try_vectorising(model.train(), sample)
 
 
 PLAIN = {
@@ -87,7 +79,7 @@ PLAIN = {
 """Layers that are known to work on many clients at once; whatever else is in a model is tried."""
 
 
-def _try(model: nn.Module, sample: Tensor) -> None:
+def _try_vectorising(model: nn.Module, sample: Tensor) -> None:
     """See whether a model's own code can be vectorised: two copies at once, and rows that do not know of each other."""
     params = {n: torch.stack([p.detach()] * 2) for n, p in model.named_parameters()}
 
@@ -107,7 +99,7 @@ def _try(model: nn.Module, sample: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _NoExamples:
+class _UnreadableExamples:
     """What stands for a client's data where many are trained at once."""
 
     def __len__(self) -> int:
@@ -129,83 +121,7 @@ class _NoExamples:
 _REFUSAL = "a technique that vectorises takes class counts from view.counts(), and reads no examples"
 
 
-@dataclass(eq=False)
-class PaddedBatches:
-    """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps."""
-
-    x: Tensor
-    y: Tensor
-    rows: Tensor | None
-    steps: list[int]
-
-
-def _draw(
-    context: ClientContext, assignments: Sequence[Assignment], data: Sequence[Examples], sizes: Sequence[Sequence[int]]
-) -> PaddedBatches:
-    """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape."""
-    steps, width = [len(row) for row in sizes], max(max(row) for row in sizes)
-    full = all(min(row) == width for row in sizes) and len(set(steps)) == 1
-    longest = max(steps)
-    if context.compile and not full and longest <= COMPILED_STEPS:  # few shapes, for each is compiled on its own
-        longest = 1 << (longest - 1).bit_length()
-    shape = (len(sizes), longest, width)
-    rows = None if full else torch.zeros(shape)
-    pool = _common(data) if context.augment is None else None
-    if pool is not None:  # one tensor holds everybody's examples: gather all batches from it in one go
-        index = torch.zeros(shape, dtype=torch.int64)
-        rng = torch.Generator()
-        for c, (a, examples) in enumerate(zip(assignments, data, strict=True)):
-            order = list(batches(len(examples), a.work, rng.manual_seed(derive(a.seed, "order")), False))
-            mine = examples.index if isinstance(examples, TensorExamples) else None
-            flat = order[0] if len(order) == 1 else torch.cat(order)
-            flat = flat if mine is None else mine[flat]
-            if rows is None:
-                index[c] = flat.view(shape[1:])
-                continue
-            for s, part in enumerate(torch.split(flat, list(sizes[c]))):
-                index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
-        x, y = pool.batch(index.view(-1))
-        return PaddedBatches(x.view(*shape, *x.shape[1:]), y.view(shape), rows, steps)
-    inputs: Tensor | None = None
-    labels = torch.zeros(shape, dtype=torch.int64)
-    for c, (a, examples) in enumerate(zip(assignments, data, strict=True)):
-        order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
-        seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
-        for s, part in enumerate(order):
-            x, y = examples.batch(part, context.augment)
-            check_range(y, context.replica(a.arch).classes, whose(examples, a.client), part)
-            if inputs is None:
-                inputs = x.new_zeros(*shape, *x.shape[1:])
-            inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
-            if rows is not None:
-                rows[c, s, : len(y)] = 1.0
-    assert inputs is not None
-    return PaddedBatches(inputs, labels, rows, steps)
-
-
-def _common(data: Sequence[Examples]) -> TensorExamples | None:
-    """The tensors that all clients' examples are parts of, or None."""
-    first = data[0]
-    if not isinstance(first, TensorExamples):
-        return None
-    same = all(isinstance(d, TensorExamples) and d.x is first.x and d.y is first.y for d in data)
-    return replace(first, index=None) if same else None
-
-
-def _task(rows: Tensor | None, logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy of the real rows; of a padded step, which has none, zero."""
-    if rows is None:
-        return F.cross_entropy(logits, labels)
-    each = F.cross_entropy(logits, labels, reduction="none")
-    return (each * rows).sum() / rows.sum().clamp(min=1.0)
-
-
-def _by_func(loss: Callable[[Tensors], Tensor], at: Tensors) -> Tensors:
-    grads: Tensors = grad(loss)(at)
-    return grads
-
-
-class _Watched(Assignment):
+class _SharedAssignment(Assignment):
     """An assignment of which only what all clients of a kind have in common may be read: hooks serve many of them."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -215,8 +131,48 @@ class _Watched(Assignment):
 
 
 @dataclass(frozen=True, eq=False)
+class ClientTensors:
+    """The tensors of a vectorised visit: of one client where it is computed, of all of them where it is asked for.
+
+    Args:
+        params: the model's parameters, the same for all.
+        lr: the learning rate; a tensor, so that what is compiled serves all rounds of a schedule.
+        x: inputs of every step.
+        y: labels.
+        rows: 1 where a row is real and 0 where it is padded; None where all are real.
+        last: the number of the client's own steps.
+        slots: what techniques sent.
+        memory: what the client remembers.
+        counts: its examples of each class, where a technique may ask for them.
+    """
+
+    params: Tensors
+    lr: Tensor
+    x: Tensor
+    y: Tensor
+    rows: Tensor | None
+    last: Tensor
+    slots: Slots
+    memory: Slots
+    counts: Tensor | None
+
+
+Trained = tuple[Tensors, Slots, Tensor]
+"""(parameters, tallies, mean loss) after a client's last step."""
+
+
+@dataclass(frozen=True, eq=False)
 class VectorisedVisit:
-    """What all clients of a group share: everything but their batches, slots, memories and counts."""
+    """What all clients of a group share: everything but their batches, slots, memories and counts.
+
+    Args:
+        method: what is run.
+        replica: the model.
+        assignment: of one of them.
+        steps: of the longest visit.
+        ends: the steps after which some client is done.
+        idle: parameters that get no gradient.
+    """
 
     method: Method
     replica: ModelReplica
@@ -225,86 +181,62 @@ class VectorisedVisit:
     ends: tuple[int, ...]
     idle: frozenset[str]
 
-    def visit(
-        self,
-        params: Tensors,
-        lr: Tensor,
-        x: Tensor,
-        y: Tensor,
-        rows: Tensor | None,
-        last: Tensor,
-        slots: Slots,
-        memory: Slots,
-        counts: Tensor | None,
-    ) -> tuple[Tensors, Slots, Slots, Tensor]:
+    def train(self, *tensors: Any) -> tuple[Tensors, Slots, Slots, Tensor]:
         """One client's local training, as a function of tensors alone: (delta, slots, memory, mean loss).
+
+        Args:
+            tensors: the fields of `ClientTensors`, in order.
+        """
+        a, given = self.assignment, ClientTensors(*tensors)
+        start = {n: given.params[n] for n in a.trains} | personal_params(a, given.memory)
+        hooks = self._build_hooks(given)
+        trained, tallies, mean = self._take_steps(given, hooks, start)
+        delta = {n: trained[n] - start[n] for n in a.uploads}
+        slots, remembers = hooks.finish(delta, tallies, given.memory)
+        own = {n: trained[n] for n in personal_names(a)}
+        if own:
+            remembers[PERSONAL] = {**given.memory.get(PERSONAL, {}), **own}
+        return hooks.build_upload(delta), slots, remembers, mean
+
+    def _take_steps(self, given: ClientTensors, hooks: HookSet, start: Tensors) -> Trained:
+        """Train from the start on.
 
         A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
         """
-        a, replica = self.assignment, self.replica
-        start = {n: params[n] for n in a.trains} | own_params(a, memory)
-        hooks = self._hooks(params, lr, slots, memory, counts)
-        trained = {n: p + _nothing(last) for n, p in start.items()}
-        moving = [n for n in a.trains if n not in self.idle]
-        move = build_optimizer(a.work.optimizer).start([trained[n] for n in moving], lr, hooks.scale(moving, x.device))
-        total = _nothing(last)
-        tallies: Slots = {}
-        final: tuple[Tensors, Slots, Tensor] | None = None
-        for step in range(self.steps):
-            here = None if rows is None else rows[step]
-            at = trained if step else start  # all begin at the same place: the first pass is one product for all
-            objective = Objective(
-                replica.model,
-                {**params, **at},
-                replica.buffers,
-                hooks.outputs,
-                hooks.all("loss"),
-                partial(_task, here),
-                _by_func,
-                self.method.buffers,
-            )
-
-            with hooks.tapped(objective):
-                loss = partial(self._loss, objective, x[step], y[step], step)
-                grads, (_, task) = grad_and_value(loss, has_aux=True)({n: at[n] for n in moving})
-                batch = objective.batch(x[step], y[step], step, objective.params)
-                tallies = hooks.tallied(tallies, grads, batch)
-                grads = clipped(hooks.corrected(grads, batch), a.work.clip)
-            total = total + task
-            move([grads[n] for n in moving])
-            if step + 1 in self.ends:
-                now = (clone(trained), tallies, total / (step + 1))
-                final = now if final is None else _where(last == step + 1, now, final)
+        a, params = self.assignment, given.params
+        trained = {n: p + _zero_like(given.last) for n, p in start.items()}
+        moved = {n: trained[n] for n in a.trains if n not in self.idle}
+        work = altered(a.work, lr=given.lr)
+        steps = FunctionalSteps(self.replica, self.method.buffers, hooks, work, {**params, **start}, moved)
+        total = _zero_like(given.last)
+        final: Trained | None = None
+        with steps.objective.attach_features():
+            for step in range(self.steps):
+                if step == 1:  # all begin at the same place: the first pass is one product for all
+                    steps.objective.params = {**params, **trained}
+                rows = None if given.rows is None else given.rows[step]
+                steps.objective.task = partial(padded_task_loss, rows)
+                total = total + steps.step(given.x[step], given.y[step])
+                if step + 1 in self.ends:
+                    now = (clone(trained), steps.tallies, total / (step + 1))
+                    final = now if final is None else _where(given.last == step + 1, now, final)
         assert final is not None
-        trained, tallies, mean = final
-        delta = {n: trained[n] - start[n] for n in a.uploads}
-        slots, kept = hooks.finished(delta, tallies, memory)
-        mine = {n: trained[n] for n in own_names(a)}
-        if mine:
-            kept[PERSONAL] = {**memory.get(PERSONAL, {}), **mine}
-        return hooks.uploaded(delta), slots, kept, mean
+        return final
 
-    def _loss(self, objective: Objective, x: Tensor, y: Tensor, step: int, given: Tensors) -> tuple[Tensor, Tensor]:
-        """(whole loss, the task's) of a step, as a function of what moves."""
-        params = {**objective.params, **given}
-        batch = objective.batch(x, y, step, params)
-        task, whole = objective(batch, lambda x: functional_call(self.replica.model, params, (x,)))
-        return whole, task
+    def _build_hooks(self, given: ClientTensors) -> HookSet:
+        def counts() -> Tensor:
+            assert given.counts is not None
+            return given.counts
 
-    def _hooks(self, params: Tensors, lr: Tensor, slots: Slots, memory: Slots, counts: Tensor | None) -> HookSet:
-        def counted() -> Tensor:
-            assert counts is not None
-            return counts
-
-        work = altered(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
-        assignment = altered(self.assignment, params=params, slots=slots, work=work)
+        work = altered(self.assignment.work, lr=given.lr)
+        assignment = altered(self.assignment, params=given.params, slots=given.slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
-        data = _NoExamples()
-        own = (lambda name: none), counted, data.outputs, data.observe
-        return build_hooks(self.method, self.replica, data, assignment, memory, *own)
+        data = _UnreadableExamples()
+        asked = (lambda name: none), counts, data.outputs, data.observe
+        return build_hooks(self.method, self.replica, data, assignment, given.memory, *asked)
 
 
-def _nothing(like: Tensor) -> Tensor:
+def _zero_like(like: Tensor) -> Tensor:
     """A zero that is vectorised like a client's own tensors, so that what it is added to may be changed in place."""
     return (like * 0).float()
 
@@ -322,7 +254,7 @@ def _structure(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
     return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
 
 
-def alike(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
+def group_key(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
     """What two clients must have in common to be trained at once."""
     a = assignment
     return a.arch, a.trains, a.uploads, a.work, _structure(a.slots), _structure(memory)
@@ -337,49 +269,64 @@ def train_vectorised(
     """Train clients at once, as far as they are alike."""
     together: dict[tuple[Any, ...], list[int]] = {}
     for place, (a, memory) in enumerate(zip(assignments, memories, strict=True)):
-        together.setdefault(alike(a, memory), []).append(place)
+        together.setdefault(group_key(a, memory), []).append(place)
     for places in together.values():
-        asked, theirs, held = [assignments[i] for i in places], [data[i] for i in places], [memories[i] for i in places]
-        if asked[0].trains:
-            yield _train_alike(context, tuple(places), asked, theirs, held)
+        if assignments[places[0]].trains:
+            replica = context.replica(assignments[places[0]].arch)
+            visits = [ClientVisit(context, assignments[i], data[i], memories[i], replica) for i in places]
+            yield _train_alike(context, tuple(places), visits)
             continue
-        for place, visit in zip(places, zip(asked, theirs, held, strict=True), strict=True):
-            yield TrainResult.of(place, *train_client(context, *visit))
+        for place in places:
+            yield TrainResult.of(place, *train_client(context, assignments[place], data[place], memories[place]))
 
 
-def _train_alike(
-    context: ClientContext,
-    places: tuple[int, ...],
-    assignments: Sequence[Assignment],
-    data: Sequence[Examples],
-    memories: Sequence[Slots],
-) -> TrainResult:
-    a = assignments[0]
-    replica = context.replica(a.arch)
-    sizes = [batch_sizes(len(d), a.work, False) for d in data]
-    kind = (a.arch, a.trains, a.uploads, replace(a.work, lr=0.0), _structure(a.slots), _structure(memories[0]))
-    flops, idle = _costs(context, assignments, data, memories, sizes, kind)
-    prepare(replica, context.method, a, {})
+def _train_alike(context: ClientContext, places: tuple[int, ...], visits: Sequence[ClientVisit]) -> TrainResult:
+    """Train clients that have all in common that one computation for all of them needs."""
+    first = visits[0]
+    a = first.assignment
+    sizes = [batch_sizes(len(visit.data), a.work, False) for visit in visits]
+    kind = (a.arch, a.trains, a.uploads, replace(a.work, lr=0.0), _structure(a.slots), _structure(first.memory))
+    flops, idle = _estimate_costs(visits, sizes, kind)
+    altered(first, memory={}).prepare()
     with timed("batches"):
-        padded = _draw(context, assignments, data, sizes)
+        padded = draw_padded(visits, sizes, context.compile)
     ends = sorted(set(padded.steps))
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
         ends = list(range(1, padded.x.shape[1] + 1))
-    visit = VectorisedVisit(
-        context.method,
-        replica,
-        _Watched(**vars(a)),
-        padded.x.shape[1],
-        tuple(ends),
-        idle,
+    shared = _SharedAssignment(**vars(a))
+    visit = VectorisedVisit(context.method, first.replica, shared, padded.x.shape[1], tuple(ends), idle)
+    tensors, dims = _stack_tensors(visits, padded)
+    with one_by_one(), timed("vectorised visits"):
+        delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, kind)(*tensors)
+    rows = zip(visits, padded.steps, loss.tolist(), flops, strict=True)
+    updates = tuple(_describe(visit, steps, mean, cost) for visit, steps, mean, cost in rows)
+    return TrainResult(places, updates, delta, {}, sent, remembers, True)
+
+
+def _describe(visit: ClientVisit, steps: int, loss: float, flops: float) -> Update:
+    """A client's update without its tensors."""
+    return Update(
+        round=visit.assignment.round,
+        client=visit.assignment.client,
+        method=visit.context.method.digest,
+        examples=len(visit.data),
+        steps=steps,
+        delta={},
+        metrics={"train_loss": loss, "flops": flops},
     )
-    counts = torch.stack([class_counts(d, replica) for d in data]) if any(context.method.at("local")) else None
-    slots, slot_dims = _stacked([a.slots for a in assignments])
-    memory, memory_dims = _stacked(memories)
-    # Names, tensors, and whether each client has its own.
+
+
+def _stack_tensors(visits: Sequence[ClientVisit], padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know)."""
+    a, replica, context = visits[0].assignment, visits[0].replica, visits[0].context
+    counts = None
+    if any(context.method.at("local")):
+        counts = torch.stack([count_classes(visit.data, replica) for visit in visits])
+    slots, slot_dims = _stack_slots([visit.assignment.slots for visit in visits])
+    memory, memory_dims = _stack_slots([visit.memory for visit in visits])
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr, dtype=replica.exact), None),
+        "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype), None),
         "x": (padded.x, 0),
         "y": (padded.y, 0),
         "rows": (padded.rows, None if padded.rows is None else 0),
@@ -388,32 +335,29 @@ def _train_alike(
         "memory": (memory, memory_dims),
         "counts": (counts, None if counts is None else 0),
     }
-    arguments = tuple(value for value, _ in table.values())
-    run = vmap(visit.visit, in_dims=tuple(dim for _, dim in table.values()))
-    with one_by_one(), timed("vectorised visits"):
-        if context.compile and visit.steps <= COMPILED_STEPS:
-            key = ("compiled", *kind, padded.x.shape, padded.rows is None, visit.ends, str(slot_dims))
-            if key not in context.kept:
-                context.kept[key] = compile_function(run, arguments)
-            run = context.kept[key]
-        delta, sent, kept, loss = run(*arguments)
-    rows = zip(assignments, data, padded.steps, loss.tolist(), flops, strict=True)
-    updates = [
-        Update(
-            round=a.round,
-            client=a.client,
-            method=context.method.digest,
-            examples=len(examples),
-            steps=steps,
-            delta={},
-            metrics={"train_loss": mean, "flops": cost},
-        )
-        for a, examples, steps, mean, cost in rows
-    ]
-    return TrainResult(places, tuple(updates), delta, {}, sent, kept, True)
+    return tuple(tensors for tensors, _ in table.values()), tuple(dims for _, dims in table.values())
 
 
-def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
+def _vectorise(
+    context: ClientContext,
+    visit: VectorisedVisit,
+    tensors: tuple[Any, ...],
+    dims: tuple[Any, ...],
+    kind: tuple[Any, ...],
+) -> Callable[..., Any]:
+    """The visit of all clients, as a function of their tensors; compiled where that is asked for and feasible."""
+    run = vmap(visit.train, in_dims=dims)
+    if not context.compile or visit.steps > COMPILED_STEPS:
+        return run
+    given = ClientTensors(*tensors)
+    key = ("compiled", *kind, given.x.shape, given.rows is None, visit.ends, str(dims))
+    if key not in context.cache:
+        context.cache[key] = compile_function(run, tensors)
+    compiled: Callable[..., Any] = context.cache[key]
+    return compiled
+
+
+def _stack_slots(many: Sequence[Slots]) -> tuple[Slots, Any]:
     """(tensors of all clients stacked, or the one that all share; which of them are stacked, as vmap wants to know)."""
     slots: Slots = {}
     dims: dict[str, dict[str, int | None]] = {}
@@ -426,19 +370,14 @@ def _stacked(many: Sequence[Slots]) -> tuple[Slots, Any]:
     return slots, dims
 
 
-def _costs(
-    context: ClientContext,
-    assignments: Sequence[Assignment],
-    data: Sequence[Examples],
-    memories: Sequence[Slots],
-    sizes: Sequence[Sequence[int]],
-    kind: tuple[Any, ...],
+def _estimate_costs(
+    visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], kind: tuple[Any, ...]
 ) -> tuple[list[float], frozenset[str]]:
     """(each client's FLOPs, the parameters that get no gradient), known from estimates of every size of batch."""
     flops = []
     idle: frozenset[str] = frozenset()
-    for a, examples, memory, row in zip(assignments, data, memories, sizes, strict=True):
-        cost = estimate_flops(context, a, examples, memory, row, ("group", *kind))
+    for visit, row in zip(visits, sizes, strict=True):
+        cost = estimate_flops(visit, row, ("group", *kind))
         flops.append(float(cost.around + sum(cost.steps[size] for size in row)))
         idle = cost.idle
     return flops, idle

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.config.schema import RunConfig
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import UsageError, one_line
 
@@ -42,6 +43,16 @@ def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What differs: name → (before, now), None for what is not set."""
+    """What differs: name → (before, now), None for what is not set.
+
+    A field that a later version has added counts as its default where it is not set.
+    """
     names = [*before, *(name for name in now if name not in before)]
-    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
+    pairs = {name: (before.get(name), now.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and set(pair) != {None, _default(name)}}
+
+
+def _default(name: str) -> str | None:
+    """A field's default as text; None for what is no field, or has none."""
+    field = RunConfig.model_fields.get(name)
+    return None if field is None or field.default is None else repr(field.default)

@@ -6,49 +6,13 @@ They build one `Settings` object, once; from there on settings travel whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.config.schema import Settings, validate_settings
-from fedstrata.core.types import Buffers
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
-
-
-class SettingsKeywords(TypedDict, total=False):
-    """The fields of `Settings` but for `engine`, which a federation takes itself; for type checkers and editors."""
-
-    method: str | Method
-    rounds: int
-    participation: int | float
-    epochs: int
-    steps: int | None
-    batch_size: int
-    lr: float
-    optimizer: str
-    schedule: str
-    clip: float | None
-    augment: str
-    buffers: Buffers | None
-    seed: int
-    workers: int | str
-    threads: int
-    ray_address: str
-    ray_cpus: float
-    ray_gpus: float
-    channels_last: bool
-    compile: bool
-    device: str
-    eval_every: int
-    eval_clients: bool
-    target: float | None
-    stop_at_target: bool
-    checkpoint_seconds: float
-    probe: str | None
-    probe_every: int
-    probe_clients: int
-    probe_examples: int
 
 
 def resolve_settings(settings: Settings | None, keywords: Mapping[str, Any]) -> tuple[Method, Settings]:

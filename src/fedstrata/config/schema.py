@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from fedstrata.config.registries import load_table
 from fedstrata.config.toml import lower_first, read_toml
 from fedstrata.core.spec import Buffers, bind, lookup
+from fedstrata.core.types import Precision
 from fedstrata.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
 
 RAY_ADDRESS = re.compile(r"auto|local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
 
@@ -44,6 +48,9 @@ class Settings(BaseModel):
     optimizer: str = Field("sgd", description="local optimiser, such as 'sgd(momentum=0.9)' or 'adam'")
     schedule: str = Field("constant", description="learning rate over the rounds, such as 'cosine'")
     clip: float | None = Field(None, gt=0, description="largest norm of a local gradient")
+    precision: Precision = Field(
+        "fp32", description="local forward passes: fp32 or bf16, torch's autocast; parameters and updates stay the same"
+    )
     augment: str = Field("none", description="augmentation of training images: rrc, cj, flip, both or a sum of them")
     buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
     seed: int = Field(0, ge=0, description="seed of every random stream")
@@ -105,6 +112,47 @@ class Settings(BaseModel):
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
         return self
+
+    @property
+    def uses_channels_last(self) -> bool:
+        """True if convolutions have their channels last: only in float32 are their kernels known to be safe."""
+        return self.channels_last and self.precision == "fp32"
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of `Settings` but for `engine`, which a federation takes itself; for type checkers and editors."""
+
+    method: str | Method
+    rounds: int
+    participation: int | float
+    epochs: int
+    steps: int | None
+    batch_size: int
+    lr: float
+    optimizer: str
+    schedule: str
+    clip: float | None
+    augment: str
+    buffers: Buffers | None
+    seed: int
+    workers: int | str
+    threads: int
+    ray_address: str
+    ray_cpus: float
+    ray_gpus: float
+    channels_last: bool
+    compile: bool
+    precision: Precision
+    device: str
+    eval_every: int
+    eval_clients: bool
+    target: float | None
+    stop_at_target: bool
+    checkpoint_seconds: float
+    probe: str | None
+    probe_every: int
+    probe_clients: int
+    probe_examples: int
 
 
 class RunConfig(Settings):

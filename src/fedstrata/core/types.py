@@ -49,6 +49,10 @@ class Into(str):
 Weight = Literal["examples", "uniform"]
 
 
+Precision = Literal["fp32", "bf16"]
+"""What local forward passes compute in; parameters, gradients and updates are as the model has them in either case."""
+
+
 @dataclass(frozen=True)
 class Work:
     """How a client trains in one round.
@@ -60,6 +64,7 @@ class Work:
         optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
         lr: this round's learning rate.
         clip: largest norm of the whole gradient, None for no clipping.
+        precision: of the forward pass; `bf16` is torch's autocast, and changes nothing else.
     """
 
     epochs: int = 1
@@ -68,6 +73,7 @@ class Work:
     optimizer: str = "sgd"
     lr: float = 0.1
     clip: float | None = None
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True, eq=False)

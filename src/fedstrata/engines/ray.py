@@ -251,7 +251,7 @@ class RayActors(WorkerPool[_Actor]):
         self._failures, self._since = 0, time.monotonic()
         resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
         self._actor_class = ray.remote(RayWorker).options(**resources, max_restarts=0, max_task_retries=0)
-        context = replace(self._context, replicas={}, flops=dict(self._context.flops), kept={})
+        context = replace(self._context, replicas={}, flops=dict(self._context.flops), cache={})
         try:
             self._context_object = ray.put(context)
         except Exception as error:

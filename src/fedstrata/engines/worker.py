@@ -166,7 +166,7 @@ class WorkerLoop:
         data = [self.clients[a.client] for a in assignments]
         writer = _ResultWriter(self.memory, task.segment, task.begin)
         if self.context.device.type == "cpu":
-            self.context.room = writer.reserve  # deltas are computed where they are wanted
+            self.context.allocate_delta = writer.reserve  # deltas are computed where they are wanted
         return [writer.write(result) for result in self.trainer.train(self.context, assignments, data, memories)]
 
     def _read_assignments(self, visits: Sequence[VisitSpec]) -> list[Assignment]:

@@ -317,7 +317,7 @@ def _train_settings(
         method=str(method),
         buffers=method.buffers,
         augment=settings.augment,
-        channels_last=settings.channels_last,
+        channels_last=settings.uses_channels_last,
         compile=settings.compile,
         threads=settings.threads,
         branches=used if method.branches else [],

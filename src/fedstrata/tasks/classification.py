@@ -18,3 +18,17 @@ def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor
     except IndexError:
         check_range(labels, logits.shape[1])
         raise
+
+
+def padded_task_loss(rows: Tensor | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the real rows; of a padded step, which has none, zero.
+
+    Args:
+        rows: 1 for a real row and 0 for a padded one; None where all are real.
+        logits: the model's outputs.
+        labels: already known to be in range.
+    """
+    if rows is None:
+        return F.cross_entropy(logits, labels)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return (each * rows).sum() / rows.sum().clamp(min=1.0)

@@ -52,6 +52,10 @@ _WORK = TypeAdapter(Work)
 _WORK_FIELDS = {f.name for f in fields(Work)}
 
 
+_LATER_WORK = {"precision": "fp32"}
+"""Fields of Work that the first messages did not have, and their usual values."""
+
+
 class _UpdateHead(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
@@ -61,6 +65,11 @@ class _UpdateHead(BaseModel):
     steps: int
     metrics: dict[str, float] = Field(max_length=FEW)
     slots: list[str]
+
+
+def _work_head(work: Work) -> dict[str, Any]:
+    """How to train; what this format learnt later is said only where it is unusual, so that other messages stay."""
+    return {name: value for name, value in asdict(work).items() if (name, value) not in _LATER_WORK.items()}
 
 
 def assignment_head(
@@ -86,7 +95,7 @@ def assignment_head(
         "trains": trains,
         "travels": travels,
         "held": held,
-        "work": asdict(work),
+        "work": _work_head(work),
         "seed": 0,
         "method": method,
         "slots": slots,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.client.objective import by_autograd
+from fedstrata.client.step import compute_gradient
 from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
@@ -306,7 +306,7 @@ def _single_gradients(
         return task_loss(model(image.unsqueeze(0)), label.unsqueeze(0))
 
     def alone(x: Tensor, y: Tensor) -> Tensors:
-        each = [by_autograd(partial(plain, *one), params) for one in zip(x, y, strict=True)]
+        each = [compute_gradient(partial(plain, *one), params) for one in zip(x, y, strict=True)]
         return {n: torch.stack([mine[n] for mine in each]) for n in params}
 
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.objective import by_autograd
+from fedstrata.client.step import compute_gradient
 from fedstrata.core.tensors import Tensors, add_, zeros_like
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, not_negative, positive
@@ -186,7 +186,7 @@ def _gradient(model: nn.Module, passes: Iterable[tuple[Callable[[], Tensor], Ten
         return task_loss(logits(), labels, "sum") / examples
 
     for logits, labels in passes:
-        total = add_(total, by_autograd(partial(loss, logits, labels), leaves))
+        total = add_(total, compute_gradient(partial(loss, logits, labels), leaves))
     return total
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.objective import by_autograd
+from fedstrata.client.step import compute_gradient
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, load, scale, subtract, whole_norm
 from fedstrata.core.types import Examples, Stratum
@@ -117,7 +117,7 @@ def _norms(
         seed_global(derive("gradient_trace", seed), device, everything=not isinstance(data, TensorExamples))
         for index in order:
             x, y = (part.to(device) for part in data.batch(index))
-            grads = by_autograd(partial(loss, x, y), params)
+            grads = compute_gradient(partial(loss, x, y), params)
             for stratum in strata:
                 found[stratum.name].append(float(whole_norm({n: grads[n] for n in stratum.params})))
             load(params, subtract(params, scale(grads, lr), list(params)))

@@ -1,0 +1,123 @@
+"""One client's visit: the replica made ready for it, and the hooks of its techniques with all that they may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext, ModelReplica
+from fedstrata.client.hooks import HookSet, build_hooks
+from fedstrata.core.rng import generator
+from fedstrata.core.tensors import Tensors, laid_out, load
+from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.data.batching import eval_batches
+from fedstrata.data.labels import check_range
+from fedstrata.models.norms import evaluation_mode
+from fedstrata.models.taps import seen_at, watched
+
+
+@dataclass(frozen=True, eq=False)
+class ClientVisit:
+    """What a client is asked for, and with what.
+
+    Args:
+        context: where it is trained.
+        assignment: what the server asks for.
+        data: the client's examples.
+        memory: what the client remembers.
+        replica: the model of its architecture.
+    """
+
+    context: ClientContext
+    assignment: Assignment
+    data: Examples
+    memory: Slots
+    replica: ModelReplica
+
+    def prepare(self) -> None:
+        """Load the replica, and freeze what does not train: autograd then skips the frozen prefix by itself."""
+        replica, a = self.replica, self.assignment
+        load(replica.params, a.params)
+        load(replica.params, personal_params(a, self.memory))
+        load(replica.buffers, self._starting_buffers())
+        load(*replica.constants)
+        trains = set(a.trains)
+        for name, p in replica.params.items():
+            p.grad = None  # of a step that was interrupted
+            if p.requires_grad is not (name in trains):
+                p.requires_grad_(name in trains)
+        if not all(module.training for module in replica.modules):
+            replica.model.train()
+        for owner in {name.rpartition(".")[0] for name in self.frozen_buffers()}:
+            norm = replica.model.get_submodule(owner)
+            if isinstance(norm, _NormBase):
+                norm.eval()
+
+    def _starting_buffers(self) -> Tensors:
+        """The client's own running statistics, the server's, or, where there are none yet, the model's initial ones."""
+        own = self.memory.get(BUFFERS) if self.context.method.buffers == "local" else None
+        return own or self.assignment.buffers or self.replica.initial
+
+    def frozen_buffers(self) -> tuple[str, ...]:
+        """The names of the running statistics that stay as they are."""
+        if self.assignment.update_buffers is None:
+            return ()
+        moves = set(self.assignment.update_buffers)
+        return tuple(n for n in self.replica.buffers if n not in moves)
+
+    def build_hooks(self) -> HookSet:
+        """Every technique's hooks; they see the parameters in the replica's layout."""
+        replica, method = self.replica, self.context.method
+        a = altered(self.assignment, params=laid_out(self.assignment.params, replica.params))
+
+        def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
+            for run, y in self._passes():
+                yield seen_at(replica.model, place, run), y
+
+        def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
+            with watched(replica.model, watch):
+                for run, _ in self._passes():
+                    run()
+
+        asked = partial(generator, a.seed), partial(count_classes, self.data, replica), outputs, observe
+        return build_hooks(method, replica, self.data, a, self.memory, *asked)
+
+    def _passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+        """Batch by batch over all of the client's data: (what runs the model on it, as in an evaluation; labels)."""
+        replica, data, policy = self.replica, self.data, self.context.method.buffers
+        device = next(iter(replica.params.values())).device
+        with torch.no_grad(), evaluation_mode(replica.model, policy, len(data)):
+            for index in eval_batches(data, policy, 256):
+                x, y = data.batch(index)
+                yield partial(replica.model, replica.inputs(x.to(device))), y.to(device)
+
+
+def personal_names(assignment: Assignment) -> tuple[str, ...]:
+    """The parameters that train and do not travel: the client keeps them."""
+    if len(assignment.trains) == len(assignment.uploads):
+        return ()
+    sent = set(assignment.uploads)
+    return tuple(n for n in assignment.trains if n not in sent)
+
+
+def personal_params(assignment: Assignment, memory: Slots) -> Tensors:
+    """The parameters of its own that a client goes on with."""
+    held = memory.get(PERSONAL, {})
+    return {n: held[n] for n in personal_names(assignment) if n in held} if held else {}
+
+
+def count_classes(data: Examples, replica: ModelReplica) -> Tensor:
+    """How many examples of each class there are."""
+    labels = data.labels()
+    check_range(labels, replica.classes, owner_of(data))
+    return torch.bincount(labels, minlength=replica.classes).to(replica.scalar_dtype)
+
+
+def owner_of(data: Examples, client: int | None = None) -> str:
+    """Whose data it is, as far as it knows itself, for messages."""
+    return getattr(data, "whose", "") or ("" if client is None else f"client {client}")
