@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstrata.cli import console
 from fedstrata.cli.main import _gathered
-from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, tabulate
+from fedstrata.compare import Comparison, News, Plan, Result, compare, overlaid, plan, run_missing, show, tabulate
 from fedstrata.compare.plan import directory_name, identity
 from fedstrata.compare.running import _attempt, find, missing
 from fedstrata.compare.table import gap, rows, stat
@@ -346,7 +345,7 @@ def test_rows() -> None:
     assert lost.of("accuracy") is None
 
     comparison = Comparison(made, found, {})
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in console.markdown(comparison).splitlines()]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in show.markdown(comparison).splitlines()]
     names = ["method", "lr", "seeds", "accuracy", "best", "gap", "to target", "up", "down", "FLOPs", "seconds"]
     assert table[0] == names
     shown = [dict(zip(names, cells, strict=True)) for cells in table[2:8]]
@@ -356,9 +355,9 @@ def test_rows() -> None:
     assert [row["gap"] for row in shown] == ["20.00 ± 14.14", "–", "30.00", "–", "–", "–"]
     assert [row["to target"] for row in shown][:2] == ["3.0 (1/2)", "– (0/2)"]
     assert [row["up"] for row in shown][:2] == ["1.5 kB", "1.0 kB"]
-    assert "gap: centralised − method" in console.markdown(comparison)
+    assert "gap: centralised − method" in show.markdown(comparison)
 
-    lines = list(csv.DictReader(io.StringIO(console.csv_text(comparison))))
+    lines = list(csv.DictReader(io.StringIO(show.csv_text(comparison))))
     assert float(lines[0]["gap"]) == pytest.approx(0.2)
     assert (lines[0]["lr"], lines[0]["reached"], lines[0]["bytes_up"]) == ("0.1", "1", "1500.0")
     assert (lines[3]["accuracy"], lines[3]["missing"]) == ("", "2")
@@ -375,7 +374,7 @@ def test_the_table_in_a_terminal(width: int) -> None:
     comparison = Comparison(made, rows(made, dict([result(made, 0, 0.5), result(made, 1, 0.75)])), {})
     file = io.StringIO()
     on = Console(file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False)
-    on.print(console.SideBySide(comparison), soft_wrap=True)
+    on.print(show.SideBySide(comparison), soft_wrap=True)
     text = file.getvalue()
     assert "62.50 ± 17.68" in text
     assert ("no room for: FLOPs" in text) == (width < 200)
@@ -386,18 +385,18 @@ def test_the_table_in_a_terminal(width: int) -> None:
 
 def test_the_settings_below_the_table() -> None:
     made = plan({**TWO, "steps": 4, "optimizer": "adam", "engine": "serial"}, "out")
-    told = console.settings(Comparison(made, rows(made, {}), {}))
+    told = show.settings(Comparison(made, rows(made, {}), {}))
     assert told == (
         f"dataset {SMALL['dataset']}; model logreg; partition dirichlet(alpha=1.0); clients 3; participation 1.0; "
         "rounds 3; steps 4; batch_size 32; lr 0.1; optimizer adam; seeds 0, 1; buffers average"
     )
     own = plan({**TWO, "method": ["fedavg", {"method": UNIFORM, "lr": 0.5, "label": "A|B"}]}, "out")
-    assert "; lr 0.1, 0.5 for A|B; seeds" in console.settings(Comparison(own, rows(own, {}), {}))
-    assert "| A\\|B " in console.markdown(Comparison(own, rows(own, {}), {}))
+    assert "; lr 0.1, 0.5 for A|B; seeds" in show.settings(Comparison(own, rows(own, {}), {}))
+    assert "| A\\|B " in show.markdown(Comparison(own, rows(own, {}), {}))
     mixed = plan({**TWO, "method": ["fedavg", "fedavg(buffers='drop')"]}, "out")
     comparison = Comparison(mixed, rows(mixed, {}), {})
-    assert "buffers" not in console.settings(comparison)
-    assert "| buffers |" in console.markdown(comparison)
+    assert "buffers" not in show.settings(comparison)
+    assert "| buffers |" in show.markdown(comparison)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -506,7 +505,7 @@ def test_a_run_that_really_diverges() -> None:
     assert found.failures == {}
     assert missing(found.plan) == []
     assert found.rows[0].diverged == [0]
-    assert "diverged" in console.markdown(found)
+    assert "diverged" in show.markdown(found)
 
 
 def test_a_directory_in_use(tmp_path: Path, capsys: Capture) -> None:
