@@ -105,6 +105,7 @@ def start(home: Path, *words: object) -> tuple[str, str]:
     return out, error.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -221,6 +221,7 @@ class Permuting(nn.Module):
         return x.permute(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) -> None:
     """Through the public door, in this process: training, evaluation, probes and a technique's own passes."""

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
-from fedstrata.server.server import RunningMean, Server
+from fedstrata.server.server import Server
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.techniques.fedavg import chain
 from fedstrata.wire.messages import encode
