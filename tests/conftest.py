@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 HERE = Path(__file__).parent
 LONGEST = (
@@ -64,7 +67,7 @@ def choose_quick(items: list[pytest.Item]) -> set[pytest.Item]:
     return chosen
 
 
-def spread(items: list[pytest.Item], few: int) -> list[pytest.Item]:
+def spread(items: list[T], few: int) -> list[T]:
     """At most so many of them, evenly from the first to the last."""
     last = len(items) - 1
     return items if last < few else [items[place * last // (few - 1)] for place in range(few)]

@@ -22,6 +22,8 @@ from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
 from tests.small_runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
 
+pytestmark = pytest.mark.slow
+
 
 def alive(pid: int) -> bool:
     """True if a process is there and not merely waiting for its parent to look at it."""
@@ -62,7 +64,6 @@ def begun(tmp_path: Path, **changes: Any) -> tuple[subprocess.Popen[str], Path, 
 # Ctrl-C and worse ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_the_run_goes_on_later(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole group: the workers must leave it to the main process."""
     child, run_, workers = begun(tmp_path)
@@ -136,7 +137,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "threads"), [("main", 1), ("thread", 1), ("main", 2)], ids=["forked", "from a thread", "spawned"]
 )
@@ -168,7 +168,6 @@ print(*(w.pid for w in multiprocessing.active_children()))
 """
 
 
-@pytest.mark.slow
 def test_a_program_that_ends_in_the_middle_of_a_run(tmp_path: Path) -> None:
     child = process(cwd=tmp_path, code=ABANDON)
     printed, error = child.communicate(timeout=LONG)

@@ -155,6 +155,7 @@ def test_a_checkpoint_older_than_the_metrics(tmp_path: Path, whole: Path) -> Non
     assert same(tmp_path / "killed", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -259,6 +260,7 @@ def test_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert same_but_for_length(run, reference)
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_place_of_a_round_leaves_a_run_that_goes_on(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +377,7 @@ def goes_on(run: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["middle byte", "cut", "empty", "missing"])
 def test_a_damaged_memory_is_an_error_not_a_wrong_result(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -518,6 +521,7 @@ def test_resume_of_a_finished_run_changes_nothing(
     assert contents(run).keys() - before.keys() == {"report.html"}
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_share_a_run(tmp_path: Path, whole: Path) -> None:
     run = stopped(whole, tmp_path / "run")
     federation = resume_run(run)

@@ -87,6 +87,7 @@ def test_a_signal_is_a_ctrl_c(how: signal.Signals, workers: int, tmp_path: Path)
     goes_on(tmp_path / "run", told(error, tmp_path / "run"), tmp_path)
 
 
+@pytest.mark.slow
 def test_nohup(tmp_path: Path) -> None:
     """What was ignored when the command began stays ignored."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import fedstrata.__main__ as m; m.main()"
@@ -172,6 +173,7 @@ def read(terminal: int, until: Callable[[bytes], bool]) -> str:
     return seen.decode()
 
 
+@pytest.mark.slow
 def test_the_table_stays_after_ctrl_c(tmp_path: Path) -> None:
     child, terminal = on_terminal(tmp_path, "--workers", 2)
     read(terminal, lambda seen: rounds_written(tmp_path / "run") >= 4)
@@ -328,6 +330,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_other_commands(tmp_path: Path) -> None:
     """Whatever runs long: here a diagnosis, which keeps nothing."""
     words = (*options(rounds=100_000), "--probing-rounds", 100_000)
