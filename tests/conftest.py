@@ -13,10 +13,10 @@ T = TypeVar("T")
 HERE = Path(__file__).parent
 LONGEST = (
     "flower/test_deployment_faults.py",
-    "engines/test_ray.py",
-    "flower/test_deployment.py",
-    "models/test_layouts.py",
     "reproduce/test_reproduce.py",
+    "engines/test_ray.py",
+    "models/test_layouts.py",
+    "flower/test_deployment.py",
     "contract/test_matrix.py",
     "system/test_signals.py",
     "runs/test_resume.py",
@@ -28,10 +28,13 @@ LONGEST = (
     "report/test_browser.py",
     "compare/test_compare.py",
     "engines/test_ends.py",
-    "wire/test_fuzz.py",
     "test_independent_fedavg.py",
+    "wire/test_fuzz.py",
 )
-"""Files that take longest, so that none of them is begun when everybody else is done. The first two mostly wait."""
+"""Files that take longest, so that none of them is begun when everybody else is done.
+
+Clusters and deployments mostly wait, and take turns with what uses the processor.
+"""
 SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made"})
 """What takes long to make: whatever needs one of them is slow, too."""
 FEW = 3
