@@ -1,4 +1,5 @@
 # make demo   a federation on real digits, in a minute
+# make quick  before a commit, in a minute and a half: lint, types, and a few cases of every test that is not slow
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
@@ -7,18 +8,37 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 CORE := .venv/.core
 TEST := .venv/.test
+TYPES := .venv/.types
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo quick test check lint types bench clean
+
+# Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
+# cores would wait for each other, and use up what the others need.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 demo: $(CORE)
 	$(BIN)/fedstrata demo
 
-# Files with slow tests go first (tests/conftest.py); one worker more than there are cores, since deployments mostly wait.
-# One thread each: more threads than cores would wait for each other, and use up what the others need.
-test: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
+# Types are checked beside tests, which leave a core idle now and then, and told of at the end; both must be right.
+define beside_types
+	@echo "$(BIN)/mypy &"; $(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; \
+	echo "$(1)"; $(1); tests=$$?; \
+	wait $$types; types=$$?; echo "$(BIN)/mypy"; cat $(TYPES); \
+	exit $$((tests ? tests : types))
+endef
 
-check: lint types test
+# Which tests are quick: tests/conftest.py.
+quick: lint
+	$(call beside_types,$(PYTEST) --quick --numprocesses $$(nproc))
+
+# The longest files go first (tests/conftest.py); one worker more than there are cores, since deployments mostly wait.
+ALL_TESTS := $(PYTEST) --numprocesses $$(($$(nproc) + 1))
+
+test: $(TEST)
+	$(ALL_TESTS)
+
+check: lint
+	$(call beside_types,$(ALL_TESTS))
 
 lint: $(TEST)
 	$(BIN)/ruff check .

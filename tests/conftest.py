@@ -1,10 +1,76 @@
-"""Files with slow tests go first, so that none of them is begun when everybody else is done."""
+"""The longest files go first, and `--quick` leaves out what takes long: what `make test` and `make quick` run."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
+from typing import TypeVar
+
 import pytest
 
+T = TypeVar("T")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+HERE = Path(__file__).parent
+LONGEST = (
+    "flower/test_deployment_faults.py",
+    "reproduce/test_reproduce.py",
+    "engines/test_ray.py",
+    "models/test_layouts.py",
+    "flower/test_deployment.py",
+    "contract/test_matrix.py",
+    "system/test_signals.py",
+    "runs/test_resume.py",
+    "flower/test_everywhere.py",
+    "test_readme.py",
+    "probes/test_runner.py",
+    "diagnosis/test_diagnosis.py",
+    "aggregation/test_robust.py",
+    "report/test_browser.py",
+    "compare/test_compare.py",
+    "engines/test_ends.py",
+    "test_independent_fedavg.py",
+    "wire/test_fuzz.py",
+)
+"""Files that take longest, so that none of them is begun when everybody else is done.
+
+Clusters and deployments mostly wait, and take turns with what uses the processor.
+"""
+SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made"})
+"""What takes long to make: whatever needs one of them is slow, too."""
+FEW = 3
+"""Cases of one test that `--quick` runs, of those that are not slow."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help=f"no slow tests, and of the others {FEW} cases each at most")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order = {HERE / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in order), "a file of tests was renamed: LONGEST in tests/conftest.py"
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+    if config.getoption("quick"):
+        chosen = choose_quick(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+
+def choose_quick(items: list[pytest.Item]) -> set[pytest.Item]:
+    """A few cases of every test that is not slow, from its first to its last; every folder must have some."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    chosen = {item for found in cases.values() for item in spread(found, FEW)}
+    if missing := {item.path.parent for item in items} - {item.path.parent for item in chosen}:
+        raise pytest.UsageError(f"nothing in {', '.join(sorted(map(str, missing)))} is quick")
+    return chosen
+
+
+def spread(items: list[T], few: int) -> list[T]:
+    """At most so many of them, evenly from the first to the last."""
+    last = len(items) - 1
+    return items if last < few else [items[place * last // (few - 1)] for place in range(few)]

@@ -88,6 +88,12 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in ("seconds", "memory")} for row in rows]
 
 
+def rounds_written(run: Path) -> int:
+    """Rounds whose line is whole; unlike `metrics` also for a run that somebody writes, or was killed at that."""
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def same(run: Path, reference: Path) -> bool:
     """True if two finished runs have the same weights, bit for bit, and the same metrics; and left nothing behind."""
     assert not strays(run)

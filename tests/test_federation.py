@@ -18,6 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from fedstrata import Diverged, Federation, UsageError, chain
+from fedstrata.client import train as visits
 from fedstrata.client.context import BUFFERS
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors, clone
@@ -88,7 +89,7 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    watched, train = Spy(), grouping.train_client
+    watched, train = Spy(), visits.train_client
 
     def train_client(context: Any, assignment: Assignment, data: Any, memory: Slots) -> tuple[Update, Slots]:
         update, kept = train(context, assignment, data, memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedstrata.cli import main
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_snippet(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(code.strip().splitlines()) <= 12
@@ -28,19 +30,62 @@ def test_the_two_commands_come_first() -> None:
     assert "make test" in first
 
 
-def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every `fedstrata` line of the README, in an empty folder; runs are cut short, and nothing is downloaded."""
+def read_lines() -> list[list[str]]:
+    """Every `fedstrata` line of the README, as words."""
+    text = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
+    return [shlex.split(line, comments=True)[2:] for line in text.splitlines() if line.startswith("$ fedstrata")]
+
+
+def read_groups() -> list[list[list[str]]]:
+    """The lines in their order, those together of which one needs what another has made."""
+    groups: list[list[list[str]]] = []
+    for line in read_lines():
+        needed = [g for g in groups if any(word.startswith(made) for one in g for made in outs(one) for word in line)]
+        groups = [g for g in groups if g not in needed]
+        groups.append([*(one for group in needed for one in group), line])
+    return groups
+
+
+def outs(line: list[str]) -> list[str]:
+    """What a line makes: the words after --out and --plot."""
+    return [word for option, word in itertools.pairwise(line) if option in ("--out", "--plot")]
+
+
+CUT_SHORT = {
+    "run": ["--rounds", "2", "--steps", "1"],
+    "compare": ["--rounds", "2", "--steps", "1"],
+    "reproduce": ["--only", "trace"],  # tests/reproduce has all parts
+}
+GROUPS = read_groups()
+
+
+def test_every_line_is_in_a_group() -> None:
+    assert sorted(line for group in GROUPS for line in group) == sorted(read_lines())
+    assert len(read_lines()) >= 6
+    assert len(GROUPS) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS, ids=[" ".join(group[0])[:60] for group in GROUPS])
+def test_commands(
+    group: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of the README, in an empty folder; runs are cut short, and nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedstrata.data.fetch.fetch", lambda name, where, **settings: [])
-    text = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
-    lines = [shlex.split(line, comments=True)[2:] for line in text.splitlines() if line.startswith("$ fedstrata")]
-    assert len(lines) >= 6
-    for line in lines:
-        if line[0] in ("run", "compare"):
-            line += ["--rounds", "2", "--steps", "1"]
-        assert main._run_guarded(line, debug=True) == 0, line
-    assert (tmp_path / "runs/wider/model.safetensors").exists()
-    assert 'model = "cnn2(width=32)"' in (tmp_path / "runs/wider/run.toml").read_text()
-    assert (tmp_path / "partition.png").exists()
-    assert len(list((tmp_path / "runs/compare").glob("*/summary.json"))) == 9
-    assert "gap" in capsys.readouterr().out
+    for line in group:
+        assert main._run_guarded([*line, *CUT_SHORT.get(line[0], [])], debug=True) == 0, line
+        assert all((tmp_path / made).exists() for made in outs(line)), line
+    made = [place for line in group for place in outs(line)]
+    if "runs/wider" in made:
+        assert (tmp_path / "runs/wider/model.safetensors").exists()
+        assert 'model = "cnn2(width=32)"' in (tmp_path / "runs/wider/run.toml").read_text()
+    if group[0][0] == "compare":
+        assert len(list((tmp_path / "runs/compare").glob("*/summary.json"))) == 9
+        assert "gap" in capsys.readouterr().out
+
+
+def test_what_is_checked_by_name_is_in_the_readme() -> None:
+    lines = read_lines()
+    assert {"runs/wider", "partition.png"} <= {made for line in lines for made in outs(line)}
+    assert [group for group in GROUPS if group[0][0] == "compare"]

@@ -49,7 +49,7 @@ def accuracy(name: str, *techniques: Technique, reduce: str | None = None) -> fl
     data, clients, test = world(name)
     real = name == "digits"
     model = fs.build_model(f"mlp(hidden=({32 if real else 16},))", data.input_shape, data.classes, seed=0)
-    how: dict[str, Any] = {"rounds": 60, "lr": 0.2, "batch_size": 32} if real else {"lr": 0.3, "batch_size": 400}
+    how: dict[str, Any] = {"rounds": 30, "lr": 0.2, "batch_size": 32} if real else {"lr": 0.3, "batch_size": 400}
     method = fs.chain(*techniques, reduce=reduce)
     fed = fs.Federation(model, clients, test, method=method, steps=5, **{"rounds": 40, "eval_every": 60, **how})
     try:
@@ -67,27 +67,32 @@ def clean(name: str) -> float:
     return accuracy(name)
 
 
+@pytest.mark.slow
 def test_the_clean_runs_are_good() -> None:
     assert clean("digits") > 0.95
     assert clean(SIMPLE) > 0.85
 
 
+@pytest.mark.slow
 def test_the_mean_fails() -> None:
     """Six of twenty: Σ = 14 − 6·4 = −10 turns the mean around; of fourteen, 8 − 6·4 = −16."""
     assert accuracy("digits", Traitors(flipping=6)) < 0.5
     assert accuracy(SIMPLE, Traitors(flipping=6, broken=6)) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ALL)
 def test_they_hold_with_thirty_percent_flipped_and_thirty_percent_broken(reduce: str) -> None:
     assert accuracy(SIMPLE, Traitors(flipping=6, broken=6), reduce=reduce) >= clean(SIMPLE) - 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", SOME)
 def test_they_hold_on_real_digits_with_thirty_percent_flipped(reduce: str) -> None:
     assert accuracy("digits", Traitors(flipping=6), reduce=reduce) >= clean("digits") - 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", [None, *SOME])
 def test_broken_clients_alone_harm_nobody(reduce: str | None) -> None:
     """NaN never reaches the mean: such updates are refused, so that FedAvg holds too."""

@@ -456,8 +456,8 @@ def test_large_integers_are_not_squeezed_through_single_precision(text: str):
 def test_half_precision_is_computed_in_single(text: str, dtype: torch.dtype):
     """The bits are those of the same numbers in single precision, rounded once."""
     found, values, weights = clients(9, 3, dtype), clients(9, 4, dtype), weights_of(9)
-    wide = [[{n: t.float() for n, t in c.items()} for c in part] for part in (found, values)]
-    for half, single in zip(built(text)(found, values, weights), built(text)(*wide, weights), strict=True):
+    wide, wide_values = ([{n: t.float() for n, t in c.items()} for c in part] for part in (found, values))
+    for half, single in zip(built(text)(found, values, weights), built(text)(wide, wide_values, weights), strict=True):
         assert same(half, {n: t.to(dtype) for n, t in single.items()})
 
 

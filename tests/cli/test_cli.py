@@ -26,8 +26,7 @@ from fedstrata.cli import console, main, run
 from fedstrata.config.registries import TABLES, load_table
 from fedstrata.config.schema import RunConfig
 from fedstrata.core import text as wording
-from fedstrata.data import fetch
-from fedstrata.data.sources import Remote
+from fedstrata.data.sources import SOURCES, Remote
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs.records import Record
 from tests.small_runs import (
@@ -300,7 +299,7 @@ def mirror(tmp_path: Path) -> Iterator[str]:
 
 
 def test_data_fetch(mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(fetch.SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
+    monkeypatch.setitem(SOURCES, "tiny", (Remote("http://nowhere.invalid/a.gz", 4),))
     assert fedstrata("data", "fetch", "tiny", "--data-dir", "data", "--mirror", mirror) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("data/tiny/a.gz\n", "")
@@ -477,6 +476,7 @@ def test_a_model_that_does_not_fit_the_data(tmp_path: Path, capsys: Capture) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     """At every size at which some file no longer fits: one sentence, nothing half-written, and a run that goes on."""
     sizes = sorted({p.stat().st_size for p in whole.rglob("*") if p.is_file()} - {0})
@@ -537,6 +537,7 @@ def test_help_and_version(capsys: Capture) -> None:
 # --- real processes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_closed(tmp_path: Path) -> None:
     child = process("run", "--out", "run", *options(rounds=100_000), cwd=tmp_path)
     assert child.stdout is not None
@@ -545,7 +546,7 @@ def test_a_pipe_that_is_closed(tmp_path: Path) -> None:
     assert child.stderr is not None
     assert child.stderr.read() == ""
     child.stderr.close()
-    assert child.wait(60) in (0, 1)
+    assert child.wait(LONG) in (0, 1)
     assert resume_run(tmp_path / "run").state.round > 0
 
 

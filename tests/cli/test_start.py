@@ -110,6 +110,7 @@ def start(home: Path, *words: object) -> tuple[str, list[str]]:
     return out, error.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

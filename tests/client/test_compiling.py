@@ -27,6 +27,7 @@ def _as_new() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_compiled_cohort_equals_one_that_is_not() -> None:
     """Two rounds of SGD at a rate far from 1: a step that forgot it, as torch's compiler makes some do, would show.
 

@@ -56,14 +56,19 @@ def dense() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def run(engine: str, dtype: torch.dtype, model: Any = dense, **settings: Any) -> fs.Federation:
+def federation(engine: str, dtype: torch.dtype, model: Any = dense, **settings: Any) -> fs.Federation:
+    """A federation of four clients that has not run yet."""
     rng = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(2)
         built = model() if model is Mixed else model().to(dtype)
     clients = [(torch.randn(n, 8, generator=rng).to(dtype), torch.randint(4, (n,), generator=rng)) for n in SIZES]
     settings = {"rounds": 4, "batch_size": 4, "epochs": 2, "lr": 0.1, **settings}
-    fed = fs.Federation(built, clients, engine=engine, **settings)
+    return fs.Federation(built, clients, engine=engine, **settings)
+
+
+def run(engine: str, dtype: torch.dtype, model: Any = dense, **settings: Any) -> fs.Federation:
+    fed = federation(engine, dtype, model, **settings)
     fed.fit()
     return fed
 
@@ -125,9 +130,9 @@ def test_half_precision_is_refused_many_at_once(dtype: torch.dtype) -> None:
     with pytest.raises(
         UsageError, match=f"the engine 'vmap' cannot train '0.weight' in {kind}: its results would drift"
     ):
-        run("vmap", dtype)
-    assert run("auto", dtype, rounds=300).engine == "serial"
-    assert run("auto", torch.float32, rounds=300).engine == "vmap"
+        federation("vmap", dtype)
+    assert federation("auto", dtype, rounds=300).engine == "serial"  # as many rounds as `auto` vectorises for
+    assert federation("auto", torch.float32, rounds=300).engine == "vmap"
     assert run("serial", dtype).state.params["0.weight"].dtype == dtype
 
 

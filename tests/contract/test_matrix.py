@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core.method import Method
 from fedstrata.core.technique import ClientView, Hooks, Setting, Technique, overrides
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques import TECHNIQUES
@@ -23,22 +24,31 @@ from fedstrata.wire.packing import unpack
 from tests.contract.rows import ROWS, Row
 
 EACH = pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])
-ORDERED = pytest.mark.parametrize(
-    ("one", "two"),
-    list(itertools.permutations(ROWS, 2)),
-    ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.permutations(ROWS, 2)],
+
+
+def combines(*techniques: Technique) -> bool:
+    """False where the techniques refuse each other."""
+    try:
+        chain(*techniques)
+    except fs.UsageError:
+        return False
+    return True
+
+
+def pairs(found: Iterable[tuple[Row, Row]]) -> pytest.MarkDecorator:
+    """A test of each pair whose techniques combine; `test_refusals_name_both_whatever_the_order` has the others."""
+    chosen = [(a, b) for a, b in found if combines(a.technique, b.technique)]
+    names = [f"{a.technique.name}+{b.technique.name}" for a, b in chosen]
+    return pytest.mark.parametrize(("one", "two"), chosen, ids=names)
+
+
+EACH_NEUTRAL = pytest.mark.parametrize(
+    "row", [r for r in ROWS if r.neutral is not None], ids=[r.technique.name for r in ROWS if r.neutral is not None]
 )
-NEIGHBOURS = pytest.mark.parametrize(
-    ("one", "two"),
-    list(itertools.pairwise([*ROWS, ROWS[0]])),
-    ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.pairwise([*ROWS, ROWS[0]])],
-)
-TOGETHER = list(itertools.combinations([r for r in ROWS if not r.serial], 2))
-PAIRS = pytest.mark.parametrize(
-    ("one", "two"),
-    list(itertools.combinations(ROWS, 2)),
-    ids=[f"{a.technique.name}+{b.technique.name}" for a, b in itertools.combinations(ROWS, 2)],
-)
+PAIRS = pairs(itertools.combinations(ROWS, 2))
+BESIDE_A_NEUTRAL_ONE = pairs((a, b) for a, b in itertools.permutations(ROWS, 2) if b.neutral is not None)
+NEIGHBOURS = pairs(itertools.pairwise([*ROWS, ROWS[0]]))
+VECTORISED = pairs(itertools.combinations([r for r in ROWS if not r.serial], 2))
 TABLE = {**TECHNIQUES, **{r.technique.name: type(r.technique) for r in ROWS}}
 
 
@@ -81,14 +91,10 @@ def run(*techniques: Technique, **settings: Any) -> fs.Federation:
     return fed
 
 
-def combine(*techniques: Technique) -> Method | None:
-    """The method, or None where the techniques refuse each other with a sentence that names both."""
-    try:
-        return chain(*techniques)
-    except fs.UsageError as refusal:
-        sentence = str(refusal)
-    assert all(f"'{t.name}'" in sentence for t in techniques)
-    return None
+@cache
+def shared_run(*techniques: Technique, **settings: Any) -> fs.Federation:
+    """A run that many tests compare with, made once; nobody may change it."""
+    return run(*techniques, **settings)
 
 
 def test_every_technique_has_a_row() -> None:
@@ -98,16 +104,15 @@ def test_every_technique_has_a_row() -> None:
 
 @EACH
 def test_it_does_something(row: Row) -> None:
-    plain, changed = run(), run(row.technique)
+    plain, changed = shared_run(), shared_run(row.technique)
     assert same_bits(plain.state.params, changed.state.params) is row.idle
 
 
-@EACH
+@EACH_NEUTRAL
 def test_neutral_setting_is_fedavg_bit_for_bit(row: Row) -> None:
-    if row.neutral is None:
-        pytest.skip("this technique has no neutral setting")
+    assert row.neutral is not None
     for buffers in ("average", "local"):
-        plain, neutral = run(buffers=buffers).state, run(row.neutral, buffers=buffers).state
+        plain, neutral = shared_run(buffers=buffers).state, run(row.neutral, buffers=buffers).state
         assert same_bits({**plain.params, **plain.buffers}, {**neutral.params, **neutral.buffers})
 
 
@@ -129,7 +134,7 @@ def test_no_attribute_can_change(row: Row) -> None:
 
 @EACH
 def test_serial_and_encoded_messages_give_the_same_bits(row: Row) -> None:
-    serial, wire = run(row.technique), run(row.technique, engine="wire")
+    serial, wire = shared_run(row.technique), run(row.technique, engine="wire")
     assert same_bits(weights(serial), weights(wire))
     for a, b in zip(serial.records, wire.records, strict=True):
         assert (a.loss, a.train_loss, a.bytes_up, a.bytes_down, a.flops) == (
@@ -158,17 +163,15 @@ def test_worker_processes_give_the_same_bits(row: Row) -> None:
 def test_worker_processes_give_pairs_the_same_bits(one: Row, two: Row) -> None:
     """A sample of the pairs, in which every technique is twice."""
     techniques = (one.technique, two.technique)
-    if combine(*techniques) is None:
-        return
     serial = run(*techniques, weight="examples", engine="serial")
     workers = run(*techniques, weight="examples", engine="processes", workers=2)
     assert same_bits(weights(serial), weights(workers))
     assert same_records(serial, workers)
 
 
-def vectorised_equals_serial(*techniques: Technique) -> None:
+def vectorised_equals_serial(*techniques: Technique, rounds: int = 4) -> None:
     """Many clients at once give what one after the other gives, up to rounding. Batch norm is not for cohorts."""
-    settings: dict[str, Any] = {"norm": nn.LayerNorm, "weight": "examples"}
+    settings: dict[str, Any] = {"norm": nn.LayerNorm, "weight": "examples", "rounds": rounds}
     serial, cohort = run(*techniques, engine="serial", **settings), run(*techniques, engine="vmap", **settings)
     assert cohort.engine == "vmap"
     ours, theirs = weights(cohort), weights(serial)
@@ -202,10 +205,9 @@ def test_it_vectorises_or_says_that_it_does_not(row: Row) -> None:
     assert federation(technique, norm=nn.LayerNorm, engine="auto").engine == "serial"
 
 
-@pytest.mark.parametrize(("one", "two"), TOGETHER, ids=[f"{a.technique.name}+{b.technique.name}" for a, b in TOGETHER])
+@VECTORISED
 def test_pairs_vectorise(one: Row, two: Row) -> None:
-    if combine(one.technique, two.technique) is not None:
-        vectorised_equals_serial(one.technique, two.technique)
+    vectorised_equals_serial(one.technique, two.technique, rounds=3)
 
 
 def as_many_as_combine(rows: list[Row]) -> list[Technique]:
@@ -227,7 +229,7 @@ def test_all_that_vectorise_at_once() -> None:
 
 @EACH
 def test_resumed_run_has_the_same_bits(row: Row, tmp_path: Path) -> None:
-    whole = run(row.technique)
+    whole = shared_run(row.technique)
     stopped = federation(row.technique, out=tmp_path / "run", checkpoint_seconds=0)
     rounds = stopped.rounds()
     next(rounds), next(rounds)
@@ -236,13 +238,14 @@ def test_resumed_run_has_the_same_bits(row: Row, tmp_path: Path) -> None:
     assert same_bits(weights(whole), weights(resumed))
 
 
-@EACH
+TURN = next(r.technique for r in ROWS if r.technique.name == "fedpart")
+TURNING = [r for r in ROWS if r.technique is TURN or combines(r.technique, TURN)]
+
+
+@pytest.mark.parametrize("row", TURNING, ids=[r.technique.name for r in TURNING])
 def test_nothing_outside_the_plan_moves_or_travels(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one stratum at a time, the others keep their bits, no update holds them, what a client has stays put."""
-    turn = next(r.technique for r in ROWS if r.technique.name == "fedpart")
-    techniques = (turn,) if row.technique is turn else (row.technique, turn)
-    if combine(*techniques) is None:
-        return
+    techniques = (TURN,) if row.technique is TURN else (row.technique, TURN)
     fed = federation(*techniques)
     before, held, changed = dict(fed.state.params), fed.state.held, fed.state.changed
     messages: list[tuple[Any, Any]] = []
@@ -274,7 +277,7 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
     memories: dict[int, Any] = {}
     for record in fed.rounds():
         for client in range(len(fed.clients)):
-            now = fed._journal.store.get(client, int(fed.state.remembers[client]))
+            now = fed._recorder.store.get(client, int(fed.state.remembers[client]))
             if client not in record.clients:
                 old = memories.get(client, {})
                 assert now.keys() == old.keys()
@@ -282,11 +285,12 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
             memories[client] = {t: {n: v.clone() for n, v in slot.items()} for t, slot in now.items()}
 
 
-@EACH
+WITH_CLIENTS = [r for r in ROWS if not r.technique.centralised]  # else there is one party alone
+
+
+@pytest.mark.parametrize("row", WITH_CLIENTS, ids=[r.technique.name for r in WITH_CLIENTS])
 def test_a_bad_update_leaves_no_trace(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose updates are NaN is refused each time: no memory of it, and the others' round goes on."""
-    if row.technique.centralised:
-        pytest.skip("there are no clients, but one party alone")
     fed = federation(row.technique, participation=5)
     engine = fed._engine
     original = engine.run
@@ -325,26 +329,37 @@ def test_under_every_buffer_policy(row: Row, buffers: str) -> None:
     assert fed.state.buffers["norm.num_batches_tracked"].dtype == torch.int64
 
 
+def test_refusals_name_both_whatever_the_order() -> None:
+    """Every pair that does not combine; the tests of pairs have those that do."""
+    refused = 0
+    for pair in itertools.permutations([row.technique for row in ROWS], 2):
+        if combines(*pair):
+            assert combines(*pair[::-1])
+            continue
+        with pytest.raises(fs.UsageError) as refusal:
+            chain(*pair)
+        assert all(f"'{technique.name}'" in str(refusal.value) for technique in pair)
+        refused += 1
+    assert 0 < refused < len(ROWS) * (len(ROWS) - 1) / 2
+
+
 @PAIRS
-def test_pairs_combine_or_refuse(one: Row, two: Row) -> None:
-    method = combine(one.technique, two.technique)
-    if method is None:
-        assert combine(two.technique, one.technique) is None
-        return
-    forward = run(one.technique, two.technique, weight="examples")
-    assert same_bits(weights(forward), weights(run(one.technique, two.technique, weight="examples", engine="wire")))
+def test_pairs_combine(one: Row, two: Row) -> None:
+    """In either order, and encoded. Three rounds, in which clients come back and the plan changes twice."""
+    settings: dict[str, Any] = {"weight": "examples", "rounds": 3}
+    forward = run(one.technique, two.technique, **settings)
+    assert same_bits(weights(forward), weights(run(one.technique, two.technique, engine="wire", **settings)))
     assert all(torch.isfinite(p).all() for p in forward.state.params.values())
     if one.order_free or two.order_free:
-        backward = run(two.technique, one.technique, weight="examples")
+        backward = run(two.technique, one.technique, **settings)
         for name, value in forward.state.params.items():
             torch.testing.assert_close(backward.state.params[name], value, rtol=1e-4, atol=1e-5)
 
 
-@ORDERED
+@BESIDE_A_NEUTRAL_ONE
 def test_a_neutral_partner_changes_nothing(one: Row, two: Row) -> None:
-    if combine(one.technique, two.technique) is None or two.neutral is None:
-        return
-    alone = run(one.technique, weight="examples", rounds=2)
+    assert two.neutral is not None
+    alone = shared_run(one.technique, weight="examples", rounds=2)
     assert same_bits(alone.state.params, run(one.technique, two.neutral, weight="examples", rounds=2).state.params)
 
 
@@ -391,7 +406,7 @@ class Peek(Technique):
 
 
 def test_what_a_technique_does_to_the_model_before_training_is_undone() -> None:
-    plain, peeked = run(), run(Peek())
+    plain, peeked = shared_run(), run(Peek())
     assert same_bits(weights(plain), weights(peeked))
 
 

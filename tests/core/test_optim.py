@@ -90,7 +90,7 @@ def test_adamw_is_that_of_torch(text: str):
 
 
 @pytest.mark.parametrize(("text", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
-def test_adam_in_single_precision(text: str, kind: type[torch.optim.Optimizer]):
+def test_adam_in_single_precision(text: str, kind: Callable[..., torch.optim.Optimizer]):
     expected = theirs(lambda p: kind(p, lr=LR))
     torch.testing.assert_close(ours(text), expected, rtol=1e-6, atol=1e-6)
 

@@ -35,6 +35,7 @@ def overlap(dataset: Dataset) -> int:
     return len(train & test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "folder", "train", "test", "shape", "classes", "note"),
     [

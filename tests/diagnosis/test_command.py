@@ -243,6 +243,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "stored"),
     [*((case, True) for case in WORLDS), ("scaffold", False), ("own statistics, processes", False)],

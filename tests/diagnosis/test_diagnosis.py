@@ -400,6 +400,7 @@ def mangled(held: Any, path: tuple[Any, ...], *odd: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 def test_no_row_whatever_is_in_it_ends_a_diagnosis() -> None:
     """One value at a time is missing or odd, in rows around a sound one, or alone."""
     sound, known = {**whole(), "round": 1}, {**facts(skew=0.8), **deep(30).facts}
@@ -688,7 +689,8 @@ def test_what_was_not_measured_is_said_with_the_way_to_measure_it() -> None:
 def test_what_could_not_be_measured_is_said_with_the_reason() -> None:
     """Of probes that were used, nobody is told to use them."""
     names = ("divergence", "proxy", "cosine", "cka", "gradnorm", "drift", "calibration", "statistics")
-    row = {"clients": [0], "seconds": dict.fromkeys(names, 0.1), "missed": {"cka": "there is 1 model", "drift": "no"}}
+    missed = {"cka": "there is 1 model", "drift": "no"}
+    row: dict[str, Any] = {"clients": [0], "seconds": dict.fromkeys(names, 0.1), "missed": missed}
     diagnosis = diagnose(run([row], facts()))
     assert not diagnosis.unmeasured
     assert "Could not be measured: unlike features (there is 1 model)." in diagnosis.notes
@@ -754,6 +756,7 @@ def federated(
     return federation.saved_run()
 
 
+@pytest.mark.slow
 def test_label_skew_is_found_first() -> None:
     """Two classes of ten per client, with a small network that is sound."""
     first, *rest = diagnose(federated("cnn4(width=8)", "shards(classes=2)")).findings
@@ -762,6 +765,7 @@ def test_label_skew_is_found_first() -> None:
     assert {"forgetting", "unlike-features"} <= {one.name for one in rest if "label-skew" in one.explained_by}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_neurons_drift_in_the_scenario_of_fednlr_and_not_with_even_data(seed: int) -> None:
     """Appendix A on digits: 25 hidden neurons, one class per client. With even data no class is missing."""
@@ -786,6 +790,7 @@ def test_neurons_drift_in_the_scenario_of_fednlr_and_not_with_even_data(seed: in
     assert found.figure["held"] > 0
 
 
+@pytest.mark.slow
 def test_a_network_that_is_much_too_deep_is_found_first() -> None:
     """Twenty-six narrow layers behind a large stem on images of eight pixels, with even data."""
     saved = federated("resnet26(width=2, stem='7x7', maxpool=True)", rounds=3, probe_every=3, batch_size=32)
@@ -800,6 +805,7 @@ def brighter(client: int, images: Tensor) -> Tensor:
     return images * (1 + 0.8 * client) + 1.2 * client
 
 
+@pytest.mark.slow
 def test_poisoned_running_statistics_are_found_first() -> None:
     """Every client's camera is another; who normalises with the batch at hand would not notice."""
     first = diagnose(federated(SOUND, change=brighter)).findings[0]
@@ -808,6 +814,7 @@ def test_poisoned_running_statistics_are_found_first() -> None:
     assert first.remedies[0].settings == {"buffers": "drop"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["cnn4(width=8)", SOUND])
 def test_nothing_serious_is_found_in_a_healthy_federation(model: str) -> None:
     diagnosis = diagnose(federated(model))

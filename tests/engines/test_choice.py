@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_one_client_at_a_time_has_one_worker(engine: str) -> None:
 class Recurrent(nn.Module):
     """A recurrent layer on points taken for a sequence."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         self.cells = kind(1, 5, batch_first=True)
         self.head = nn.Linear(5, 4)
@@ -220,6 +221,7 @@ def spawning(fed: fs.Federation) -> fs.Federation:
     return fed
 
 
+@pytest.mark.slow
 def test_spawned_workers_give_the_same_bits() -> None:
     """Model, data, method and techniques reach them by pickle. One run for all, since starting takes seconds."""
     settings: dict[str, Any] = {

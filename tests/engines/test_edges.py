@@ -165,6 +165,7 @@ class Paced(fs.Technique):
         return fs.Hooks(loss=lambda batch: lr * torch.stack([p.square().sum() for p in batch.params.values()]).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_technique_that_reads_the_learning_rate_of_a_schedule(compile: bool) -> None:
     """The second round's is another one; what was compiled for the first must take it."""
@@ -207,6 +208,7 @@ def test_an_error_in_a_round_trained_ahead_leaves_the_round_before() -> None:
     assert done[0] == done[1]
 
 
+@pytest.mark.slow
 def test_a_round_given_up_does_not_disturb_the_next_when_it_is_let_go() -> None:
     """The traceback of an error keeps the old round alive until it is dropped, in the middle of a new one."""
     fed = federation(engine="processes", workers=2, rounds=4)

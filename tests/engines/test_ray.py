@@ -95,9 +95,9 @@ def mixed(method: str) -> dict[str, Any]:
     ("world", "workers"),
     [
         (lambda: {**images(), "method": "fedavg(buffers='local')"}, 1),
-        (lambda: {**images(), "method": "fedpart(warmup=1) + fednlr"}, 2),
+        (lambda: {**images(), "method": "fedpart(warmup=1) + fednlr"}, 1),
         (lambda: {"method": fs.chain(Scaffold(), Keep(limit=0.05)), "participation": 1.0}, 2),
-        (lambda: mixed("inco"), 2),
+        (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
         (lambda: {"model": two_types(), "method": "scaffold"}, 1),
     ],

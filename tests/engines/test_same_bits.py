@@ -107,6 +107,7 @@ def test_every_technique(row: Row) -> None:
     check_same(run(**settings, engine="processes", workers=2), run(**settings, engine="serial"))
 
 
+@pytest.mark.slow
 def test_workers_of_more_than_one_thread() -> None:
     """The main process has used its own threads before: a forked copy of them must not be waited for."""
     before = torch.get_num_threads()
@@ -172,7 +173,7 @@ def test_resuming_with_another_number_of_workers(tmp_path: Path, buffers: Any) -
 
 
 def test_the_command_with_any_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {"serial": [1], "processes": [1, 2, "auto"]}
+    runs: dict[str, list[int | str]] = {"serial": [1], "processes": [1, 2, "auto"]}
     for engine, counts in runs.items():
         for workers in counts:
             out = tmp_path / f"{engine}-{workers}"
@@ -301,6 +302,7 @@ def test_models_much_larger_than_their_data() -> None:
     check_same(run(**settings, engine="processes", workers=2), run(**settings, engine="serial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "vmap"])
 def test_messages_longer_than_a_pipe(engine: str) -> None:
     """Many layers with long names, and slots for all of them: neither side may wait for the other to read."""

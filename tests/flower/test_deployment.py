@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,25 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.flower.deployment import PATIENCE, Deployment, make_app
-from tests.flower.worlds import CHAIN, at_home
+from tests.flower.worlds import CHAIN, EIGHT, at_home
 from tests.small_runs import metrics, same
 
 pytestmark = pytest.mark.slow
 COUNTED = True
+ONCE = EIGHT.replace("full_rounds=1", "full_rounds=1, rounds_per_stratum=1")
+LINKED = {**CHAIN, "method": ONCE, "rounds": 5, "participation": 3}
+"""A round with all strata, and one with each; every visit starts a process that imports everything."""
 
 
 def test_eight_techniques_have_the_bits_of_serial(deployed: Deployment, tmp_path: Path) -> None:
     make_app(tmp_path / "chain")
-    deployed.run(tmp_path / "chain", **CHAIN, out=str(tmp_path / "run"), timeout=60 * PATIENCE)
-    reference = at_home(tmp_path / "reference", engine="serial")
+    deployed.run(tmp_path / "chain", **LINKED, out=str(tmp_path / "run"), timeout=60 * PATIENCE)
+    reference = at_home(tmp_path / "reference", engine="serial", **LINKED)
     deployed.finished(tmp_path / "run")
+    rows = metrics(reference)
+    assert len({stratum for row in rows[1:] for stratum in row["active"]}) == len(rows[0]["active"]) == 4
+    visits = Counter(client for row in rows for client in row["clients"])
+    assert max(visits.values()) > 1  # somebody remembers something
     assert same(tmp_path / "run", reference)
 
 

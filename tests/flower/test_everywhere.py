@@ -38,6 +38,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "ray", "wire"])
 def test_on_one_machine(engine: str, reference: Path, tmp_path: Path) -> None:
     workers = {} if engine == "wire" else {"workers": 2}

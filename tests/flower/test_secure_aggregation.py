@@ -22,7 +22,8 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 import fedstrata as fs
 from fedstrata import wire
 from fedstrata.flower import client_app, server
-from fedstrata.flower.secure_aggregation import CONFIGS, MODULUS, Exchange
+from fedstrata.flower.mods import CONFIGS
+from fedstrata.flower.secure_aggregation import MODULUS, Exchange
 from tests.engines.worlds import mlp, staged
 from tests.flower.worlds import Loopback, context
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_as_many_as_torch_counts(name: str) -> None:
 class Reader(nn.Module):
     """A recurrent layer over 4 steps of 4 numbers, and its last output."""
 
-    def __init__(self, layer: type[nn.RNNBase]) -> None:
+    def __init__(self, layer: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         self.layer = layer(4, 8, batch_first=True)
 

@@ -73,6 +73,7 @@ def gradients(output: Tensor, params: dict[str, Tensor], names: tuple[str, ...])
     return list(torch.autograd.grad(output.logsumexp(1).sum(), [params[n] for n in names]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_both_parts_are_the_model(name: str) -> None:
     """Outputs, gradients and statistics are as without a cut, and nothing that trains is below it, for every stratum.
@@ -307,6 +308,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [p.requires_grad for p in model.parameters()] == flags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_in_a_models_own_code(training: bool) -> None:
     """It is traced as it trains, whatever its mode when it was given, and drawn anew in every step."""

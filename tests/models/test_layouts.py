@@ -86,6 +86,7 @@ def test_contiguous_means_the_strides_too() -> None:
     assert contiguous(y) is y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_narrow_models_of_the_zoo(family: str) -> None:
     """Widths 1 to 8, either stem: in one training step no convolution has a layout that it may not have."""
@@ -221,6 +222,7 @@ class Permuting(nn.Module):
         return x.permute(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) -> None:
     """Through the public door, in this process: training, evaluation, probes and a technique's own passes."""
@@ -240,6 +242,7 @@ def permuted(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(rows) % 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_inputs_that_are_permuted(channels_last: bool) -> None:
     """Training, evaluation and probes, all of them on inputs whose channels lie last."""

@@ -113,6 +113,7 @@ def test_a_run_is_judged_by_every_architecture(tmp_path: Path, capsys: pytest.Ca
     assert [row["arch_accuracy"] for row in again] == [row["arch_accuracy"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_architectures_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What run.toml says of the model is what the plan says: a second call finds the first one's runs."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items()]

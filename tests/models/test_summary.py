@@ -195,6 +195,7 @@ def test_mistakes(words: list[str], sentence: str) -> None:
         shown(*words)
 
 
+@pytest.mark.slow
 def test_looking_at_a_model_loads_no_compiler() -> None:
     """It would take longer than all the rest."""
     code = """

@@ -156,6 +156,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_with_all_probes_has_the_bits_of_one_without(case: str) -> None:
     bare, probed = run(**CASES[case]()), federation(**CASES[case](), probe="all")
@@ -646,6 +647,7 @@ def test_probe_examples_limits_what_is_read() -> None:
     assert [data.read - before for data, before in zip(counted, bare, strict=True)] == [2 * 4] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "workers"), [(0.0, 1), (1e6, 2), (0.0, 2)])
 def test_a_run_that_is_killed_between_rounds_and_resumed(tmp_path: Path, seconds: float, workers: int) -> None:
     model = {} if workers == 1 else {"model": "mlp(hidden=(4,))"}
@@ -720,6 +722,7 @@ def test_a_federation_without_a_directory_goes_on_after_a_stop() -> None:
     assert told(fed.probes) == told(whole.probes)
 
 
+@pytest.mark.slow
 def test_what_is_measured_does_not_depend_on_the_engine() -> None:
     found = [told(run(**photos(engine=e, workers=w), probe="all").probes) for e, w in (("serial", 1), ("processes", 2))]
     assert found[0] == found[1]
@@ -951,6 +954,7 @@ def test_wrong_settings_are_refused() -> None:
             federation(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_misspelt_probe_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--probe", "divergnce"], ["--probe", "divergnce,cka"], ["--set", "probe=divergnce"]):
         assert fedstrata("run", "--out", tmp_path / "run", *options(), *words) == 2

@@ -88,6 +88,7 @@ def test_figures_for_papers(tmp_path: Path, form: str) -> None:
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_probed_run_is_drawn(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = plot([SavedRun.read(run)], tmp_path / "plots", "png")

@@ -89,6 +89,7 @@ def test_numbers_that_are_none_do_not_break_the_page() -> None:
     assert "NaN" not in json.dumps(data_of(html))
 
 
+@pytest.mark.slow
 def test_three_methods_of_a_hundred_rounds_are_small(tmp_path: Path) -> None:
     """3 methods × 100 rounds × 21 strata with all probes in at most 8 MB."""
     write_comparison(tmp_path / "runs", rounds=100, strata=21, seeds=1, sampled=20)

@@ -577,6 +577,7 @@ def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:
     assert arch_accuracy("c", 2)(rounds) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["heteroavg + inco", "groupavg"])
 def test_looking_at_clients_of_different_depth_changes_nothing(method: str) -> None:
     config = validate_settings(RunConfig, {**DEPTHS, "method": method})

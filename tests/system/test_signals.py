@@ -24,7 +24,18 @@ import torch
 import fedstrata as fs
 from fedstrata.run import open_run, resume_run
 from fedstrata.system import signals
-from tests.small_runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
+from tests.small_runs import (
+    LONG,
+    config,
+    fedstrata,
+    metrics,
+    options,
+    process,
+    rounds_written,
+    sentence,
+    shorten,
+    strays,
+)
 
 ENDLESS: dict[str, Any] = {"rounds": 100_000, "checkpoint_seconds": 1e6}
 
@@ -38,17 +49,11 @@ def eventually(condition: Callable[[], Any], child: subprocess.Popen[str]) -> No
         time.sleep(0.01)
 
 
-def rounds(run: Path) -> int:
-    """Rounds that are written."""
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def begun(tmp_path: Path, *words: object, code: str | None = None, **streams: Any) -> subprocess.Popen[str]:
     """The small run, a long way from its end and in a group of its own, once it has done two rounds."""
     arguments = ("run", "--out", tmp_path / "run", *options(**ENDLESS), *words)
     child = process(*arguments, cwd=tmp_path, code=code, start_new_session=True, **streams)
-    eventually(lambda: rounds(tmp_path / "run") >= 2, child)
+    eventually(lambda: rounds_written(tmp_path / "run") >= 2, child)
     return child
 
 
@@ -70,6 +75,7 @@ def told(error: str, run: Path) -> int:
     return int(said[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
 def test_a_signal_is_a_ctrl_c(how: signal.Signals, workers: int, tmp_path: Path) -> None:
@@ -81,13 +87,14 @@ def test_a_signal_is_a_ctrl_c(how: signal.Signals, workers: int, tmp_path: Path)
     goes_on(tmp_path / "run", told(error, tmp_path / "run"), tmp_path)
 
 
+@pytest.mark.slow
 def test_nohup(tmp_path: Path) -> None:
     """What was ignored when the command began stays ignored."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import fedstrata.__main__ as m; m.main()"
     child = begun(tmp_path, "--workers", 2, code=ignore)
     os.killpg(child.pid, signal.SIGHUP)
-    before = rounds(tmp_path / "run")
-    eventually(lambda: rounds(tmp_path / "run") > before + 3, child)
+    before = rounds_written(tmp_path / "run")
+    eventually(lambda: rounds_written(tmp_path / "run") > before + 3, child)
     child.terminate()
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 128 + signal.SIGTERM
@@ -109,6 +116,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda s: s.name)
 def test_a_second_signal_while_it_is_saved(second: signal.Signals, tmp_path: Path) -> None:
     """Right after the first and, for somebody who has lost patience, later."""
@@ -165,9 +173,10 @@ def read(terminal: int, until: Callable[[bytes], bool]) -> str:
     return seen.decode()
 
 
+@pytest.mark.slow
 def test_the_table_stays_after_ctrl_c(tmp_path: Path) -> None:
     child, terminal = on_terminal(tmp_path, "--workers", 2)
-    read(terminal, lambda seen: rounds(tmp_path / "run") >= 4)
+    read(terminal, lambda seen: rounds_written(tmp_path / "run") >= 4)
     os.write(terminal, b"\x03")
     shown = read(terminal, lambda seen: False)
     os.close(terminal)
@@ -180,16 +189,17 @@ def test_the_table_stays_after_ctrl_c(tmp_path: Path) -> None:
     assert resume_run(tmp_path / "run").state.round == done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--quiet",)], ids=["shown", "quiet"])
 @pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["SIGHUP", "no signal"])
 def test_a_terminal_that_is_closed(words: tuple[str, ...], hangup: Any, tmp_path: Path) -> None:
     """All printing fails from then on; without the signal that is how the command learns of it, if it prints."""
     child, terminal = on_terminal(tmp_path, "--workers", 2, *words, hangup=hangup)
-    read(terminal, lambda seen: rounds(tmp_path / "run") >= 3)
+    read(terminal, lambda seen: rounds_written(tmp_path / "run") >= 3)
     os.close(terminal)
     if words and hangup is signal.SIG_IGN:
-        before = rounds(tmp_path / "run")
-        while rounds(tmp_path / "run") < before + 3:
+        before = rounds_written(tmp_path / "run")
+        while rounds_written(tmp_path / "run") < before + 3:
             assert child.poll() is None
             time.sleep(0.05)
         child.terminate()
@@ -232,7 +242,7 @@ def before(module, name, what):
         return inside(*args, **kwargs)
     setattr(module, name, patched)
 
-import fedstrata.run, fedstrata.federation, fedstrata.engines.processes, fedstrata.rundir, fedstrata.commands.training
+import fedstrata.run, fedstrata.federation, fedstrata.engines.processes, fedstrata.runs.directory, fedstrata.cli.run
 what = {"ask": ask, "finalizer": in_a_finalizer, "swallowed": swallowed}[os.environ["WHAT"]]
 before(*{
     "data": (fedstrata.run, "load_dataset", what),
@@ -248,6 +258,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["ask", "finalizer", "swallowed"])
 @pytest.mark.parametrize("where", ["data", "directory", "workers"])
 def test_early(where: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +330,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_other_commands(tmp_path: Path) -> None:
     """Whatever runs long: here a diagnosis, which keeps nothing."""
     words = (*options(rounds=100_000), "--probing-rounds", 100_000)

@@ -161,7 +161,9 @@ def test_defaults_and_patterns_as_text() -> None:
     assert fs.method("fedpart") == fs.method(full)
     method = fs.method("fedpart(strata=('stem*', 'layer1*'), cycles=3)")
     assert fs.method(str(method)) == method
-    assert method.techniques[0].strata == ("stem*", "layer1*")
+    (technique,) = method.techniques
+    assert isinstance(technique, FedPart)
+    assert technique.strata == ("stem*", "layer1*")
 
 
 # What travels ---------------------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ def test_frozen_norm_layers(buffers: str, freeze: bool) -> None:
         there = reference if buffers == "local" else model  # under `average` they do not travel
         torch.testing.assert_close(fed.state.buffers[name], there.get_buffer(name), rtol=0, atol=1e-9)
     if buffers == "local":
-        kept = fed._journal.store.get(0, 0)[BUFFERS]
+        kept = fed._recorder.store.get(0, 0)[BUFFERS]
         for name, value in reference.named_buffers():
             torch.testing.assert_close(kept[name], value, rtol=0, atol=1e-9)
         assert torch.equal(kept["1.running_mean"], model[1].running_mean) == freeze
@@ -459,6 +461,7 @@ def test_a_cached_prefix_under_others(name: str, beside: str) -> None:
     assert sum(r.flops for r in cached.records) < sum(r.flops for r in plain.records)
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_has_the_same_bits_on_every_engine() -> None:
     model, clients = zoo("resnet8")
     method = "fednlr + fedpart(full_rounds=1, rounds_per_stratum=1, freeze_norm=True, cache_prefix=True)"
