@@ -33,14 +33,16 @@ def test_one_object_is_the_same_as_keywords() -> None:
     data = [mlp(), flat(), points(40, 99)]
     by_keywords = fs.Federation(*data, **given)
     by_keywords.fit()
-    whole = fs.Federation(*data, Settings(**given))
+    whole = fs.Federation(*data, Settings.model_validate(given))
     whole.fit()
     check_same(whole, by_keywords)
     assert whole.settings == by_keywords.settings
 
 
 def test_a_keyword_goes_before_the_object() -> None:
-    method, settings = resolve_settings(Settings(rounds=3, lr=0.5, method="fedprox"), {"rounds": 7, "method": "fedavg"})
+    method, settings = resolve_settings(
+        Settings.model_validate({"rounds": 3, "lr": 0.5, "method": "fedprox"}), {"rounds": 7, "method": "fedavg"}
+    )
     assert (settings.rounds, settings.lr, settings.method, str(method)) == (7, 0.5, "fedavg", "fedavg")
 
 
