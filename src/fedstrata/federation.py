@@ -20,12 +20,12 @@ from fedstrata.client.context import ClientContext
 from fedstrata.config.schema import Settings, checked
 from fedstrata.core.method import Method
 from fedstrata.core.optim import build_schedule
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.technique import Buffers, Setting
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Stratum, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
-from fedstrata.data.examples import as_examples, per_client, unlabelled
+from fedstrata.data.examples import as_examples, as_unlabelled, per_client
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines.cluster import Cluster
 from fedstrata.engines.registry import build_engine
@@ -33,10 +33,10 @@ from fedstrata.engines.serial import Recall
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import EvalResult, Evaluator
 from fedstrata.models.isolated_architectures import copy_of, isolate_architectures
-from fedstrata.models.norms import normalises_batches, running
+from fedstrata.models.norms import normalises_batches, running_statistics
 from fedstrata.models.strata import idle_note, used_by_any
 from fedstrata.probes.registry import PROBES
-from fedstrata.probes.registry import chosen as named
+from fedstrata.probes.registry import choose_probes as named
 from fedstrata.probes.runner import Prober, UpdateRecorder
 from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
@@ -51,8 +51,8 @@ from fedstrata.server.compatibility import check_fit, check_module, fingerprint,
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.state import Architecture, ServerState
-from fedstrata.system.machine import device_of, keep_memory, peak_memory
-from fedstrata.system.timing import Clock, timed, using
+from fedstrata.system.machine import device_by_name, keep_memory, peak_memory
+from fedstrata.system.timing import Clock, timed, use_clock
 
 
 class Federation:
@@ -170,12 +170,12 @@ class Federation:
         self.test = None if test is None else as_examples(test, "the test set")
         self.notes = (*self.method.notes, *notes)
         self.clock = Clock() if profile else None
-        inputs = None if public is None else unlabelled(public)
+        inputs = None if public is None else as_unlabelled(public)
         models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **(archs or {})}.items()}
         arch_of = arch_of or (lambda client: "")
         if self.method.branches:
             models, arch_of = isolate_architectures(models, arch_of, len(parties))
-        with own_rng():  # a dataset's own transforms may draw random numbers
+        with preserve_rng():  # a dataset's own transforms may draw random numbers
             sample = check_fit(models, arch_of, parties, self.test, self.settings.batch_size, inputs)
         architectures = {name: Architecture.of(module, sample) for name, module in models.items()}
         self.strata: tuple[Stratum, ...] = used_by_any(
@@ -187,7 +187,7 @@ class Federation:
             build=partial(copy_of, models),
             method=self.method,
             augment=build_augment(augment, tuple(sample.shape[1:])),
-            device=device_of(device),
+            device=device_by_name(device),
             sample=sample,
             channels_last=channels_last,
             compile=compile,
@@ -238,7 +238,7 @@ class Federation:
         self.probes: list[dict[str, Any]] = []
         self._facts = cache(partial(facts, models[""], self.strata, self.clients, sample, class_names))
         self.state = self._server.start(
-            clone(dict(models[""].named_parameters())), clone(running(models[""])), settings[""]
+            clone(dict(models[""].named_parameters())), clone(running_statistics(models[""])), settings[""]
         )
         self.records: list[Record] = []
         said = {**self.settings.model_dump(), **(recipe or {})}
@@ -363,7 +363,7 @@ class Federation:
     ) -> ClosedRound:
         """Open a round on a state, train its clients, and close it."""
         number = state.round
-        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
+        with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.sampler.sample(number), work)
@@ -384,7 +384,7 @@ class Federation:
     def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
         after, result = trained.after, EvalResult()
-        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
+        with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             if trained.request is not None:
                 with timed("evaluate"):
                     result = trained.request()
@@ -395,7 +395,7 @@ class Federation:
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
             self._recorder.measured(self.probes[-1])
-        with using(self.clock), timed("write to disk"):
+        with use_clock(self.clock), timed("write to disk"):
             self._recorder.add(record)
             self.records.append(record)
             self.state = after

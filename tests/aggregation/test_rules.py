@@ -273,14 +273,14 @@ def test_the_network_sorts_all_zeros_and_ones(count: int):
     """A network that sorts every sequence of zeros and ones sorts everything (Knuth, volume 3, 5.3.4)."""
     columns = torch.arange(2**count)
     block = torch.stack([(columns >> k) % 2 for k in range(count)]).float()
-    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.sort_columns(block), block.sort(0).values)
 
 
 @pytest.mark.parametrize("count", [31, 32, 33, 100, 257])
 def test_the_network_sorts_many_clients(count: int):
     block = torch.randn(count, 50, generator=torch.Generator().manual_seed(count))
     before = block.clone()
-    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.sort_columns(block), block.sort(0).values)
     assert torch.equal(block, before)
 
 
@@ -367,7 +367,7 @@ def test_distances_are_for_each_shared_element():
     ]
     far = math.inf
     expected = [[0.0, 4.0, 11 / 3, far], [4.0, 0.0, 1.0, far], [11 / 3, 1.0, 0.0, far], [far, far, far, 0.0]]
-    assert arithmetic.distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
+    assert arithmetic.squared_distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
 
 
 def test_how_many_names_clients_share_does_not_matter():
@@ -522,8 +522,8 @@ def test_something_is_left_for_any_share(share: float, count: int):
 def test_a_share_is_taken_as_it_is_written():
     """0.29 · 100 is a little below 29 in floating point; of 71 zeros and 29 ones, all ones go all the same."""
     assert int(0.29 * 100) == 28
-    assert arithmetic.part(0.29, 100) == 29
-    assert [arithmetic.part(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
+    assert arithmetic.floor_share(0.29, 100) == 29
+    assert [arithmetic.floor_share(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
     assert reduced("trimmed_mean(share=0.29)", [0.0] * 71 + [1.0] * 29) == 0.0
 
 

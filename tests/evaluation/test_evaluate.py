@@ -15,7 +15,7 @@ from fedstrata.core.technique import Buffers
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.data.examples import TensorExamples
 from fedstrata.evaluation.evaluate import evaluate
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.techniques.fedavg import chain
 
 
@@ -46,7 +46,7 @@ def normed(seed: int = 1, momentum: float | None = 0.1) -> nn.Sequential:
 
 
 def tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
-    return clone(dict(model.named_parameters())), clone(running(model))
+    return clone(dict(model.named_parameters())), clone(running_statistics(model))
 
 
 def by_hand(logits: np.ndarray, y: np.ndarray) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
-from fedstrata.models.layouts import allows_channels_last, contiguous, guarded, lay_out
+from fedstrata.models.layouts import allows_channels_last, contiguous, guard_convolutions, lay_out
 from tests.fenced import fenced, needs_fence
 
 FAMILIES = ("cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet10", "resnet18", "resnet26", "resnet50")
@@ -287,7 +287,7 @@ def test_a_scripted_model_is_refused() -> None:
 
 
 def test_torch_says_what_is_wrong_with_a_call() -> None:
-    with guarded(True), pytest.raises(TypeError, match="conv2d"):
+    with guard_convolutions(True), pytest.raises(TypeError, match="conv2d"):
         F.conv2d(torch.randn(2, 3, 8, 8))  # type: ignore[call-arg]
 
 

@@ -25,7 +25,7 @@ from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.probes.registry import PROBES
 from fedstrata.run import open_run, resume_run
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -55,7 +55,7 @@ SPATIAL = frozenset({"divergence", "proxy", "weightdiv", "cosine"})
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models this small are no faster with more threads; and a map of few points takes no time."""
     monkeypatch.setattr("fedstrata.probes.registry.POINTS", 24)
-    with computing(1):
+    with compute_with(1):
         yield
 
 

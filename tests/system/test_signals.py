@@ -272,9 +272,9 @@ def test_early(where: str, what: str, tmp_path: Path, monkeypatch: pytest.Monkey
 IMPORTING = """
 import sys
 from fedstrata.system import signals
-with signals.stopping() as stop:
+with signals.handle_signals() as stop:
     if sys.argv[1] == "working":
-        signals.work_begins()
+        signals.begin_work()
     try:
         import heavy
         print("imported")
@@ -282,7 +282,7 @@ with signals.stopping() as stop:
             pass
     except KeyboardInterrupt:
         print("caught")
-        stop.heard()
+        stop.acknowledge()
         sys.exit(stop.code)
 """
 HEAVY = """
@@ -379,10 +379,10 @@ def test_a_listener_that_fails_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_that_was_heard_does_not_come_again() -> None:
-    with signals.stopping() as stop:
+    with signals.handle_signals() as stop:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        signals.heard()
+        signals.acknowledge_interrupt()
         gc.collect()
         time.sleep(5 * signals.AGAIN)
         signal.raise_signal(signal.SIGTERM)

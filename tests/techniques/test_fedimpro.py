@@ -27,7 +27,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.data.batching import batches
 from fedstrata.models.registry import build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fedpart import FedPart
@@ -52,7 +52,7 @@ Stats = dict[int, tuple[Vector, Vector]]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    with computing(1):
+    with compute_with(1):
         yield
 
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.models.registry import MODELS, build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fednlr import FedNLR, pace
 from fedstrata.techniques.fedpart import FedPart
 from tests.techniques.worlds import (
@@ -48,7 +48,7 @@ NORMS = _BatchNorm | nn.LayerNorm
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 

@@ -21,7 +21,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum, Update
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fedpart import FedPart
 from fedstrata.wire.messages import encode
 from fedstrata.wire.packing import unpack
@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 

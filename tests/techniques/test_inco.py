@@ -19,7 +19,7 @@ import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.models.registry import build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.inco import cross, references
 from tests.small_runs import fedstrata, one_sentence, options
 from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, alike, differ, parties, present, run, tensors
@@ -34,7 +34,7 @@ switches = pytest.mark.parametrize(("form", "normalise", "optimise"), SWITCHES)
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client.train import train_client
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.techniques.moon import Moon
 from tests.client.test_train import assign, equal, normed, toy, workshop
 from tests.techniques.worlds import (
@@ -195,7 +195,7 @@ def test_a_memory_without_statistics_is_read_with_the_received_ones() -> None:
     bare = {n: t for n, t in kept["moon"].items() if n not in update.buffers}
     visits = [
         train_client(context, asked, data, {"moon": memory})[0]
-        for memory in (bare, {**bare, **running(normed())}, kept["moon"])
+        for memory in (bare, {**bare, **running_statistics(normed())}, kept["moon"])
     ]
     assert equal(visits[0].delta, visits[1].delta)
     assert not equal(visits[0].delta, visits[2].delta)

@@ -27,12 +27,12 @@ LONGEST = 1e280
 """Squared norm from which a delta counts as infinitely long: what is computed from shorter ones stays finite."""
 
 
-def computing_type(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type to compute in."""
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
 
 
-def back_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_back(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A result in the type of what it was computed from."""
     return tensor.to(dtype) if dtype.is_floating_point else tensor.round().to(dtype)
 
@@ -53,12 +53,12 @@ def blocks(tensors: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[int,
         yield start, torch.stack([f[start : start + WIDTH].to(dtype) for f in flat])
 
 
-def part(share: float, count: int) -> int:
+def floor_share(share: float, count: int) -> int:
     """⌊share · count⌋ for the share as it was written: 0.29 of 100 is 29, although 0.29 · 100 is a little less."""
     return math.floor(Fraction(str(share)) * count)
 
 
-def distances(deltas: Sequence[Tensors]) -> Tensor:
+def squared_distances(deltas: Sequence[Tensors]) -> Tensor:
     """Squared distances between any two deltas, for each element that both hold; infinite where they share none."""
     sums = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
     counts = torch.zeros_like(sums)
@@ -72,7 +72,7 @@ def distances(deltas: Sequence[Tensors]) -> Tensor:
     return means + means.T
 
 
-def grams(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
+def gram_matrices(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
     """Inner products of all deltas, apart for each group of names that the same clients hold.
 
     Returns (groups × clients × clients: inner products, groups × clients: 1 for holders, groups: numbers of elements).

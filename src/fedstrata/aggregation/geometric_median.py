@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, grams
+from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, gram_matrices
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 def weiszfeld(
     inner: Tensor, holds: Tensor, sizes: Tensor, alphas: Tensor, smooth: float, steps: int, tolerance: float
 ) -> Tensor:
-    """The clients' weights in their geometric median, which sum to 1; see GeometricMedian. The rest is from `grams`.
+    """The clients' weights in their geometric median, which sum to 1; see GeometricMedian.
+
+    `inner`, `holds` and `sizes` are what `gram_matrices` returns.
 
     What happens in the space of all parameters is computed from inner products alone: with v = Σ_k m_k w_k in a group
     of names, ‖v − w_k‖² = ⟨w_k, w_k⟩ − 2⟨w_k, v⟩ + ⟨v, v⟩. So one look at the deltas is enough for any number of steps.
     """
 
-    def mixed(betas: Tensor) -> Tensor:
+    def mix_weights(betas: Tensor) -> Tensor:
         mix = holds * betas
         return mix / mix.sum(1, keepdim=True)
 
@@ -34,13 +36,13 @@ def weiszfeld(
     norms = inner.diagonal(dim1=1, dim2=2)
     least = (ROUNDING * (norms.sum(0) * stretch).sqrt()).clamp(min=smooth)
     alphas = alphas / alphas.sum()
-    betas, mix = alphas, mixed(alphas)
+    betas, mix = alphas, mix_weights(alphas)
     for _ in range(steps):
         along = (inner @ mix[:, :, None])[:, :, 0]
         squares = norms - 2 * along + (mix * along).sum(1, keepdim=True)
         far = ((squares * holds).sum(0) * stretch).clamp(min=0).sqrt()
         betas = alphas / torch.maximum(far, least)
-        before, mix = mix, mixed(betas)
+        before, mix = mix, mix_weights(betas)
         step = mix - before
         moved = (step[:, None] @ inner @ step[:, :, None]).sum().clamp(min=0).sqrt()
         if moved <= tolerance / betas.sum():
@@ -52,7 +54,7 @@ def median_weights(
     deltas: Sequence[Tensors], weights: Sequence[float], smooth: float, steps: int, tolerance: float
 ) -> list[float]:
     """The clients' weights in their geometric median; 0 for a client whose delta is empty or endlessly long."""
-    inner, holds, sizes = grams(deltas)
+    inner, holds, sizes = gram_matrices(deltas)
     near = (inner.diagonal(dim1=1, dim2=2).sum(0) < LONGEST) & (sizes @ holds > 0)
     if not near.any():
         return list(weights)

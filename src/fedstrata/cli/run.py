@@ -33,7 +33,7 @@ from fedstrata.config.schema import RunConfig, checked
 from fedstrata.config.toml import read_toml
 from fedstrata.core.text import percent, plural
 from fedstrata.errors import Diverged, Stopped, one_line
-from fedstrata.system.signals import work_begins
+from fedstrata.system.signals import begin_work
 
 if TYPE_CHECKING:
     from fedstrata.federation import Federation
@@ -145,7 +145,7 @@ def _follow(opened: Callable[[], Federation], config: Callable[[], RunConfig], w
         for listener in listeners:
             listener(record)
 
-    work_begins()
+    begin_work()
     try:
         writer = _events_writer(federation) if wish.tensorboard else None
         listeners += [] if writer is None else [writer]

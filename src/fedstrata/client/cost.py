@@ -12,7 +12,7 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.prepare import prepare
 from fedstrata.client.step import LocalSteps
 from fedstrata.client.visit_hooks import build_own_hooks
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Assignment, Examples, Slots
 from fedstrata.models.flops import FlopCount
 
@@ -47,7 +47,7 @@ def estimate_flops(
     if known is not None and not missing:
         return done
     replica = context.replica(a.arch)
-    with own_rng():
+    with preserve_rng():
         prepare(replica, context.method, a, memory)
         with FlopCount() as before:
             hooks = build_own_hooks(context.method, replica, data, a, memory)

@@ -17,7 +17,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.technique import Batch, ClientView, Hooks, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
 from fedstrata.core.types import Assignment, Examples, Slots
-from fedstrata.models.taps import at_place
+from fedstrata.models.taps import hook_place
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class HookSet:
         handles = []
         for functions in self.all("features"):
             for name in (name for name in functions if name != ""):
-                handles.append(at_place(objective.model, name, partial(_replaced, functions[name], objective)))
+                handles.append(hook_place(objective.model, name, partial(_replaced, functions[name], objective)))
         try:
             yield
         finally:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedstrata.core.technique import Batch, Buffers
-from fedstrata.core.tensors import Tensors, clone, lent
+from fedstrata.core.tensors import Tensors, clone, swap_values
 from fedstrata.errors import FedstrataError
 from fedstrata.models.norms import evaluation_mode
-from fedstrata.models.taps import seen_at, stages_to
+from fedstrata.models.taps import stages_to, value_at
 from fedstrata.tasks.classification import task_loss
 
 Differentiate = Callable[[Callable[[Tensors], Tensor], Tensors], Tensors]
@@ -97,10 +97,10 @@ class Objective:
         try:
             with self._evaluated(len(x)):
                 if self.differentiate is None and not torch.is_grad_enabled():
-                    with lent(self._own, given):
+                    with swap_values(self._own, given):
                         return self._seen(x, module)
                 values = {**self.params, **given}
-                return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
+                return value_at(self.model, module, partial(functional_call, self.model, values, (x,)))
         finally:
             self.silent = False
 
@@ -121,7 +121,7 @@ class Objective:
         if way is None:
             way = self._ways[place] = stages_to(self.model, place)
         if not way:
-            return seen_at(self.model, place, partial(self.model, x))
+            return value_at(self.model, place, partial(self.model, x))
         for stage in way:
             x = stage(x)
         return x
@@ -145,7 +145,7 @@ class Objective:
         try:
             if self.differentiate is not None:
                 return self.differentiate(elsewhere, given)
-            with lent(self._own, {**given, **buffers}):
+            with swap_values(self._own, {**given, **buffers}):
                 return by_autograd(lambda: loss(self.params, self.model), {n: self.params[n] for n in given})
         finally:
             self.current[:], self.nested = before, False

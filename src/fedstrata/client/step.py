@@ -11,7 +11,7 @@ from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.objective import Objective
 from fedstrata.core.optim import build_optimizer
-from fedstrata.core.tensors import Tensors, apart, scale, whole_norm
+from fedstrata.core.tensors import Tensors, are_disjoint, scale, whole_norm
 from fedstrata.core.types import Assignment, Slots
 from fedstrata.system.timing import timed
 
@@ -61,7 +61,7 @@ class LocalSteps:
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
                 self.tallies = self.hooks.tallied(self.tallies, used, batch)
-                used = clipped(self.hooks.corrected(used, batch, apart(used, self.tallies)), self.clip)
+                used = clipped(self.hooks.corrected(used, batch, are_disjoint(used, self.tallies)), self.clip)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)

@@ -33,12 +33,12 @@ from fedstrata.core.optim import build_optimizer
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
-from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
+from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batch_sizes, batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, one_line
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.system.timing import timed
 
 COMPILED_STEPS = 16
@@ -73,7 +73,7 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
             raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
-    kept = running(model)
+    kept = running_statistics(model)
     if kept:
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(kept))}')")
     if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
@@ -296,8 +296,8 @@ class VectorisedVisit:
             assert counts is not None
             return counts
 
-        work = altered(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
-        assignment = altered(self.assignment, params=params, slots=slots, work=work)
+        work = replace_fields(self.assignment.work, lr=lr)  # a tensor: what is compiled serves all rounds of a schedule
+        assignment = replace_fields(self.assignment, params=params, slots=slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
         data = _NoExamples()
         own = (lambda name: none), counted, data.outputs, data.observe

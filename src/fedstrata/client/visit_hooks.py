@@ -12,24 +12,24 @@ from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.core.method import Method
 from fedstrata.core.rng import generator
-from fedstrata.core.tensors import laid_out
-from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.core.tensors import match_layout
+from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
 from fedstrata.models.norms import evaluation_mode
-from fedstrata.models.taps import seen_at, watched
+from fedstrata.models.taps import value_at, watch_places
 
 
 def build_own_hooks(method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots) -> HookSet:
     """Every technique's hooks for one client's visit; they see the parameters in the scratch model's layout."""
-    a = altered(a, params=laid_out(a.params, replica.params))
+    a = replace_fields(a, params=match_layout(a.params, replica.params))
 
     def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
         for run, y in _passes(method, replica, data):
-            yield seen_at(replica.model, place, run), y
+            yield value_at(replica.model, place, run), y
 
     def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
-        with watched(replica.model, watch):
+        with watch_places(replica.model, watch):
             for run, _ in _passes(method, replica, data):
                 run()
 

@@ -85,12 +85,12 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _names(self) -> Settings:
         from fedstrata.core.optim import build_optimizer, build_schedule
-        from fedstrata.probes.registry import chosen
+        from fedstrata.probes.registry import choose_probes
 
         build_optimizer(self.optimizer)
         build_schedule(self.schedule)
         lookup("engine", table("engines"), self.engine)
-        chosen(self.probe)
+        choose_probes(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
         return self

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fedstrata.core.technique import Buffers, Technique, changed, overrides
+from fedstrata.core.technique import Buffers, Technique, non_default_fields, overrides
 from fedstrata.core.types import Reducer, Weight
 from fedstrata.errors import UsageError
 
@@ -52,7 +52,7 @@ class Method:
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         for one in (t for t in self.techniques if t.exclusive):
-            for key, value in changed(self.base).items():
+            for key, value in non_default_fields(self.base).items():
                 if key in ("server_lr", "reduce") or (one.personalised and value == "average"):
                     raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.exclusive}")
         for technique in self.techniques if self.reducer is not None else ():
@@ -141,6 +141,6 @@ class Method:
 
     def __str__(self) -> str:
         shown = [str(t) for t in self.techniques]
-        if changed(self.base) or not shown:
+        if non_default_fields(self.base) or not shown:
             shown.insert(0, str(self.base))
         return " + ".join(shown)

@@ -131,7 +131,7 @@ class ClientView:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
 
-    def remembered(self, names: Sequence[str]) -> Tensors:
+    def recall(self, names: Sequence[str]) -> Tensors:
         """What this technique remembers under parameters' names; zeros where there is nothing yet."""
         params, memory = self.assignment.params, self.memory
         return {n: memory[n] if n in memory else torch.zeros_like(params[n]) for n in names}
@@ -282,7 +282,7 @@ class Technique:
         """Before a client's memory is used again: why it cannot be what this technique's `finish` gave, or None.
 
         A file may have been edited. `params` and `buffers` are the tensors of the client's model; what is remembered
-        under one of their names has its shape and type. `strange` compares names.
+        under one of their names has its shape and type. `memory_mismatch` compares names.
         """
         return None
 
@@ -298,10 +298,10 @@ class Technique:
         return delta, state
 
     def __str__(self) -> str:
-        return text_of(self.name, changed(self))
+        return text_of(self.name, non_default_fields(self))
 
 
-def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
+def memory_mismatch(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
     """What is wrong with the names in a memory, if they must be known ones and all the needed ones; else None."""
     names = set(known)
     unknown = next((n for n in memory if n not in names), None)
@@ -311,7 +311,7 @@ def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable
     return None if missing is None else f"'{missing}' is missing"
 
 
-def changed(settings: Any) -> dict[str, Any]:
+def non_default_fields(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
 

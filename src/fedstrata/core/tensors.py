@@ -112,7 +112,7 @@ def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     return dict(zip(tensors, each("mul", list(tensors.values()), factor), strict=True))
 
 
-def laid_out(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
+def match_layout(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
     """The same, in memory as others of the same names are: kernels are fastest on tensors of one layout."""
     return {n: t if t.stride() == like[n].stride() else torch.empty_like(like[n]).copy_(t) for n, t in tensors.items()}
 
@@ -125,7 +125,7 @@ def load(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+def swap_values(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, a model's own tensors have other values; nothing is copied, so every bit comes back."""
     before = [(own[n], own[n].data) for n in values]
     for (tensor, _), value in zip(before, values.values(), strict=True):
@@ -137,7 +137,7 @@ def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[No
             tensor.data = data
 
 
-def apart(tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> bool:
+def are_disjoint(tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> bool:
     """True if none of the tensors is held by others."""
     if not others:
         return True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def altered(value: T, **fields: Any) -> T:
+def replace_fields(value: T, **fields: Any) -> T:
     """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
     new = object.__new__(type(value))
     new.__dict__.update(value.__dict__)

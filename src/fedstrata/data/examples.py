@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from fedstrata.core.lazy import functional, torch
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples
 from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
@@ -56,7 +56,7 @@ class TensorExamples:
         object.__setattr__(part, "index", index if self.index is None else self.index[index])
         return part
 
-    def resized(self, side: int) -> TensorExamples:
+    def resize(self, side: int) -> TensorExamples:
         """The same images in `side` × `side` pixels (bilinear, antialiased), of the same type and scaled alike."""
         resized = torch.empty(len(self), *self.x.shape[1:-2], side, side, dtype=self.x.dtype)
         for begin in range(0, len(self), 1000):  # the floats of all at once would take four times the room
@@ -157,7 +157,7 @@ class MapExamples:
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class CheckedExamples:
     """A user's own examples, whose labels are looked at whenever they are read."""
 
     examples: Examples
@@ -174,7 +174,7 @@ class Checked:
         return class_numbers(self.examples.labels(), self.whose)
 
 
-class Loaded:
+class LazyExamples:
     """Examples that a function makes where they are first read, and once in each process: only the function travels.
 
     It must make the same examples every time. What it draws from global random generators changes nobody else's.
@@ -195,7 +195,7 @@ class Loaded:
     def open(self) -> Examples:
         """The examples themselves."""
         if self._made is None:
-            with own_rng():
+            with preserve_rng():
                 self._made = as_examples(self._load(), self.whose)
             self._size = len(self._made)
         return self._made
@@ -215,7 +215,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinedExamples:
     """Several parties' examples as one's, one party after the other."""
 
     parts: tuple[Examples, ...]
@@ -242,12 +242,12 @@ class Joined:
         return torch.cat([part.labels() for part in self.parts])
 
 
-def joined(clients: Sequence[Examples]) -> Examples:
+def join_examples(clients: Sequence[Examples]) -> Examples:
     """Everybody's examples as one party's."""
     if isinstance(clients, Split):
         return clients.all()
     parts = tuple(data for data in clients if len(data))
-    return Joined(parts, torch.tensor([len(part) for part in parts]).cumsum(0))
+    return JoinedExamples(parts, torch.tensor([len(part) for part in parts]).cumsum(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +264,7 @@ class _Inputs:
         return found[0] if isinstance(found, tuple | list) else found, 0
 
 
-def unlabelled(data: Any, what: str = "public data") -> Examples:
+def as_unlabelled(data: Any, what: str = "public data") -> Examples:
     """Whatever a user hands over as inputs without labels: an array of them, a pair, Examples or a map-style Dataset.
 
     Labels, where there are any, are never looked at. A refusal begins with `what` it is.
@@ -288,7 +288,7 @@ def unlabelled(data: Any, what: str = "public data") -> Examples:
 
 def labels_at_hand(examples: Examples) -> Tensor | None:
     """All labels, where reading them means reading no inputs; else None."""
-    if isinstance(examples, Loaded):
+    if isinstance(examples, LazyExamples):
         return labels_at_hand(examples.open())
     if isinstance(examples, TensorExamples):
         return examples.labels()
@@ -311,12 +311,12 @@ def as_examples(data: Any, whose: str = "") -> Examples:
 
     Or a function without arguments that returns one of these. `whose` it is tells where a label is that is none.
     """
-    if isinstance(data, TensorExamples | Loaded | Joined | Checked):
+    if isinstance(data, TensorExamples | LazyExamples | JoinedExamples | CheckedExamples):
         return data
     if isinstance(data, MapExamples):
         return data if data.whose else MapExamples(data.dataset, whose)
     if isinstance(data, Examples):
-        return Checked(data, whose)
+        return CheckedExamples(data, whose)
     arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
@@ -328,7 +328,7 @@ def as_examples(data: Any, whose: str = "") -> Examples:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return MapExamples(data, whose)
     if callable(data) and not isinstance(data, type):
-        return Loaded(data, whose)
+        return LazyExamples(data, whose)
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 

@@ -92,7 +92,7 @@ def fetch(
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
     paths = []
-    with _alone_in(folder):
+    with _lock_folder(folder):
         for remote in SOURCES[name]:
             if remote.optional and not optional:
                 continue
@@ -109,7 +109,7 @@ def _silent(done: int, total: int | None, name: str) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder against a second download into it: two writers of one part would mix their bytes."""
     if sys.platform == "win32":
         yield
@@ -136,7 +136,7 @@ class _Pace:
         self._timeout, self._grace, self._slowest = timeout, grace, slowest
         self._began, self.come = time.monotonic(), 0
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds, below 0 where it took too long."""
         return self._grace + self.come / self._slowest - (time.monotonic() - self._began)
 
@@ -146,7 +146,7 @@ class _Pace:
         Raises:
             TimeoutError: if there are none left.
         """
-        left = self.left()
+        left = self.seconds_left()
         if left <= 0:
             raise TimeoutError(self.complaint())
         return min(self._timeout, left)
@@ -206,7 +206,7 @@ class _Https(_AtPace, urllib.request.HTTPSHandler):
     pass
 
 
-def _opened(request: urllib.request.Request, pace: _Pace) -> Any:
+def _open(request: urllib.request.Request, pace: _Pace) -> Any:
     handlers: list[_Http | _Https] = [_Http(), _Https()]
     for handler in handlers:
         handler.pace = pace
@@ -225,14 +225,14 @@ def _fetch_file(
         with part.open("r+b" if part.exists() else "w+b") as file:
             for attempt in range(attempts):
                 if attempt:
-                    time.sleep(max(0.0, min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE, pace.left())))
+                    time.sleep(max(0.0, min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE, pace.seconds_left())))
                 broken = _transfer(file, url, remote, progress, pace)
                 if broken is None:
                     break
-                if pace.left() <= 0:
-                    raise _given_up(file, part, f"{url}: {pace.complaint()}, given up")
+                if pace.seconds_left() <= 0:
+                    raise _giving_up_error(file, part, f"{url}: {pace.complaint()}, given up")
             else:
-                raise _given_up(file, part, f"{url}: {broken}, given up after {_times(attempts)}")
+                raise _giving_up_error(file, part, f"{url}: {broken}, given up after {_times(attempts)}")
             file.flush()
             os.fsync(file.fileno())
         fault = _fault(part, remote)
@@ -248,7 +248,7 @@ def _fetch_file(
     return final
 
 
-def _given_up(file: BinaryIO, part: Path, why: str) -> UsageError:
+def _giving_up_error(file: BinaryIO, part: Path, why: str) -> UsageError:
     kept = f"; what came is kept in {part} and the next fetch goes on from there"
     return UsageError(f"{why}{kept if file.seek(0, os.SEEK_END) else ''}")
 
@@ -281,10 +281,10 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        response = _opened(urllib.request.Request(url, headers=headers), pace)
+        response = _open(urllib.request.Request(url, headers=headers), pace)
     except urllib.error.HTTPError as error:
         with error:
-            return _refused(file, url, error, have)
+            return _explain_refusal(file, url, error, have)
     except (OSError, http.client.HTTPException) as error:
         return f"no answer ({_reason(error)})"
     with response:
@@ -319,7 +319,7 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace
     return None
 
 
-def _refused(file: BinaryIO, url: str, error: urllib.error.HTTPError, have: int) -> str | None:
+def _explain_refusal(file: BinaryIO, url: str, error: urllib.error.HTTPError, have: int) -> str | None:
     """What an HTTP error means: the part is whole (None), try again (why), or there is no hope (raises)."""
     if error.code == 416 and have:
         if _content_range(error.headers.get("Content-Range"))[1] == have:

@@ -74,7 +74,7 @@ def terminal(
     """
     if max_clients < 1 or max_classes < 1:
         raise UsageError("a picture shows at least 1 client and 1 class")
-    table, names = _checked(counts, class_names)
+    table, names = _check_table(counts, class_names)
     return HeatMap(table, names, max_clients, max_classes)
 
 
@@ -215,7 +215,7 @@ def plot(counts: Tensor, path: str | os.PathLike[str], class_names: Sequence[str
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise UsageError(f"a picture ends in .png, .svg or .pdf, not in '{path.suffix}': {path}")
-    table, names = _checked(counts, class_names)
+    table, names = _check_table(counts, class_names)
     try:
         import matplotlib
     except ImportError:
@@ -340,7 +340,7 @@ def _step(needed: float, each: float) -> int:
     return next(step for step in steps if step * each >= needed)
 
 
-def _checked(counts: Tensor, class_names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+def _check_table(counts: Tensor, class_names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     """The counts as an array and one name per row, or a refusal."""
     table = counts.detach().cpu().numpy()
     if table.ndim != 2 or not table.size or table.dtype.kind not in "iu" or int(table.min()) < 0:

@@ -29,8 +29,8 @@ from fedstrata.engines.serial import Recall
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from fedstrata.engines.worker import STORE, Home, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
 from fedstrata.errors import UsageError, one_line
-from fedstrata.system.signals import held
-from fedstrata.system.timing import current
+from fedstrata.system.signals import block_signals
+from fedstrata.system.timing import current_clock
 
 LONG = 32 << 10
 """Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""
@@ -101,13 +101,13 @@ class Processes(WorkerPool[_Worker]):
         forks = self._processes.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
         context = replace(self._context, replicas={}, flops=dict(self._context.flops))
-        loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current() is not None)
+        loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current_clock() is not None)
         lasting = threading.current_thread() is threading.main_thread()
         home = Home(theirs, others, os.getpid(), lasting)
         process = self._processes.Process(
             target=serve, args=(loop, home, self._threads), daemon=True, name=f"fedstrata worker {place + 1}"
         )
-        with warnings.catch_warnings(), held():
+        with warnings.catch_warnings(), block_signals():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
             try:
                 process.start()

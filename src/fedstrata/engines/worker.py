@@ -16,14 +16,14 @@ from typing import Any
 from fedstrata.client.context import ClientContext
 from fedstrata.client.results import TrainResult
 from fedstrata.core.tensors import Tensors, all_finite
-from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, score_batches
-from fedstrata.system.machine import end_with, keep_memory
+from fedstrata.system.machine import end_with_parent, keep_memory
 from fedstrata.system.signals import leave_to_parent
-from fedstrata.system.timing import Clock, timed, use
+from fedstrata.system.timing import Clock, set_clock, timed
 
 STORE = 0
 """The segment that holds the server's tensors; every other one belongs to a task at a time."""
@@ -79,7 +79,7 @@ class Report:
 
     def read(self, memory: SegmentedMemory) -> TrainResult:
         """The result, its tensors in place."""
-        return altered(
+        return replace_fields(
             self.result,
             delta=memory.read(*self.delta),
             buffers=memory.read(*self.buffers),
@@ -131,7 +131,7 @@ class WorkerLoop:
             return read[id(place)]
 
         assignments = [
-            altered(
+            replace_fields(
                 visit.assignment,
                 params=store(visit.params),
                 buffers=store(visit.buffers),
@@ -165,8 +165,8 @@ class WorkerLoop:
                 buffers, end = self.memory.write(task.segment, result.buffers, end)
                 slots, end = write_slots(self.memory, task.segment, result.slots, end)
                 memory, end = write_slots(self.memory, task.segment, result.memory, end)
-            updates = tuple(altered(u, finite=finite) for u in result.updates)
-            bare = altered(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
+            updates = tuple(replace_fields(u, finite=finite) for u in result.updates)
+            bare = replace_fields(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
             reports.append(Report(bare, (task.segment, delta), (task.segment, buffers), slots, memory))
         return reports
 
@@ -209,14 +209,14 @@ class Home:
 
 def serve(loop: WorkerLoop, home: Home, threads: int) -> None:
     """A worker's life: until the pipe is closed, or the main process dies."""
-    end_with(home.main, home.lasting)
+    end_with_parent(home.main, home.lasting)
     for other in home.others:
         other.close()
     leave_to_parent()
     pipe = home.pipe
     keep_memory()
     clock = Clock() if loop.profile else None
-    use(clock)
+    set_clock(clock)
     with loop.context.computing(threads):
         while True:
             try:

@@ -20,7 +20,7 @@ from fedstrata import techniques
 from fedstrata.config.identity import LOOKING
 from fedstrata.config.schema import Settings, checked
 from fedstrata.core.method import Method
-from fedstrata.core.rng import derive, own_rng
+from fedstrata.core.rng import derive, preserve_rng
 from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.engines.serial import Recall
@@ -232,7 +232,7 @@ class ServerSpec:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
         seed = derive(int(self.settings.get("seed", 0)), "model")
         made = {}
-        with own_rng():
+        with preserve_rng():
             for name, model in {"": self.model, **self.archs}.items():
                 torch.default_generator.manual_seed(seed)
                 made[name] = built(model)

@@ -18,7 +18,7 @@ def stage_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def composes(model: nn.Module) -> bool:
+def is_plain_sequential(model: nn.Module) -> bool:
     """Whether forward is the composition of the children, in order."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
@@ -28,7 +28,7 @@ def composes(model: nn.Module) -> bool:
 
 def _children(model: nn.Module) -> dict[str, nn.Module]:
     """A staged model's children by name, or a refusal."""
-    if not composes(model):
+    if not is_plain_sequential(model):
         raise UsageError(
             f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
         )
@@ -62,12 +62,12 @@ def positions(model: nn.Module) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name, child in _children(model).items():
-        inside = positions(child) if composes(child) else ()
+        inside = positions(child) if is_plain_sequential(child) else ()
         found += [*(f"{name}.{position}" for position in inside), name]
     return tuple(found)
 
 
-def above(model: nn.Module, stage: str) -> tuple[str, ...]:
+def params_above(model: nn.Module, stage: str) -> tuple[str, ...]:
     """The names of the parameters that are used after a stage."""
     own = {id(p) for module in split(model, stage)[1] for p in module.parameters()}
     return tuple(name for name, p in model.named_parameters() if id(p) in own)
@@ -90,7 +90,7 @@ def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     return features
 
 
-def alike(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
+def repeated_stages(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
     """Stage → the first one of those in a row, itself among them, that hold tensors of the same names and shapes.
 
     A transformer's blocks and a perceptron's equal layers are one stage repeated.
@@ -109,15 +109,15 @@ def alike(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, 
 def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
     """For each weight, the earliest weight before it with the same shape in the same stage, if any.
 
-    Weights are the parameters with two or more axes; the stage is that of the parameter's own name, and stages in a row
-    that are `alike` count as one. This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
+    Weights are the parameters with two or more axes. The stage is that of the parameter's own name; a stage that is
+    repeated counts as one (`repeated_stages`). This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
     """
-    stages = alike(params, strata)
+    stages = repeated_stages(params, strata)
     weights = (n for stratum in strata for n in stratum.params if params[n].dim() >= 2)
-    return earliest(weights, lambda name: (stages[stage_of(name)], params[name].shape))
+    return first_of_kind(weights, lambda name: (stages[stage_of(name)], params[name].shape))
 
 
-def earliest(names: Iterable[str], kind: Callable[[str], Hashable]) -> dict[str, str]:
+def first_of_kind(names: Iterable[str], kind: Callable[[str], Hashable]) -> dict[str, str]:
     """Name → the first one of its kind, without those that are it."""
     first: dict[Hashable, str] = {}
     found = {name: first.setdefault(kind(name), name) for name in names}

@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.models.passes import Pass, passed, untouched
-from fedstrata.models.stages import composes, stage_of
+from fedstrata.models.passes import Pass, preserve_model, run_pass
+from fedstrata.models.stages import is_plain_sequential, stage_of
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -90,7 +90,7 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
         raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
     names |= {id(b): name for name, b in model.named_buffers()}
 
-    shown = _read(model, frozenset(names)) if sample is None else _tried(model, sample)
+    shown = _trace_passes(model, frozenset(names)) if sample is None else _run_passes(model, sample)
     units = {id(unit.module): unit for unit in _units(model)}
     parts = [[units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units] for called in shown.called]
     parts = [*parts, list(units.values())]
@@ -123,7 +123,7 @@ def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
+class _PassFacts:
     """What passes have shown.
 
     Args:
@@ -137,13 +137,13 @@ class _Shown:
     evaluated: Sequence[tuple[Pass, Tensor | None]]
 
 
-def _read(model: nn.Module, everything: frozenset[int]) -> _Shown:
+def _trace_passes(model: nn.Module, everything: frozenset[int]) -> _PassFacts:
     """What can be told without running a model, in which everything then counts as used."""
-    called = tuple(_traced(model))
-    return _Shown((called, ()), everything, [(Pass(called, everything), None)])
+    called = tuple(_traced_calls(model))
+    return _PassFacts((called, ()), everything, [(Pass(called, everything), None)])
 
 
-def _tried(model: nn.Module, sample: Tensor) -> _Shown:
+def _run_passes(model: nn.Module, sample: Tensor) -> _PassFacts:
     """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
     own = frozenset(map(id, model.parameters()))
     called: tuple[list[nn.Module], list[nn.Module]] = [], []
@@ -153,25 +153,25 @@ def _tried(model: nn.Module, sample: Tensor) -> _Shown:
     for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
         for mode, training in enumerate((False, True)):
             try:
-                seen = passed(model, rows, training)
+                seen = run_pass(model, rows, training)
             except UsageError:
                 if rows is few and not training:
                     raise
                 continue  # it may be unable to train on so few
             called[mode].extend(seen.called)
-            reached |= own & _used(seen)
+            reached |= own & _used_params(seen)
             if not training:
                 evaluated.append((seen, rows))
         if reached == own:
             break
-    return _Shown(called, reached, evaluated)
+    return _PassFacts(called, reached, evaluated)
 
 
-def _used(seen: Pass) -> frozenset[int]:
+def _used_params(seen: Pass) -> frozenset[int]:
     """The parameters, by identity, that a pass reached; those of all modules that it called where it cannot tell."""
     if seen.reached is not None:
         return seen.reached
-    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=one_call(module)))
+    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=is_whole(module)))
 
 
 def _classifier(
@@ -185,13 +185,13 @@ def _classifier(
 
 def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
     """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
-    used = _used(seen)
+    used = _used_params(seen)
     weights = (m for m in reversed(seen.called) if id(m) in opening)
     last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
     if last is None:
         return None
     call = last, seen.called.count(last)
-    beside = frozenset() if rows is None else passed(model, rows, without=call).reached or frozenset()
+    beside = frozenset() if rows is None else run_pass(model, rows, without=call).reached or frozenset()
     # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
     return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name
 
@@ -243,9 +243,9 @@ def _is_bare(module: nn.Module) -> bool:
     return isinstance(module, nn.ParameterList | nn.ParameterDict)
 
 
-def _owned(module: nn.Module) -> list[nn.Parameter]:
+def _own_params(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that a module owns directly, including those in its parameter lists and dicts."""
-    bare = [p for child in module.children() if _is_bare(child) for p in _owned(child)]
+    bare = [p for child in module.children() if _is_bare(child) for p in _own_params(child)]
     return [*module.parameters(recurse=False), *bare]
 
 
@@ -264,8 +264,8 @@ def _opens(module: nn.Module) -> bool | None:
         return False
     if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
         return None
-    if _owned(module):
-        return any(p.ndim >= 2 for p in _owned(module))
+    if _own_params(module):
+        return any(p.ndim >= 2 for p in _own_params(module))
     return False if any(True for _ in module.buffers(recurse=False)) else None
 
 
@@ -286,7 +286,7 @@ def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
     placed = {id(m) for unit in units for m in unit.module.modules()}
     containers = [m for m in model.modules() if id(m) not in placed and not _is_bare(m)]
     for container in reversed(containers):  # inner containers first: nearer things stand nearer
-        params, buffers = _owned(container), list(container.buffers(recurse=False))
+        params, buffers = _own_params(container), list(container.buffers(recurse=False))
         if params or buffers:
             inside = {id(m) for m in container.modules()}
             candidates = [unit for unit in units if id(unit.module) in inside] or units
@@ -299,7 +299,7 @@ def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
 # Execution order --------------------------------------------------------------------------------------------
 
 
-def one_call(module: nn.Module) -> bool:
+def is_whole(module: nn.Module) -> bool:
     """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
     return _opens(module) is not None or not any(True for _ in module.children())
 
@@ -310,24 +310,24 @@ def _tracer() -> fx.Tracer:
 
     class UnitTracer(fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return one_call(m)
+            return is_whole(m)
 
     return UnitTracer()
 
 
-def _traced(model: nn.Module) -> list[nn.Module]:
+def _traced_calls(model: nn.Module) -> list[nn.Module]:
     """The modules in the order of their calls where tracing can tell, else in the order of registration."""
-    if one_call(model):
+    if is_whole(model):
         return [model]
-    if composes(model):
-        return [called for child in model.children() for called in _traced(child)]
+    if is_plain_sequential(model):
+        return [called for child in model.children() for called in _traced_calls(child)]
     try:
         optional = {
             p.name: p.default
             for p in inspect.signature(model.forward).parameters.values()
             if p.default is not inspect.Parameter.empty
         }
-        with untouched(model), warnings.catch_warnings():
+        with preserve_model(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
             graph = _tracer().trace(model, concrete_args=optional)
     except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way

@@ -10,14 +10,14 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.rng import derive, generator, preserve_rng
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Examples, Update, Work
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes.context import ObservedVisit, ProbeContext
 from fedstrata.probes.registry import PROBES
-from fedstrata.system.timing import Clock, timed, using
+from fedstrata.system.timing import Clock, timed, use_clock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,9 +126,9 @@ class Prober:
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
         missed: dict[str, str] = {}
-        with own_rng(), self.context.computing(self.settings.threads), using(clock), timed("probe"):
+        with preserve_rng(), self.context.computing(self.settings.threads), use_clock(clock), timed("probe"):
             seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
-            context = self._sight(before, watched.after, visits, asked[0].work) if visits else None
+            context = self._build_context(before, watched.after, visits, asked[0].work) if visits else None
             for name in self.probes:
                 start = time.perf_counter()
                 try:
@@ -143,10 +143,10 @@ class Prober:
         seen.clear()
         return {**row, "missed": missed} if missed else row
 
-    def _sight(
+    def _build_context(
         self, before: ServerState, after: ServerState, visits: Sequence[ObservedVisit], work: Work
     ) -> ProbeContext:
-        data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
+        data = {visit.client: self._choose_examples(self.clients[visit.client], visit.client) for visit in visits}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
         return ProbeContext(
             before=before,
@@ -156,22 +156,22 @@ class Prober:
             work=work,
             data=data,
             classes={client: frozenset(examples.labels().tolist()) for client, examples in held.items()},
-            shared=self._shown(data),
+            shared=self._shared_examples(data),
             strata=self.architectures[""].strata,
             architectures=self.architectures,
             context=self.context,
         )
 
-    def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+    def _shared_examples(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
         if self.test is not None:
-            some = self._some(self.test, "shared")
+            some = self._choose_examples(self.test, "shared")
             return some.batch(torch.arange(len(some)))
         each = max(self.settings.probe_examples // len(data), 1)
         parts = [held.batch(torch.arange(min(each, len(held)))) for held in data.values()]
         x, y = zip(*parts, strict=True)
         return torch.cat(x), torch.cat(y)
 
-    def _some(self, examples: Examples, *salt: int | str) -> TensorExamples:
+    def _choose_examples(self, examples: Examples, *salt: int | str) -> TensorExamples:
         """A choice of examples that is the same in every round, as tensors."""
         order = torch.randperm(len(examples), generator=generator(derive(self.settings.seed, "probes", *salt)))
         return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))

@@ -20,7 +20,7 @@ from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 
 
 def _decibels(value: Stat | None) -> str:
@@ -37,7 +37,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         history = open_run(configured(settings, seed, resources), directory).fit()
-        with computing(1):
+        with compute_with(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {
         "accuracy": history.accuracy,

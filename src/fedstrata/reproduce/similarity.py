@@ -33,7 +33,7 @@ from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques import method
 from fedstrata.techniques.inco import InCo
 
@@ -114,7 +114,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     found: dict[str, Any] = {}
     for label, fields in settings["cases"].items():
         run = watched(configured(settings, seed, resources, **fields))
-        with computing(1):
+        with compute_with(1):
             found[label] = follow(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
             models = run.local()

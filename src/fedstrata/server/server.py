@@ -19,7 +19,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, clone, mismatch, scale
-from fedstrata.core.types import Absence, Assignment, Examples, Slots, Stratum, Update, Visit, Work, altered
+from fedstrata.core.types import Absence, Assignment, Examples, Slots, Stratum, Update, Visit, Work, replace_fields
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.system.timing import timed
 
@@ -100,7 +100,7 @@ class Server:
             template = templates.get(arch)
             if template is None:
                 template = templates[arch] = self._template(state, arch, work)
-            assignment = altered(
+            assignment = replace_fields(
                 template,
                 client=client,
                 seed=derive(self.seed, "visit", state.round, client),
@@ -112,7 +112,7 @@ class Server:
                 assignment = self._first_statistics(state, assignment)
             if sends:
                 slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
-                assignment = altered(assignment, slots={name: slot for name, slot in slots.items() if slot})
+                assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
             assignments.append(assignment)
         return assignments
 
@@ -141,7 +141,9 @@ class Server:
         """With the server's statistics, for a client that must use some and has none of its own yet."""
         if int(state.remembers.numpy()[assignment.client]) >= 0:
             return assignment
-        return altered(assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers})
+        return replace_fields(
+            assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers}
+        )
 
     def _fresh(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
         since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes
@@ -280,7 +282,7 @@ class Server:
             folded = technique.accumulate(totals[technique.name], slot, update.delta, weight)
             theirs = {_memory_of(t) for t in (*slot.values(), *update.delta.values())}
             totals[technique.name] = {n: t.clone() if _memory_of(t) in theirs else t for n, t in folded.items()}
-        return altered(
+        return replace_fields(
             update,
             delta=clone(update.delta) if self._keeps else {},
             buffers=clone(update.buffers) if self._needed else {},

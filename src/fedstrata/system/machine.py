@@ -54,7 +54,7 @@ _PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
 _LOOK = 0.5  # seconds between looks at the parent
 
 
-def end_with(parent: int, lasting: bool) -> None:
+def end_with_parent(parent: int, lasting: bool) -> None:
     """Let this process end at once when its parent does, however that ends.
 
     Args:
@@ -62,7 +62,7 @@ def end_with(parent: int, lasting: bool) -> None:
         lasting: the thread that started this process lives as long as the parent: Linux takes its end for the parent's.
     """
     if not (lasting and _dies_with_parent()):
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it ended before anybody watched
         os._exit(1)
 
@@ -77,7 +77,7 @@ def _dies_with_parent() -> bool:
         return False
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     """End this process when it has another parent, also in the middle of a step."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
@@ -85,7 +85,7 @@ def _watch(parent: int) -> None:
 
 
 @contextmanager
-def computing(threads: int) -> Iterator[None]:
+def compute_with(threads: int) -> Iterator[None]:
     """torch with this many threads and without denormal numbers, and as before afterwards."""
     before, flushed = torch.get_num_threads(), _flushes()
     if before != threads:
@@ -109,7 +109,7 @@ def _flushes() -> bool:
     return not (_TINY * 1.0).item()
 
 
-def device_of(name: str) -> torch.device:
+def device_by_name(name: str) -> torch.device:
     """The device of a name, if it can be used here."""
     try:
         device = torch.device(name)

@@ -63,24 +63,24 @@ _clock: Clock | None = None
 _OFF = nullcontext()
 
 
-def use(clock: Clock | None) -> None:
+def set_clock(clock: Clock | None) -> None:
     """Let phases of this process be counted by a clock, or by none."""
     global _clock
     _clock = clock
 
 
 @contextmanager
-def using(clock: Clock | None) -> Iterator[None]:
+def use_clock(clock: Clock | None) -> Iterator[None]:
     """Let phases be counted by a clock, or by none, and as before afterwards."""
     before = _clock
-    use(clock)
+    set_clock(clock)
     try:
         yield
     finally:
-        use(before)
+        set_clock(before)
 
 
-def current() -> Clock | None:
+def current_clock() -> Clock | None:
     """The clock in use."""
     return _clock
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
@@ -51,7 +51,7 @@ class FedDyn(Technique):
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
-        mine = view.remembered(names)
+        mine = view.recall(names)
         home = add({n: anchor[n] for n in names}, mine, 1 / self.alpha)
 
         def correct(grads: Tensors, batch: Batch) -> Times:
@@ -63,7 +63,7 @@ class FedDyn(Technique):
         return Hooks(correct=correct, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
-        return strange(memory, params)
+        return memory_mismatch(memory, params)
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**delta, **add_(total, delta)}

@@ -80,7 +80,7 @@ class _Layer:
         yield self.stratum.name, self._put_out
         for norm in self.norms if self.counts else ():
             yield Into(norm), partial(self._go_in, norm)
-            yield norm, partial(self._normalised, norm)
+            yield norm, partial(self._note_normalised, norm)
 
     def _put_out(self, there: Tensor) -> None:
         self.runs = True
@@ -93,7 +93,7 @@ class _Layer:
         if there is self.output and shape is not None:
             self.joined[norm] = shape
 
-    def _normalised(self, norm: str, there: Tensor) -> None:
+    def _note_normalised(self, norm: str, there: Tensor) -> None:
         if norm in self.joined:
             self.output, self.waiting = there, self._sums(there)
 
@@ -196,7 +196,7 @@ class FedNLR(Technique):
         """μ_l of a layer, counted from 1, with so many neurons."""
         return self.mu if self.mu is not None else self.mu0 + self.a1 * layer / of + self.a2 * math.log10(width)
 
-    def _chosen(self, name: str) -> bool:
+    def _is_chosen(self, name: str) -> bool:
         return not self.layers or any(fnmatchcase(name, pattern) for pattern in self.layers)
 
     def local(self, view: ClientView) -> Hooks:
@@ -207,7 +207,7 @@ class FedNLR(Technique):
                 weight=module,
                 norms=_norms(view.model, stratum),
                 classes=len(view.counts()),
-                counts=not trains.isdisjoint(stratum.params) and self._chosen(stratum.name),
+                counts=not trains.isdisjoint(stratum.params) and self._is_chosen(stratum.name),
             )
             for stratum, module in _neurons(view.model, view.strata)
         ]

@@ -15,7 +15,7 @@ from fedstrata.core.technique import RoundView, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
 from fedstrata.errors import one_of
-from fedstrata.models.stages import alike, earliest, partners
+from fedstrata.models.stages import first_of_kind, partners, repeated_stages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ def references(
     """
     found = partners(params, strata)
     if reference == "conv2":
-        stages, opening = alike(params, strata), dict[str, str]()
+        stages, opening = repeated_stages(params, strata), dict[str, str]()
         for name in (n for stratum in strata for n in stratum.params if params[n].dim() > 1):
             opening.setdefault(stages[name.partition(".")[0]], name)
         for first in set(opening.values()) & set(found.values()):
@@ -96,7 +96,10 @@ def references(
 
 def _norms(params: Mapping[str, Tensor], strata: Sequence[Stratum], form: Form) -> dict[str, str]:
     """The same for a transformer's norm layers."""
-    stages, averages = alike(params, strata), {n.removesuffix(".running_mean") for s in strata for n in s.buffers}
+    stages, averages = (
+        repeated_stages(params, strata),
+        {n.removesuffix(".running_mean") for s in strata for n in s.buffers},
+    )
     places = {
         name: suffix for name in params for suffix in (*NORMS, *NORMS.values()) if f".{name}".endswith(f".{suffix}")
     }
@@ -107,7 +110,7 @@ def _norms(params: Mapping[str, Tensor], strata: Sequence[Stratum], form: Form) 
     }
     if form != "released":
         in_order = (n for stratum in strata for n in stratum.params if n in held)
-        return earliest(in_order, lambda name: (stages[name.partition(".")[0]], params[name].shape))
+        return first_of_kind(in_order, lambda name: (stages[name.partition(".")[0]], params[name].shape))
     pairs = {n: n.removesuffix(suffix) + NORMS[suffix] for n, suffix in held.items() if suffix in NORMS}
     return {n: o for n, o in pairs.items() if o in params and params[o].shape == params[n].shape}
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, strange
-from fedstrata.core.tensors import Tensors, add, laid_out
+from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, memory_mismatch
+from fedstrata.core.tensors import Tensors, add, match_layout
 from fedstrata.core.types import Into
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
 from fedstrata.models.passes import calls
@@ -92,7 +92,7 @@ class Moon(Technique):
         if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
         received = {**anchor, **view.statistics()}
-        before = [received, {**received, **laid_out(view.memory, received)}]
+        before = [received, {**received, **match_layout(view.memory, received)}]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
@@ -108,4 +108,4 @@ class Moon(Technique):
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
         own = buffers if any(n in memory for n in buffers) else {}  # all or, in runs from before they were kept, none
-        return strange(memory, (*params, *own), (*params, *own))
+        return memory_mismatch(memory, (*params, *own), (*params, *own))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add_, each, subtract, zeros_like
 from fedstrata.core.types import Assignment
 
@@ -54,7 +54,7 @@ class Scaffold(Technique):
         names = view.assignment.trains
         if not names:
             return Hooks()
-        mine = view.remembered(names)
+        mine = view.recall(names)
         shift, one = Times(1.0, subtract(view.slot, mine, names)), torch.ones((), device=mine[names[0]].device)
 
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
@@ -73,7 +73,7 @@ class Scaffold(Technique):
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
-        return strange(memory, params)
+        return memory_mismatch(memory, params)
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
         return {**slot, **add_(total, slot)}

@@ -70,7 +70,7 @@ Names = tuple[str, ...]
 Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
-def _made(structure: Structure) -> tuple[bytes, int]:
+def _build_index(structure: Structure) -> tuple[bytes, int]:
     """(safetensors header, number of bytes of tensor data) for tensors of this structure, in this order."""
     header: dict[str, Any] = {}
     end = 0
@@ -86,12 +86,12 @@ def _made(structure: Structure) -> tuple[bytes, int]:
 
 
 class _Index(dict[Structure, tuple[bytes, int]]):
-    """What `_made` made, for the next message; all of it is dropped when there is no room for more."""
+    """What `_build_index` made, for the next message; all of it is dropped when there is no room for more."""
 
     room = 0
 
     def __missing__(self, structure: Structure) -> tuple[bytes, int]:
-        made = _made(structure)
+        made = _build_index(structure)
         self.room += len(made[0])
         if self.room > REMEMBERED:
             self.clear()
@@ -125,7 +125,7 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _announced(message: memoryview, what: str) -> int:
+def _json_end(message: memoryview, what: str) -> int:
     """Where the JSON ends whose length the first eight bytes tell."""
     length = int.from_bytes(message[:8], "little")
     if len(message) < 8 or length > min(HEAD_LIMIT, len(message) - 8):
@@ -139,9 +139,9 @@ def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
     Raises:
         WireError: if the bytes are truncated, oversized or not of this form.
     """
-    end = _announced(memoryview(message), "head")
+    end = _json_end(memoryview(message), "head")
     body = memoryview(message)[end:]
-    index = _announced(body, "index")
+    index = _json_end(body, "index")
     try:
         head = json.loads(message[8:end])
         rows = dict(safetensors.deserialize(bytes(body)))  # type: ignore[no-untyped-call]

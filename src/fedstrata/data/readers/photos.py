@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Archive, check_md5, damaged, data_folder, find_archives, has_file, missing
+from fedstrata.data.readers.archives import (
+    Archive,
+    check_md5,
+    damaged_error,
+    data_folder,
+    find_archives,
+    has_file,
+    missing_error,
+)
 from fedstrata.data.readers.build import UNVERIFIED, Bytes, Integers, Part, image_dataset, join_notes, part_note
 from fedstrata.data.readers.cifar import CIFAR10_CLASSES
 from fedstrata.data.sources import SOURCES
@@ -40,7 +48,7 @@ def svhn(data_dir: Path | None, *, extra: bool = False, verify: bool = True) -> 
         if files:
             break
     else:
-        raise missing(name, folder, " and ".join(wanted))
+        raise missing_error(name, folder, " and ".join(wanted))
     sums = {remote.name: remote.md5 for remote in SOURCES[name]}
     parts: list[Part] = []
     for file in wanted:
@@ -67,11 +75,11 @@ def _read_mat(data: bytes, where: str) -> Part:
         content = loadmat(io.BytesIO(data), variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
     except Exception as error:  # the reader fails in as many ways as the format has fields
-        raise damaged(where, f"it is not a MATLAB file with X and y ({type(error).__name__})") from None
+        raise damaged_error(where, f"it is not a MATLAB file with X and y ({type(error).__name__})") from None
     if images.dtype != np.uint8 or images.shape[:3] != (32, 32, 3) or images.ndim != 4:
-        raise damaged(where, "its X is not 32×32×3×N bytes")
+        raise damaged_error(where, "its X is not 32×32×3×N bytes")
     if len(labels) != images.shape[3]:
-        raise damaged(where, f"it has {images.shape[3]:,} images but {len(labels):,} labels")
+        raise damaged_error(where, f"it has {images.shape[3]:,} images but {len(labels):,} labels")
     labels[labels == 10] = 0
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
@@ -98,7 +106,7 @@ def cinic10(data_dir: Path | None, *, valid: bool = False) -> Dataset:
         if any(pictures.names for pictures in found.values()):
             break
     else:
-        raise missing(name, folder, "CINIC-10.tar.gz or a folder with train/airplane and its companions")
+        raise missing_error(name, folder, "CINIC-10.tar.gz or a folder with train/airplane and its companions")
     parts = {split: pictures.part() for split, pictures in found.items()}
     if valid and not len(parts["valid"][0]):
         raise UsageError(f"{name} is incomplete in {archive.path}: valid is missing")
@@ -144,7 +152,7 @@ def tiny_imagenet(data_dir: Path | None) -> Dataset:
         if train.names:
             break
     else:
-        raise missing(name, folder, "tiny-imagenet-200.zip or a folder with wnids.txt and train/")
+        raise missing_error(name, folder, "tiny-imagenet-200.zip or a folder with wnids.txt and train/")
     for text in ("wnids.txt", "val_annotations.txt"):
         if text not in texts:
             raise UsageError(f"{name} is incomplete in {archive.path}: {text} is missing")
@@ -186,7 +194,7 @@ class _Pictures:
                 shape = image.size
                 pixels = image.convert("RGB").tobytes() if shape == (self.size, self.size) else b""
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise damaged(archive.where(inner), str(error) or type(error).__name__) from None
+            raise damaged_error(archive.where(inner), str(error) or type(error).__name__) from None
         if not pixels:
             raise UsageError(f"{archive.where(inner)} is {shape[0]}×{shape[1]}, not {self.size}×{self.size}")
         self.names.append(inner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedstrata.models.zoo.parts import Norm, named
+from fedstrata.models.zoo.parts import Norm, sequential
 
 
 class First(nn.Module):
@@ -90,7 +90,9 @@ class Block(nn.Module):
         if stride == 1 and inputs == outputs:
             self.shortcut = nn.Identity()
         else:
-            self.shortcut = named(("conv", conv(inputs, outputs, 1, stride, norm)), ("norm", norm_layer(norm, outputs)))
+            self.shortcut = sequential(
+                ("conv", conv(inputs, outputs, 1, stride, norm)), ("norm", norm_layer(norm, outputs))
+            )
 
     def body(self, x: Tensor) -> Tensor:
         """The block's convolutions, up to the last norm layer."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fedstrata.core.lazy import nn
-from fedstrata.models.zoo.parts import Norm, images, named, positive
+from fedstrata.models.zoo.parts import Norm, check_images, check_positive, sequential
 
 Stem = Literal["3x3", "7x7"]
 Plan = Literal["normal", "mean", "reversed"]
@@ -70,13 +70,13 @@ def _resnet(
         from fedstrata.models.zoo.layers import BasicBlock, Bottleneck, conv, norm_layer
 
         block = BasicBlock if kind == "basic" else Bottleneck
-        channels, _, _ = images(name, input_shape, classes)
-        positive(name, width=width)
+        channels, _, _ = check_images(name, input_shape, classes)
+        check_positive(name, width=width)
         widths = channel_plan(plan, width, len(blocks))
         first = conv(channels, widths[0], 3, 1, norm) if stem == "3x3" else conv(channels, widths[0], 7, 2, norm)
         pool = [("pool", nn.MaxPool2d(3, 2, padding=1))] if maxpool else []
         children: list[tuple[str, nn.Module]] = [
-            ("stem", named(("conv", first), ("norm", norm_layer(norm, widths[0])), ("relu", nn.ReLU()), *pool))
+            ("stem", sequential(("conv", first), ("norm", norm_layer(norm, widths[0])), ("relu", nn.ReLU()), *pool))
         ]
         inputs = widths[0]
         for index, (count, planes) in enumerate(zip(blocks, widths, strict=True)):
@@ -89,9 +89,9 @@ def _resnet(
                 layer.append(one)
                 inputs = planes * block.expansion
             children.append((f"layer{index + 1}", nn.Sequential(*layer)))
-        net = named(
+        net = sequential(
             *children,
-            ("pool", named(("average", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()))),
+            ("pool", sequential(("average", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()))),
             ("head", nn.Linear(inputs, classes)),
         )
         _initialise(net, norm)

@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata.core.lazy import nn, torch
 from fedstrata.errors import UsageError
 from fedstrata.models.passes import calls
-from fedstrata.models.zoo.parts import images, named, positive
+from fedstrata.models.zoo.parts import check_images, check_positive, sequential
 
 
 def _library(model: str) -> Any:
@@ -30,14 +30,14 @@ def _library(model: str) -> Any:
 
 def _grid(model: str, input_shape: tuple[int, ...], classes: int, patch: int) -> tuple[int, int]:
     """How many patches an image has, down and across."""
-    positive(model, patch=patch)
-    _, height, width = images(model, input_shape, classes, smallest=patch)
+    check_positive(model, patch=patch)
+    _, height, width = check_images(model, input_shape, classes, smallest=patch)
     if height % patch or width % patch:
         raise UsageError(f"model '{model}': patches of {patch}×{patch} pixels do not tile images of {height}×{width}")
     return height // patch, width // patch
 
 
-def _fits(model: str, dim: int, heads: int, mlp_ratio: float) -> None:
+def _check_sizes(model: str, dim: int, heads: int, mlp_ratio: float) -> None:
     """Refuse sizes that blocks of `dim` features cannot have."""
     if dim % heads:
         raise UsageError(f"model '{model}': {heads} heads do not divide {dim} features")
@@ -89,8 +89,8 @@ def vit(
     (norm, class token), `head`.
     """
     grid = _grid("vit", input_shape, classes, patch)
-    positive("vit", dim=dim, depth=depth, heads=heads)
-    _fits("vit", dim, heads, mlp_ratio)
+    check_positive("vit", dim=dim, depth=depth, heads=heads)
+    _check_sizes("vit", dim, heads, mlp_ratio)
     library = _library("vit")
     from fedstrata.models.zoo.layers import First, TakeStep
 
@@ -110,10 +110,10 @@ def vit(
     blocks = [m for m in whole.modules() if isinstance(m, library.models.vit.modeling_vit.ViTLayer)]
     head = nn.Linear(dim, classes)
     _initialise(head)
-    net = named(
+    net = sequential(
         ("patch", whole.embeddings),
         *((f"block{index}", First(block)) for index, block in enumerate(blocks, start=1)),
-        ("pool", named(("norm", whole.layernorm), ("token", TakeStep(0)))),
+        ("pool", sequential(("norm", whole.layernorm), ("token", TakeStep(0)))),
         ("head", head),
     )
     return _in_call_order(net, input_shape)
@@ -138,13 +138,13 @@ def swin(
     Stages: `patch`, `layer1`, `layer2`, …, `pool` (norm, mean), `head`.
     """
     grid = _grid("swin", input_shape, classes, patch)
-    positive("swin", window=window, dim=dim, depths=depths, heads=heads)
+    check_positive("swin", window=window, dim=dim, depths=depths, heads=heads)
     if not depths or len(depths) != len(heads):
         raise UsageError(
             f"model 'swin': depths and heads must be equally many and at least one, not {len(depths)} and {len(heads)}"
         )
     for index, number in enumerate(heads):
-        _fits("swin", dim * 2**index, number, mlp_ratio)
+        _check_sizes("swin", dim * 2**index, number, mlp_ratio)
     library = _library("swin")
     from fedstrata.models.zoo.layers import First, MeanTokens, Tokens
 
@@ -179,9 +179,9 @@ def swin(
         if index + 1 < len(depths):
             grid = (-(-grid[0] // 2), -(-grid[1] // 2))
     features = dim * 2 ** (len(depths) - 1)
-    net = named(
+    net = sequential(
         *children,
-        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
+        ("pool", sequential(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
         ("head", nn.Linear(features, classes)),
     )
     net.apply(_initialise)

@@ -26,7 +26,14 @@ from fedstrata.core.types import Stratum
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, positive
 from fedstrata.probes.measures.features import LIMIT
-from fedstrata.probes.measures.reading import check_labelled, check_names, deviations, device_of, per_stratum, reading
+from fedstrata.probes.measures.reading import (
+    check_labelled,
+    check_names,
+    deviations,
+    device_of,
+    per_stratum,
+    scratch_copy,
+)
 from fedstrata.tasks.classification import task_loss
 
 DRAWS = 1000
@@ -218,7 +225,7 @@ def _spread(
 ) -> GradientSpread:
     """One figure per group: its images, and the row that has their label."""
     check_labelled((inputs, labels))
-    with reading(model) as scratch:
+    with scratch_copy(model) as scratch:
         if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in scratch.modules()):
             raise UsageError("one image has no gradient of its own in a model that normalises by the batch")
         check_names(_names(strata), dict(scratch.named_parameters()), "the model has")

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.rng import derive, generator, preserve_rng
 from fedstrata.core.types import Examples
 from fedstrata.data.examples import as_examples
 from fedstrata.errors import UsageError, positive
-from fedstrata.models.taps import seen_at
-from fedstrata.probes.measures.reading import Data, Labelled, batches, check_clients, check_labelled, reading
+from fedstrata.models.taps import value_at
+from fedstrata.probes.measures.reading import Data, Labelled, batches, check_clients, check_labelled, scratch_copy
 
 LIMIT = 200
 """Examples of a class that are transported, at most: the cost of a class grows faster than its square."""
@@ -40,9 +40,9 @@ def features_at(model: nn.Module, data: Data, place: str, index: Tensor | None =
     held = as_examples(data)
     if not len(held) or (index is not None and not len(index)):
         raise UsageError("there are no examples to take features of")
-    with reading(model) as scratch, torch.no_grad():
+    with scratch_copy(model) as scratch, torch.no_grad():
         parts = [
-            (rows, seen_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
+            (rows, value_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
             for rows, x, y in batches(scratch, held, index=index)
         ]
     rows, features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -79,11 +79,11 @@ def feature_distance(
     """
     examples = check_clients(clients, least=2)
 
-    def read(data: Examples, index: Tensor) -> Tensor:
+    def read_features(data: Examples, index: Tensor) -> Tensor:
         return features_at(model, data, place, index)[0]
 
-    with own_rng():  # a dataset's own transforms may draw random numbers
-        held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in examples]
+    with preserve_rng():  # a dataset's own transforms may draw random numbers
+        held = [_by_class(data.labels(), limit, seed, partial(read_features, data)) for data in examples]
     return _over_pairs(held)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.core.rng import derive, own_rng, seed_global
+from fedstrata.core.rng import derive, preserve_rng, seed_global
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.batching import eval_batches
@@ -31,11 +31,11 @@ Dataset, or a function without arguments that returns one of these."""
 
 
 @contextmanager
-def reading(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
+def scratch_copy(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
     """A copy of the model to run; random generators are as before afterwards."""
     scratch = copy.deepcopy(model).train(training)
     lay_out(scratch, channels_last=False)
-    with own_rng():
+    with preserve_rng():
         yield scratch
 
 

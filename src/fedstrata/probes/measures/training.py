@@ -25,7 +25,7 @@ from fedstrata.errors import UsageError, positive
 from fedstrata.models.norms import normalises_batches
 from fedstrata.models.stages import stages
 from fedstrata.models.strata import classifier, strata
-from fedstrata.models.taps import watched
+from fedstrata.models.taps import watch_places
 from fedstrata.probes.measures.reading import (
     Data,
     batches,
@@ -33,7 +33,7 @@ from fedstrata.probes.measures.reading import (
     check_labelled,
     check_names,
     device_of,
-    reading,
+    scratch_copy,
 )
 from fedstrata.tasks.classification import task_loss
 from fedstrata.techniques.fedimpro import channel_axis
@@ -106,7 +106,7 @@ def _norms(
     model: nn.Module, data: Examples, order: Sequence[Tensor], strata: Sequence[Stratum], lr: float, seed: int
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {stratum.name: [] for stratum in strata}
-    with reading(model, training=True) as scratch:
+    with scratch_copy(model, training=True) as scratch:
         params: Tensors = dict(scratch.named_parameters())
         check_names((n for stratum in strata for n in stratum.params), params, "the model has")
         device = device_of(scratch)
@@ -166,16 +166,16 @@ def forgetting(
     """
     starts = _starts(before, local, held)
     check_labelled((inputs, labels))
-    found = _once(partial(_accuracies, inputs=inputs, labels=labels), starts)
+    found = _measure_once(partial(_accuracies, inputs=inputs, labels=labels), starts)
     found += [_accuracies(model, inputs, labels) for model in local]
     if len(sizes := {len(accuracies) for accuracies in found}) > 1:
         raise UsageError(f"models of {min(sizes)} and of {max(sizes)} classes cannot be compared")
     was, now = torch.stack(found).chunk(2)
     present = ~now[0].isnan()
-    own = torch.tensor([[c in mine for c in range(now.shape[1])] for mine in map(_whole, held)])
+    own = torch.tensor([[c in mine for c in range(now.shape[1])] for mine in map(_class_set, held)])
     return Calibration(
-        before=_listed(was.mean(0)),
-        after=_listed(now.mean(0)),
+        before=_as_tuple(was.mean(0)),
+        after=_as_tuple(now.mean(0)),
         held=_mean(now, own & present),
         missing=_mean(now, ~own & present),
         forgetting=_mean(was - now, ~own & present),
@@ -185,7 +185,7 @@ def forgetting(
 def _accuracies(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Of each class that the model tells apart; NaN for those without examples."""
     hits, rows = [], []
-    with reading(model) as scratch, torch.no_grad():
+    with scratch_copy(model) as scratch, torch.no_grad():
         for _, x, y in batches(scratch, TensorExamples(inputs, labels)):
             logits = scratch(x)
             task_loss(logits, y)  # refuses labels that the model has no output for
@@ -195,7 +195,7 @@ def _accuracies(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return right / seen
 
 
-def _whole(classes: Collection[int]) -> set[int]:
+def _class_set(classes: Collection[int]) -> set[int]:
     return {int(c) for c in classes}
 
 
@@ -205,7 +205,7 @@ def _mean(values: Tensor, where: Tensor) -> float | None:
     return fmean(rows) if rows else None
 
 
-def _listed(values: Tensor) -> tuple[float | None, ...]:
+def _as_tuple(values: Tensor) -> tuple[float | None, ...]:
     return tuple(None if value != value else value for value in values.tolist())
 
 
@@ -277,12 +277,12 @@ def neuron_drift(
     given = None if places is None else list(places)
 
     def first(model: nn.Module) -> dict[str, Tensor]:
-        return _activations(model, inputs, labels, _changing(model, inputs[:2]) if given is None else given)
+        return _activations(model, inputs, labels, _changing_stages(model, inputs[:2]) if given is None else given)
 
-    firsts = _once(first, starts)
+    firsts = _measure_once(first, starts)
     deepest = max(firsts, key=len)  # knows the order of the stages
     changes: tuple[dict[str, list[float]], ...] = tuple({stage: [] for stage in deepest} for _ in range(2))
-    for was, model, mine in zip(firsts, local, map(_whole, held), strict=True):
+    for was, model, mine in zip(firsts, local, map(_class_set, held), strict=True):
         now = _activations(model, inputs, labels, list(was))
         own = torch.tensor([c in mine for c in classes])
         for stage, activations in was.items():
@@ -295,10 +295,10 @@ def neuron_drift(
     return Drift(*({stage: fmean(values) for stage, values in found.items() if values} for found in changes))
 
 
-def _changing(model: nn.Module, sample: Tensor) -> list[str]:
+def _changing_stages(model: nn.Module, sample: Tensor) -> list[str]:
     """The stages whose outputs training changes, up to the one that the classifier is in."""
     names = stages(model)
-    with reading(model) as scratch:
+    with scratch_copy(model) as scratch:
         used = [stratum for stratum in strata(scratch, sample.to(device_of(scratch))) if not stratum.idle]
     if not used:
         return []
@@ -312,10 +312,10 @@ def _activations(model: nn.Module, inputs: Tensor, labels: Tensor, places: Seque
     known = torch.tensor(sorted(set(labels.tolist())))
     totals: dict[str, Tensor] = {}
     counts = torch.stack([(labels.cpu() == c).sum() for c in known]).double()
-    with reading(model) as scratch, torch.no_grad():
+    with scratch_copy(model) as scratch, torch.no_grad():
         for _, x, y in batches(scratch, TensorExamples(inputs, labels)):
             seen: dict[str, Tensor] = {}
-            with watched(scratch, {place: partial(_look, seen, len(x), place) for place in places}):
+            with watch_places(scratch, {place: partial(_look, seen, len(x), place) for place in places}):
                 scratch(x)
             rows = torch.searchsorted(known, y.cpu())
             for place in places:
@@ -348,7 +348,7 @@ def _starts(
     return starts
 
 
-def _once(measure: Callable[[nn.Module], _T], models: Sequence[nn.Module]) -> list[_T]:
+def _measure_once(measure: Callable[[nn.Module], _T], models: Sequence[nn.Module]) -> list[_T]:
     """A result for each model; one that stands there several times is measured once."""
     found = {key: measure(model) for key, model in {id(model): model for model in models}.items()}
     return [found[id(model)] for model in models]
