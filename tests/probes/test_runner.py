@@ -477,7 +477,7 @@ def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differs
 
 
-def test_crossing_is_what_inco_keeps() -> None:
+def test_crossing_is_what_inco_publishes() -> None:
     fed = run(**depths(method="heteroavg + inco"), probe="crossing")
     state, found = fed.state.techniques["inco"], fed.probes[-1]["crossing"]
     for kind in ("theta", "beta"):

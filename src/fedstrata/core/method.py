@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fedstrata.core.technique import Buffers, Technique, non_default_fields, overrides
-from fedstrata.core.types import Reducer, Weight
+from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
+from fedstrata.core.types import Reducer, Slots, Weight
 from fedstrata.errors import UsageError
 
 
@@ -127,6 +127,14 @@ class Method:
     def at(self, door: str) -> Iterator[Technique]:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
+
+    def publish(self, states: Slots) -> Figures:
+        """What the techniques publish of their states after a round: figure → layer → number."""
+        found: dict[str, dict[str, float]] = {}
+        for technique in self.at("publish"):
+            for figure, by_layer in technique.publish(states.get(technique.name, {})).items():
+                found.setdefault(figure, {}).update(by_layer)
+        return found
 
     @cached_property
     def digest(self) -> str:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from fedstrata.core.types import Examples
 
 
+Figures = Mapping[str, Mapping[str, float]]
+"""Name of a figure, such as `theta` → layer → number."""
+
+
 class Times(NamedTuple):
     """factor · tensors, as a correction: the product is taken while it is added, in one pass and in place.
 
@@ -296,6 +300,10 @@ class Technique:
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """Server, after the mean: (delta to apply, new state)."""
         return delta, state
+
+    def publish(self, state: Tensors) -> Figures:
+        """After a round: the numbers in its state that a reader may want to see; nobody else reads state keys."""
+        return {}
 
     def __str__(self) -> str:
         return text_of(self.name, non_default_fields(self))

@@ -110,12 +110,11 @@ def _statistics(context: ProbeContext) -> dict[str, Any]:
 
 def _crossing(context: ProbeContext) -> dict[str, Any]:
     """The θ and β of a technique that crosses layers, layer by layer (InCo Aggregation, Fig. 9)."""
-    slots = context.after.techniques.values()
-    state = {n: t for slot in slots for n, t in slot.items() if n.partition("/")[0] in ("theta", "beta")}
-    if not state:
+    published = context.context.method.publish(context.after.techniques)
+    found = {figure: dict(published.get(figure, {})) for figure in ("theta", "beta")}
+    if not any(found.values()):
         raise UsageError("the method does not cross layers, as inco does")
-    found = measures.crossing([state])
-    return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
+    return found
 
 
 def _embedding(context: ProbeContext) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from fedstrata.reproduce.runs import configured
 from fedstrata.run import deal
 from fedstrata.system.machine import compute_with
 from fedstrata.techniques import method
-from fedstrata.techniques.inco import InCo
 
 IID, EQUAL = "IID, equal models", "non-IID, equal models"
 GROUP, HETERO = "non-IID, different models (GroupAvg)", "HeteroAvg"
@@ -138,12 +137,12 @@ def mapped(models: Sequence[nn.Module], test: Examples, rows: int, seed: int) ->
 
 def follow(federation: Federation) -> dict[str, Any]:
     """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
-    states, accuracy = [], math.nan
+    published, accuracy = [], math.nan
     for record in federation.rounds():
-        states.append(federation.state.techniques.get(InCo.name, {}))
+        published.append(federation.method.publish(federation.state.techniques))
         if record.accuracy is not None:
             accuracy = statistics.fmean(record.arch_accuracy.values()) if record.arch_accuracy else record.accuracy
-    found = crossing(states)
+    found = crossing(published)
     means = {name: statistics.fmean(values) for name, values in found.theta.items()}
     return {"accuracy": accuracy, "positive": found.positive, "theta": means}
 

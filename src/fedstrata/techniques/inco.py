@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.technique import Figures, RoundView, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
 from fedstrata.errors import one_of
@@ -157,9 +157,17 @@ class InCo(Technique):
         moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some
         here = {name: first for name, first in found.items() if name in moved and first in moved}
         crossed = {n: cross(delta[n], delta[o], self.form, self.normalise, self.optimise) for n, o in here.items()}
-        shown = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
-        shown |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
-        return {**delta, **{n: c.result for n, c in crossed.items()}}, shown
+        kept = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
+        kept |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
+        return {**delta, **{n: c.result for n, c in crossed.items()}}, kept
+
+    def publish(self, state: Tensors) -> Figures:
+        """The mean θ and β of every layer that was crossed in the last round."""
+        found: dict[str, dict[str, float]] = {"theta": {}, "beta": {}}
+        for key, value in state.items():
+            figure, _, layer = key.partition("/")
+            found[figure][layer] = float(value)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
