@@ -94,5 +94,6 @@ def gram_matrices(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_below_half(kind: str, share: float) -> None:
+    """Refuse a share of the clients that a rule cannot do without."""
     if not 0 <= share < 0.5:
         raise UsageError(f"{kind}'s share must be 0 or more and below 0.5, not {share}")

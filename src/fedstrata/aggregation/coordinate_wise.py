@@ -76,6 +76,7 @@ class Median:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The median of every element, over the clients that hold it."""
         return reduce_by_coordinate(deltas, median_of_sorted), reduce_by_coordinate(buffers, median_of_sorted)
 
 
@@ -106,6 +107,7 @@ class TrimmedMean:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The trimmed mean of every element, over the clients that hold it."""
         return reduce_by_coordinate(deltas, self._trimmed_mean), reduce_by_coordinate(buffers, self._trimmed_mean)
 
     def _trimmed_mean(self, ordered: Tensor) -> Tensor:

@@ -111,5 +111,6 @@ class GeometricMedian:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The mean, weighted by the clients' β_k."""
         found = median_weights(deltas, weights, self.smooth, self.steps, self.tolerance)
         return mean_of(deltas, found), mean_of(buffers, found)

@@ -66,6 +66,7 @@ class Krum:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The delta and the buffers of the chosen client."""
         found = krum_weights(deltas, weights, floor_share(self.share, len(deltas)), keep=1)
         if len(chosen := [k for k, weight in enumerate(found) if weight > 0]) == 1:
             found[chosen[0]] = 1.0  # so that the mean of one is that one, to the bit
@@ -100,6 +101,7 @@ class MultiKrum:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The weighted mean of the chosen clients."""
         suspects = floor_share(self.share, len(deltas))
         found = krum_weights(deltas, weights, suspects, self.keep or len(deltas) - suspects)
         return mean_of(deltas, found), mean_of(buffers, found)

@@ -70,4 +70,5 @@ class WeightedMean:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The weighted mean, name by name."""
         return mean_of(deltas, weights), mean_of(buffers, weights)

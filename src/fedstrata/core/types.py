@@ -1,4 +1,7 @@
-"""What travels between server and clients, and what everything is told in: assignments, updates, strata, examples."""
+"""The data that everything is told in: assignments and updates, which travel; strata, examples, reducers.
+
+Plain types without behaviour; what a technique may do with them is in `fedstrata.core.technique`.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
-from fedstrata.core.spec import Buffers as Buffers
 from fedstrata.core.tensors import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-
-
-def replace_fields(value: T, **fields: Any) -> T:
-    """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
-    new = object.__new__(type(value))
-    new.__dict__.update(value.__dict__)
-    new.__dict__.update(fields)
-    return new
 
 
 Slots = dict[str, Tensors]
@@ -153,7 +147,7 @@ class Absence:
 
 
 Visit = tuple[Update | Absence, Slots]
-"""What comes of an assignment, and what its client will remember if it is accepted."""
+"""What comes of an assignment, and what its client will remember if the update is accepted."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +193,21 @@ class Examples(Protocol):
 
 
 class Reducer(Protocol):
-    """Makes one (delta, buffers) of one delta, one dict of buffers and one weight per client, in client order."""
+    """What takes the mean's place: makes one (delta, buffers) of all clients', which are given in client order."""
 
     by_name: ClassVar[bool]
     """True if it looks at every name by itself; others choose among whole clients."""
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
-    ) -> tuple[Tensors, Tensors]: ...
+    ) -> tuple[Tensors, Tensors]:
+        """(delta, buffers) of all clients together."""
+        ...
+
+
+def replace_fields(value: T, **fields: Any) -> T:
+    """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    new.__dict__.update(fields)
+    return new

@@ -107,6 +107,7 @@ class Augmentation:
     steps: Steps
 
     def __call__(self, images: Tensor) -> Tensor:
+        """The images after all steps."""
         with torch.no_grad():
             for step in self.steps if len(images) else ():
                 images = step(images)

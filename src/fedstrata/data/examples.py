@@ -74,9 +74,11 @@ class TensorExamples:
         return Split(self, small, ends)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return self.y if self.index is None else self.y[self.index]
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs, scaled, and labels of the examples at `index`."""
         if self.index is not None:
             index = self.index[index]
         x, y = self.x[index], self.y[index]
@@ -141,6 +143,7 @@ class MapExamples:
         return len(self.dataset)
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`, read one by one."""
         places = index.tolist()
         rows = [self.dataset[i] for i in places]
         x = torch.stack([torch.as_tensor(row[0]) for row in rows])
@@ -148,6 +151,7 @@ class MapExamples:
         return (x if augment is None else augment(x)), self._classes([row[1] for row in rows], places)
 
     def labels(self) -> Tensor:
+        """All labels, in order; every example is read."""
         places = range(len(self.dataset))
         return self._classes([self.dataset[i][1] for i in places], places)
 
@@ -167,10 +171,12 @@ class CheckedExamples:
         return len(self.examples)
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`."""
         x, y = self.examples.batch(index, augment)
         return x, class_numbers(y, self.whose, index)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return class_numbers(self.examples.labels(), self.whose)
 
 
@@ -208,9 +214,11 @@ class LazyExamples:
         return len(self.open()) if self._size is None else self._size
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`."""
         return self.open().batch(index, augment)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return self.open().labels()
 
 
@@ -226,6 +234,7 @@ class JoinedExamples:
         return int(self.ends[-1])
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`, in its order, whoever holds them."""
         owner = torch.searchsorted(self.ends, index, right=True)
         x: Tensor | None = None
         y = torch.zeros(len(index), dtype=torch.int64)
@@ -239,6 +248,7 @@ class JoinedExamples:
         return x, y
 
     def labels(self) -> Tensor:
+        """All labels, party after party."""
         return torch.cat([part.labels() for part in self.parts])
 
 

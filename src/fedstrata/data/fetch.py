@@ -199,14 +199,15 @@ class _AtPace:
 
 
 class _Http(_AtPace, urllib.request.HTTPHandler):
-    pass
+    """For http."""
 
 
 class _Https(_AtPace, urllib.request.HTTPSHandler):
-    pass
+    """For https."""
 
 
 def _open(request: urllib.request.Request, pace: _Pace) -> Any:
+    """The answer to a request, read at a pace."""
     handlers: list[_Http | _Https] = [_Http(), _Https()]
     for handler in handlers:
         handler.pace = pace
@@ -216,6 +217,7 @@ def _open(request: urllib.request.Request, pace: _Pace) -> Any:
 def _fetch_file(
     remote: Remote, url: str, folder: Path, progress: Progress, attempts: int, pause: float, pace: _Pace
 ) -> Path:
+    """One file, attempt after attempt, under its own name once it is whole."""
     final = folder / remote.name
     part = folder / f"{remote.name}.part"
     try:
@@ -273,9 +275,9 @@ def _fault(path: Path, remote: Remote) -> str | None:
 def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace: _Pace) -> str | None:
     """One attempt to bring `file` to its full length: None when it is whole, else why it broke off."""
     have = file.seek(0, os.SEEK_END)
-    if remote.size is not None and have >= remote.size:
-        if have == remote.size:
-            return None
+    if have == remote.size:
+        return None
+    if remote.size is not None and have > remote.size:
         have = _empty(file)
     headers = {"User-Agent": f"fedstrata/{__version__}"}
     if have:
@@ -296,24 +298,44 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace
         else:  # the server ignores Range and sends the whole file
             have = _empty(file)
             total = _number(response.headers.get("Content-Length"))
-        if remote.size is not None and total is not None and total != remote.size:
-            raise _WrongFileError(
-                f"{url} is not the file that was expected: it has {total:,} bytes, not {remote.size:,}"
-            )
-        whole = total if remote.size is None else remote.size
-        while True:
-            try:
-                block = response.read1(_BLOCK)
-            except (OSError, http.client.HTTPException) as error:
-                return f"the connection broke after {have:,} bytes ({_reason(error)})"
-            if not block:
-                break
-            file.write(block)
-            have += len(block)
-            pace.come += len(block)
-            if whole is not None and have > whole:
-                raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
-            progress(have, whole, remote.name)
+        whole = _whole_length(url, total, remote)
+        return _receive(response, file, url, have, whole, pace, lambda done: progress(done, whole, remote.name))
+
+
+def _whole_length(url: str, announced: int | None, remote: Remote) -> int | None:
+    """The file's length, as the table or else the server says; a refusal where they disagree."""
+    if remote.size is None:
+        return announced
+    if announced is not None and announced != remote.size:
+        raise _WrongFileError(
+            f"{url} is not the file that was expected: it has {announced:,} bytes, not {remote.size:,}"
+        )
+    return remote.size
+
+
+def _receive(
+    response: Any,
+    file: BinaryIO,
+    url: str,
+    have: int,
+    whole: int | None,
+    pace: _Pace,
+    progress: Callable[[int], None],
+) -> str | None:
+    """Append what comes to the `have` bytes that are there: None when all has come, else why it broke off."""
+    while True:
+        try:
+            block = response.read1(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            return f"the connection broke after {have:,} bytes ({_reason(error)})"
+        if not block:
+            break
+        file.write(block)
+        have += len(block)
+        pace.come += len(block)
+        if whole is not None and have > whole:
+            raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
+        progress(have)
     if whole is not None and have < whole:
         return f"the connection ended after {have:,} of {whole:,} bytes"
     return None

@@ -71,9 +71,13 @@ class Partitioner(Protocol):
     dataset: Any
 
     @property
-    def num_partitions(self) -> int: ...
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        ...
 
-    def load_partition(self, partition_id: int) -> Any: ...
+    def load_partition(self, partition_id: int) -> Any:
+        """One of them, as a `datasets.Dataset`."""
+        ...
 
 
 def iid(task: PartitionTask) -> Ints:

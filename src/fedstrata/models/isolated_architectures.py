@@ -21,6 +21,7 @@ class IsolatedArchitectures(nn.Module):
         self.main = main
 
     def forward(self, x: Tensor) -> Tensor:
+        """What the main model answers."""
         out: Tensor = self.get_submodule(self.main)(x)
         return out
 

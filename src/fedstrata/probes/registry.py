@@ -1,4 +1,8 @@
-"""The probes by name: each is a function of a round's context, and gives what is written to probes.jsonl."""
+"""The probes by name: each is a function of a round's context, and gives what is written to probes.jsonl.
+
+To add one, write a measure (a pure function, in `fedstrata.probes.measures`), a probe here that takes it, and a row in
+`PROBES`.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,11 @@ else:
 
 
 STEPS = 8
-"""Of `gradnorm`, on either side."""
-
-
+"""Steps of `gradnorm`, from either model."""
 POINTS = 400
-"""Of `embedding`, at most."""
-
-
-# The probes -------------------------------------------------------------------------------------------------
+"""Points of `embedding`, at most."""
+ALL = "all"
+"""What a setting says for every probe."""
 
 
 def _divergence(context: ProbeContext) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 Probe = Callable[[ProbeContext], dict[str, Any]]
-
+"""What a round's context shows, by name; {} where there is nothing to write."""
 
 PROBES: Mapping[str, Probe] = {
     "divergence": _divergence,
@@ -159,9 +160,6 @@ PROBES: Mapping[str, Probe] = {
     "crossing": _crossing,
     "embedding": _embedding,
 }
-
-
-ALL = "all"
 
 
 def choose_probes(text: str | None) -> tuple[str, ...]:

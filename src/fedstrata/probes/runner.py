@@ -10,7 +10,7 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.rng import derive, generator, preserve_rng
+from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Examples, Update, Work
 from fedstrata.data.examples import TensorExamples
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 DIGITS = 6
-"""Significant ones of what is written."""
-
-
-# During a run -----------------------------------------------------------------------------------------------
+"""Significant digits of what is written."""
 
 
 @dataclass(eq=False)
@@ -50,32 +47,63 @@ class Limits(Protocol):
     """What a run's settings say of its probes."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """Of the run."""
+        ...
+
     @property
-    def rounds(self) -> int: ...
+    def rounds(self) -> int:
+        """Planned ones."""
+        ...
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """That torch computes with."""
+        ...
+
     @property
-    def probe_every(self) -> int: ...
+    def probe_every(self) -> int:
+        """Measure every so many rounds."""
+        ...
+
     @property
-    def probe_clients(self) -> int: ...
+    def probe_clients(self) -> int:
+        """Clients that are measured in a round, at most."""
+        ...
+
     @property
-    def probe_examples(self) -> int: ...
+    def probe_examples(self) -> int:
+        """Examples that a model is shown, at most."""
+        ...
 
 
 class ObservedRound(Protocol):
-    """A round that is closed, and was watched."""
+    """A round that is closed, some of whose updates were recorded."""
 
     @property
-    def before(self) -> ServerState: ...
+    def before(self) -> ServerState:
+        """The state that it began with."""
+        ...
+
     @property
-    def after(self) -> ServerState: ...
+    def after(self) -> ServerState:
+        """The one that it ended with."""
+        ...
+
     @property
-    def outcome(self) -> Outcome: ...
+    def outcome(self) -> Outcome:
+        """Whose updates were used, among others."""
+        ...
+
     @property
-    def assignments(self) -> Sequence[Assignment]: ...
+    def assignments(self) -> Sequence[Assignment]:
+        """What was asked of the clients."""
+        ...
+
     @property
-    def watch(self) -> UpdateRecorder | None: ...
+    def watch(self) -> UpdateRecorder | None:
+        """The recorded updates; None if nobody asked for any."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +142,6 @@ class Prober:
 
     def measure(self, watched: ObservedRound, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
-        from fedstrata.core.rng import seed_global
-
         before, asked = watched.before, watched.assignments
         arch = {assignment.client: assignment.arch for assignment in asked}
         seen = {} if watched.watch is None else watched.watch.seen
@@ -146,6 +172,7 @@ class Prober:
     def _build_context(
         self, before: ServerState, after: ServerState, visits: Sequence[ObservedVisit], work: Work
     ) -> ProbeContext:
+        """What the probes may see of a round."""
         data = {visit.client: self._choose_examples(self.clients[visit.client], visit.client) for visit in visits}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
         return ProbeContext(
@@ -163,6 +190,7 @@ class Prober:
         )
 
     def _shared_examples(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) that all models are shown: of the test set or, where there is none, of the clients' data."""
         if self.test is not None:
             some = self._choose_examples(self.test, "shared")
             return some.batch(torch.arange(len(some)))

@@ -17,6 +17,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
+        """A context that counts as this phase."""
         return _Phase(self, phase)
 
     def enter(self, phase: str) -> None:

@@ -134,6 +134,7 @@ class CCVR(Technique):
         positive("ccvr", epochs=self.epochs, lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model whose logits are not put out by one linear layer of its own."""
         model = copy.deepcopy(setting.model).eval()
         last = classifier(setting.strata)
         if last is None:
@@ -156,12 +157,14 @@ class CCVR(Technique):
             raise UsageError("ccvr refits a last layer that puts the logits out, and this model changes them after it")
 
     def local(self, view: ClientView) -> Hooks:
+        """In the round after the last, the statistics of the client's features."""
         if view.assignment.trains or not self.samples:
             return Hooks()
         found = statistics(view.outputs(Into(_last(view.strata))), len(view.counts()))
         return Hooks(finish=lambda delta, tally: (found, None))
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Refuse statistics that are incomplete, or of other shapes than the last layer's."""
         if assignment.trains or not self.samples:
             return "it sends statistics that nobody asked for" if slot else None
         if slot.keys() != {"count", "mean", "covariance"}:
@@ -172,9 +175,11 @@ class CCVR(Technique):
         return None if fits and known and bool((slot["count"] >= 0).all()) else "its features' statistics do not fit"
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """Sums over clients, class by class."""
         return add_statistics(total, slot) if slot else total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The last layer, refitted on features drawn from each class's Gaussian."""
         total = round.totals[self.name]
         if not total:
             return delta, state

@@ -61,12 +61,14 @@ class FedDF(Technique):
         positive("feddf", lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
+        """Refuse to distil without inputs."""
         if not self.noise and setting.public is None and self.steps:
             raise UsageError("feddf distils on unlabelled inputs: give public data, or say feddf(noise=True)")
         if self.noise and not setting.sample.is_floating_point():
             raise UsageError("feddf(noise=True) needs inputs that are real numbers, and these are whole ones")
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The averaged model, distilled; what did not travel stays."""
         if not self.steps or not round.arrived:
             return delta, state
         start = add(round.params, delta)

@@ -169,6 +169,7 @@ class FedImpro(Technique):
         one_of("fedimpro", get_args(Per), per=self.per)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model that cannot be cut there, or whose cut leaves nothing to do."""
         place = place_of(self.split, setting.model, setting.strata)
         idle = {name for stratum in setting.strata if stratum.idle for name in stratum.params}
         free = {n for n, p in setting.model.named_parameters() if p.requires_grad and n not in idle}
@@ -188,6 +189,7 @@ class FedImpro(Technique):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """No class is known yet."""
         if not self.weight:
             return {}
         place = place_of(self.split, setting.model, setting.strata)
@@ -198,16 +200,19 @@ class FedImpro(Technique):
         return {"known": torch.zeros(classes, dtype=torch.uint8), "mean": blank, "variance": blank.clone()}
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        """The Gaussians of the classes that are known."""
         if not self.weight or not assignment.trains:
             return {}
         return _pack(state["known"].bool(), state["mean"], state["variance"])
 
     def local(self, view: ClientView) -> Hooks:
+        """Sampled features beside the client's own, and its own statistics as they move."""
         if not self.weight or not view.assignment.trains:
             return Hooks()
         return _Visit(self, view).hooks()
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Refuse statistics that are incomplete, or of other shapes and types than what was sent."""
         if not self.weight or not assignment.trains:
             return "it sends statistics that nobody asked for" if slot else None
         like = assignment.slots[self.name]
@@ -227,6 +232,7 @@ class FedImpro(Technique):
         return None
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """Sums over clients of the means and variances, class by class."""
         if not slot:
             return total
         known = slot["known"].bool()
@@ -240,6 +246,7 @@ class FedImpro(Technique):
         return total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Eq. 7: the server's moving averages."""
         total = round.totals[self.name]
         if not total:
             return delta, state
@@ -290,6 +297,7 @@ class _Visit:
         self.own = self._start()
 
     def hooks(self) -> Hooks:
+        """What the visit does to features, loss and statistics."""
         features: dict[str, Callable[[Batch, Tensor], Tensor]] = {self.place: self._tap}
         if self.samples:
             features[""] = self._leave
@@ -323,6 +331,7 @@ class _Visit:
         return {**start, "known": known, "seen": torch.zeros_like(known)}
 
     def _tap(self, batch: Batch, features: Tensor) -> Tensor:
+        """Note the features that leave the low part, and let sampled ones follow them."""
         if not batch.again:  # a second look at a batch is at the same sampled features
             self.features = features[: len(batch.y)].detach()
             if not self.samples:  # the next layer may change them in place; else it gets a copy

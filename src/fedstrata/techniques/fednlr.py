@@ -188,6 +188,7 @@ class FedNLR(Technique):
                 raise UsageError(f"fednlr's {name} must be 1 or more, not {value}: largest over smallest rate")
 
     def check(self, setting: Setting) -> None:
+        """Refuse patterns that name no layer of neurons."""
         names = [stratum.name for stratum, _ in _neurons(setting.model, setting.strata)]
         if setting.arch == "":  # sub-models may lack layers
             check_patterns("fednlr's layers: no layer of neurons is called", self.layers, names)
@@ -200,6 +201,7 @@ class FedNLR(Technique):
         return not self.layers or any(fnmatchcase(name, pattern) for pattern in self.layers)
 
     def local(self, view: ClientView) -> Hooks:
+        """The factors of all neurons' learning rates, from one pass over the client's data."""
         trains = set(view.assignment.trains)
         layers = [
             _Layer(

@@ -51,6 +51,7 @@ class FedNova(Technique):
     def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
+        """Δ_k times (Σ p_k a_k)/a_k, name by name."""
         moves = [_accumulation_of(u, a) for u, a in zip(updates, asked, strict=True)]
         if len(set(moves)) == 1:
             return updates

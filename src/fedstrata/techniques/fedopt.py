@@ -76,9 +76,11 @@ class FedAdagrad(Technique):
         _check(self.name, self.lr, self.tau, beta1=self.beta1)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """m = 0, v = τ²."""
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← v + Δ²."""
         return _step(state, delta, round, self.lr, self.beta1, self.tau, lambda v, square: v + square)
 
 
@@ -106,9 +108,12 @@ class FedAdam(Technique):
         _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """m = 0, v = τ²."""
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← β₂v + (1 − β₂)Δ²."""
+
         def second(v: Tensor, square: Tensor) -> Tensor:
             return self.beta2 * v + (1 - self.beta2) * square
 
@@ -137,9 +142,12 @@ class FedYogi(Technique):
         _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """m = 0, v = τ²."""
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← v − (1 − β₂)Δ²·sign(v − Δ²)."""
+
         def second(v: Tensor, square: Tensor) -> Tensor:
             return v - (1 - self.beta2) * square * torch.sign(v - square)
 

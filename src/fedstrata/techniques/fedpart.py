@@ -96,6 +96,7 @@ class FedPart(Technique):
         return groups[turn]
 
     def check(self, setting: Setting) -> None:
+        """Refuse patterns that name no stratum, and a `cache_prefix` that would change the result."""
         if setting.arch == "":  # the schedule is the server model's; sub-models may lack strata
             moving = {n for n, p in setting.model.named_parameters() if p.requires_grad}
             names = [s.name for s in setting.strata if not s.idle and not moving.isdisjoint(s.params)]
@@ -116,6 +117,7 @@ class FedPart(Technique):
             cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        """Only the strata whose turn it is train and travel."""
         group = self.active(assignment.round, assignment.run_seed, strata)
         if group is None:
             return assignment

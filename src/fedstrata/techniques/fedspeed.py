@@ -55,6 +55,7 @@ class FedSpeed(Technique):
             raise UsageError(f"fedspeed's alpha must lie between 0 and 1, not {self.alpha}")
 
     def local(self, view: ClientView) -> Hooks:
+        """Every gradient as g̃ − ĝ_k + (w_k − w)/λ; the upload is w_k − λ·ĝ_k."""
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
@@ -77,4 +78,5 @@ class FedSpeed(Technique):
         return Hooks(correct=correct, upload=lambda delta: add(delta, mine, -self.lambda_), finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        """Refuse a memory of anything but parameters."""
         return memory_mismatch(memory, params)

@@ -152,6 +152,7 @@ class InCo(Technique):
         one_of("inco", get_args(Reference), reference=self.reference)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Every layer's mean change, crossed with that of its layer 0; the state is the θ and β of this round."""
         used = [stratum for stratum in round.strata if not stratum.idle]
         found = references(round.params, used, self.reference, self.form)
         moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some

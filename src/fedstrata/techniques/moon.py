@@ -63,6 +63,7 @@ class Moon(Technique):
         positive("moon", tau=self.tau)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model without a place to compare features at."""
         known = [name for name, _ in setting.model.named_modules() if name]
         if self.stage is not None and self.stage not in known:
             raise UsageError(f"moon's stage: the model has no module '{self.stage}'{did_you_mean(self.stage, known)}")
@@ -79,6 +80,7 @@ class Moon(Technique):
                 raise UsageError(f"moon's stage: the model's module '{place}' does not run in {when}")
 
     def local(self, view: ClientView) -> Hooks:
+        """The loss plus μ·contrast(z); the client keeps its model."""
         if not self.mu or not view.assignment.trains:
             return Hooks()
         last = classifier(view.strata)
@@ -107,5 +109,6 @@ class Moon(Technique):
         return Hooks(features={place: tap}, loss=loss, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        """Refuse a memory that is not a whole model."""
         own = buffers if any(n in memory for n in buffers) else {}  # all or, in runs from before they were kept, none
         return memory_mismatch(memory, (*params, *own), (*params, *own))

@@ -104,6 +104,7 @@ index_of = _Index()
 
 
 def structure_of(tensors: Mapping[str, Tensor]) -> Structure:
+    """The names, types and shapes of tensors, in order."""
     return tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors.items())
 
 
@@ -122,6 +123,7 @@ def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def json_bytes(value: Any) -> bytes:
+    """A value as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 

@@ -58,6 +58,11 @@ def missing_error(name: str, folder: Path, looked_for: str) -> UsageError:
     )
 
 
+def incomplete_error(name: str, archive: Archive, lacking: str) -> UsageError:
+    """The error for a dataset of which an archive has only some of the files."""
+    return UsageError(f"{name} is incomplete in {archive.path}: {lacking} is missing")
+
+
 def damaged_error(where: str, why: str) -> UsageError:
     """The error for a file that cannot be what it should be."""
     return UsageError(f"{where} is truncated or corrupt: {why}")
@@ -154,6 +159,7 @@ class Archive:
             raise damaged_error(str(self.path), _words(error)) from None
 
     def _check_size(self, inner: str, size: int, limit: int) -> None:
+        """Refuse a file that is longer than it may be."""
         if size > limit:
             raise UsageError(f"{self.where(inner)} has {size:,} bytes where at most {limit:,} are expected")
 
@@ -191,6 +197,16 @@ def find_archives(
         found.extend(archives)
         level = below
     return found
+
+
+def gather_first(
+    archives: list[Archive], pattern: re.Pattern[str], limit: int = 512 * _MIB
+) -> tuple[Archive, dict[str, bytes]] | None:
+    """The first archive that has files that fit `pattern`, and these by name; None where none has any."""
+    for archive in archives:
+        if files := archive.gather(pattern, limit):
+            return archive, files
+    return None
 
 
 def nearest_name(folder: Path, archives: list[Archive], key: str) -> list[Archive]:

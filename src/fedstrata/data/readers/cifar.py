@@ -23,10 +23,12 @@ from fedstrata.data.readers.archives import (
     damaged_error,
     data_folder,
     find_archives,
+    gather_first,
     has_file,
+    incomplete_error,
     missing_error,
 )
-from fedstrata.data.readers.build import UNVERIFIED, Part, image_dataset, join_notes, part_note
+from fedstrata.data.readers.build import UNVERIFIED, Part, image_dataset, join_notes, join_parts, part_note
 from fedstrata.errors import UsageError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -62,24 +64,19 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     name = "cifar-10"
     folder = data_folder(name, data_dir)
     pattern = re.compile(r"(^|/)(data_batch_[1-5]|test_batch)$")
-    for archive in find_archives(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)")):
-        files = archive.gather(pattern)
-        if files:
-            break
-    else:
+    archives = find_archives(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)"))
+    found = gather_first(archives, pattern)
+    if found is None:
         raise missing_error(name, folder, "cifar-10-python.tar.gz or the folder cifar-10-batches-py")
+    archive, files = found
     batches = [batch for batch in _BATCHES if batch in files]
     if not batches or "test_batch" not in files:
-        lacking = "test_batch" if batches else "every data_batch_N"
-        raise UsageError(f"{name} is incomplete in {archive.path}: {lacking} is missing")
+        raise incomplete_error(name, archive, "test_batch" if batches else "every data_batch_N")
     parts = [
         _read_part(name, archive, file, files[file], b"labels", _CIFAR10_SUMS[file], verify)
         for file in (*batches, "test_batch")
     ]
-    train = (
-        np.concatenate([images for images, _ in parts[:-1]]),
-        np.concatenate([labels for _, labels in parts[:-1]]),
-    )
+    train = join_parts(parts[:-1])
     subset = ""
     if len(batches) < len(_BATCHES):
         subset = f"{len(train[0]):,}-image subset: {', '.join(batches)} of {len(_BATCHES)}"
@@ -103,15 +100,13 @@ def cifar100(data_dir: Path | None, *, coarse: bool = False, verify: bool = True
         lambda f: (f / "train").is_file() and has_file("meta", "test")(f),
         re.compile(r"^cifar[-_]?100"),
     )
-    for archive in archives:
-        files = archive.gather(pattern)
-        if files:
-            break
-    else:
+    found = gather_first(archives, pattern)
+    if found is None:
         raise missing_error(name, folder, "cifar-100-python.tar.gz or the folder cifar-100-python")
+    archive, files = found
     for file in ("train", "test"):
         if file not in files:
-            raise UsageError(f"{name} is incomplete in {archive.path}: {file} is missing")
+            raise incomplete_error(name, archive, file)
     key, classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
     train, test = (
         _read_part(name, archive, file, files[file], key, _CIFAR100_SUMS[file], verify) for file in ("train", "test")

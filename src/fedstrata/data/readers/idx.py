@@ -19,6 +19,7 @@ from fedstrata.data.readers.archives import (
     data_folder,
     find_archives,
     has_file,
+    incomplete_error,
     md5,
     missing_error,
     nearest_name,
@@ -136,7 +137,7 @@ def _load(kind: _Set, data_dir: Path | None, verify: bool) -> Dataset:
     arrays = []
     for file in FILES:
         if file not in found:
-            raise UsageError(f"{kind.name} is incomplete in {archive.path}: {file}[.gz] is missing")
+            raise incomplete_error(kind.name, archive, f"{file}[.gz]")
         where, data = found[file]
         if verify:
             check_md5(kind.name, where, data, (kind.sums[file],))

@@ -23,10 +23,11 @@ from fedstrata.data.readers.archives import (
     damaged_error,
     data_folder,
     find_archives,
+    incomplete_error,
     missing_error,
     nearest_name,
 )
-from fedstrata.data.readers.build import Part, image_dataset, tensor_of
+from fedstrata.data.readers.build import Part, image_dataset, join_parts, tensor_of
 from fedstrata.errors import UsageError
 
 T = TypeVar("T")
@@ -54,10 +55,10 @@ def femnist(data_dir: Path | None) -> Dataset:
     else:
         raise missing_error(name, folder, "LEAF's train/*.json and test/*.json")
     if not test:
-        raise UsageError(f"{name} is incomplete in {archive.path}: test/*.json is missing")
+        raise incomplete_error(name, archive, "test/*.json")
     writers = tuple(sorted(writer for writer, (_, labels) in train.items() if len(labels)))
     groups = spans([len(train[writer][1]) for writer in writers])
-    parts = [_join_parts([users[user] for user in sorted(users)]) for users in (train, test)]
+    parts = [join_parts([users[user] for user in sorted(users)]) for users in (train, test)]
     images = len(parts[0][0]) + len(parts[1][0])
     note = ""
     if images < _IMAGES:
@@ -121,10 +122,6 @@ def _images(x: Any, y: Any) -> Part:
     if labels.shape != pixels.shape[:1]:
         raise ValueError(f"{len(pixels)} images but {labels.size} labels")
     return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28), labels
-
-
-def _join_parts(parts: list[Part]) -> Part:
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def spans(sizes: list[int]) -> tuple[torch.Tensor, ...]:

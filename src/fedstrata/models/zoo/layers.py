@@ -56,6 +56,7 @@ class MeanTokens(nn.Module):
     """The mean over the patches: (batch, patches, features) → (batch, features)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The mean over the second axis."""
         return x.mean(dim=1)
 
 

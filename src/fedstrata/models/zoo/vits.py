@@ -9,6 +9,8 @@ and by shape.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from fedstrata.core.lazy import nn, torch
@@ -139,35 +141,59 @@ def swin(
     """
     grid = _grid("swin", input_shape, classes, patch)
     check_positive("swin", window=window, dim=dim, depths=depths, heads=heads)
+    _check_layers(dim, depths, heads, mlp_ratio)
+    library = _library("swin")
+    from fedstrata.models.zoo.layers import First, MeanTokens
+
+    parts = library.models.swin.modeling_swin
+    config = partial(
+        library.SwinConfig,
+        image_size=(grid[0] * patch, grid[1] * patch),
+        patch_size=patch,
+        num_channels=input_shape[0],
+        embed_dim=dim,
+        depths=list(depths),
+        num_heads=list(heads),
+        mlp_ratio=mlp_ratio,
+        drop_path_rate=0.0,
+        attn_implementation="eager",
+    )
+    features = dim * 2 ** (len(depths) - 1)
+    net = sequential(
+        ("patch", First(parts.SwinEmbeddings(config(window_size=window)))),
+        *_swin_layers(parts, config, grid, window, dim, depths, heads),
+        ("pool", sequential(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
+        ("head", nn.Linear(features, classes)),
+    )
+    net.apply(_initialise)
+    return _in_call_order(net, input_shape)
+
+
+def _check_layers(dim: int, depths: tuple[int, ...], heads: tuple[int, ...], mlp_ratio: float) -> None:
+    """Refuse depths and heads of a Swin transformer that do not fit together."""
     if not depths or len(depths) != len(heads):
         raise UsageError(
             f"model 'swin': depths and heads must be equally many and at least one, not {len(depths)} and {len(heads)}"
         )
     for index, number in enumerate(heads):
         _check_sizes("swin", dim * 2**index, number, mlp_ratio)
-    library = _library("swin")
-    from fedstrata.models.zoo.layers import First, MeanTokens, Tokens
 
-    parts = library.models.swin.modeling_swin
 
-    def config(window: int) -> Any:
-        return library.SwinConfig(
-            image_size=(grid[0] * patch, grid[1] * patch),
-            patch_size=patch,
-            num_channels=input_shape[0],
-            embed_dim=dim,
-            depths=list(depths),
-            num_heads=list(heads),
-            window_size=window,
-            mlp_ratio=mlp_ratio,
-            drop_path_rate=0.0,
-            attn_implementation="eager",
-        )
+def _swin_layers(
+    parts: Any,
+    config: Callable[..., Any],
+    grid: tuple[int, int],
+    window: int,
+    dim: int,
+    depths: tuple[int, ...],
+    heads: tuple[int, ...],
+) -> Iterator[tuple[str, nn.Module]]:
+    """(name, layer) of a Swin transformer; each but the last halves the patches and doubles the features."""
+    from fedstrata.models.zoo.layers import Tokens
 
-    children: list[tuple[str, nn.Module]] = [("patch", First(parts.SwinEmbeddings(config(window))))]
     for index, (depth, number) in enumerate(zip(depths, heads, strict=True)):
         layer = parts.SwinStage(
-            config=config(min(window, *grid)),
+            config=config(window_size=min(window, *grid)),
             dim=dim * 2**index,
             input_resolution=grid,
             depth=depth,
@@ -175,14 +201,5 @@ def swin(
             drop_path=[0.0] * depth,
             downsample=parts.SwinPatchMerging if index + 1 < len(depths) else None,
         )
-        children.append((f"layer{index + 1}", Tokens(layer, grid)))
-        if index + 1 < len(depths):
-            grid = (-(-grid[0] // 2), -(-grid[1] // 2))
-    features = dim * 2 ** (len(depths) - 1)
-    net = sequential(
-        *children,
-        ("pool", sequential(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
-        ("head", nn.Linear(features, classes)),
-    )
-    net.apply(_initialise)
-    return _in_call_order(net, input_shape)
+        yield f"layer{index + 1}", Tokens(layer, grid)
+        grid = (-(-grid[0] // 2), -(-grid[1] // 2))

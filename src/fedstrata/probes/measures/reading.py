@@ -55,6 +55,7 @@ def batches(
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are."""
     return next(model.parameters()).device
 
 
@@ -69,18 +70,21 @@ def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]
 
 
 def names_of(high: Iterable[str]) -> frozenset[str]:
+    """The names above a cut, or a refusal of a single string."""
     if isinstance(high, str):
         raise UsageError(f"the high part is a list of parameter names, not '{high}'")
     return frozenset(high)
 
 
 def check_names(names: Iterable[str], known: Collection[str], who: str) -> None:
+    """Refuse a name that is not known; the refusal begins with `who`, such as "the model has"."""
     for name in names:
         if name not in known:
             raise UsageError(f"{who} no '{name}'{did_you_mean(name, known)}")
 
 
 def check_labelled(rows: Labelled) -> None:
+    """Refuse features without a label for each."""
     features, labels = rows
     if not len(labels) or len(features) != len(labels):
         raise UsageError(f"features need one label per row, not {len(labels)} labels for {len(features)} rows")
