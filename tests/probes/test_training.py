@@ -22,7 +22,7 @@ from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.probes import measures
-from fedstrata.probes.measures.training import activation_change, bound_neurons
+from fedstrata.probes.measures.neurons import activation_change, bound_neurons
 
 CLASSES = 3
 

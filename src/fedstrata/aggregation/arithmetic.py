@@ -14,15 +14,10 @@ from fedstrata.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 WIDTH = 2**14
 """Elements of a tensor that are looked at together, in all clients."""
-
-
 ROUNDING = 1e-6
 """Part of a vector's norm below which distances that come from inner products in double precision mean nothing."""
-
-
 LONGEST = 1e280
 """Squared norm from which a delta counts as infinitely long: what is computed from shorter ones stays finite."""
 
@@ -47,7 +42,7 @@ def holders_of(clients: Sequence[Tensors]) -> dict[str, list[int]]:
 
 
 def blocks(tensors: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """(first element, matrix with a row a tensor), some elements at a time: no second copy of all of them is made."""
+    """(first element, matrix with a row per tensor), some elements at a time: no second copy of all of them is made."""
     flat = [t.detach().reshape(-1) for t in tensors]
     for start in range(0, flat[0].numel(), WIDTH):
         yield start, torch.stack([f[start : start + WIDTH].to(dtype) for f in flat])
@@ -73,7 +68,7 @@ def squared_distances(deltas: Sequence[Tensors]) -> Tensor:
 
 
 def gram_matrices(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
-    """Inner products of all deltas, apart for each group of names that the same clients hold.
+    """Inner products of all deltas, separately for each group of names that the same clients hold.
 
     Returns (groups × clients × clients: inner products, groups × clients: 1 for holders, groups: numbers of elements).
     """

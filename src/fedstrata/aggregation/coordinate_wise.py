@@ -41,7 +41,7 @@ def sort_columns(block: Tensor) -> Tensor:
 
 
 def reduce_by_coordinate(clients: Sequence[Tensors], reduce: Callable[[Tensor], Tensor]) -> Tensors:
-    """Reduce each element on its own: `reduce` is given a column of sorted values an element, smallest first."""
+    """Reduce each element on its own: `reduce` is given a column of sorted values per element, smallest first."""
     out: Tensors = {}
     for name, holders in holders_of(clients).items():
         tensors = [clients[k][name] for k in holders]

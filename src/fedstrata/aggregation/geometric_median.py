@@ -53,7 +53,7 @@ def weiszfeld(
 def median_weights(
     deltas: Sequence[Tensors], weights: Sequence[float], smooth: float, steps: int, tolerance: float
 ) -> list[float]:
-    """The clients' weights in their geometric median; 0 for a client whose delta is empty or endlessly long."""
+    """The clients' weights in their geometric median; 0 for a client whose delta is empty or infinitely long."""
     inner, holds, sizes = gram_matrices(deltas)
     near = (inner.diagonal(dim1=1, dim2=2).sum(0) < LONGEST) & (sizes @ holds > 0)
     if not near.any():
@@ -89,7 +89,7 @@ class GeometricMedian:
     statistics are averaged with the last β_k.
 
     Args:
-        smooth: ν, the shortest distance that is told from none.
+        smooth: ν, the shortest distance that counts as one.
         steps: largest number of steps.
         tolerance: v rests when it moves by no more than this part of the harmonic mean of the distances.
     """

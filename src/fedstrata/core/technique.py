@@ -252,8 +252,9 @@ class Technique:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow `trains`, `uploads`, `upload_buffers` and `update_buffers`, or the
-        `work`.
+        """Server, for every assignment: narrow what trains and travels, or the `work`.
+
+        The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
         may lack some, and names that it lacks do no harm.

@@ -12,10 +12,8 @@ from fedstrata.core.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 Tensors = dict[str, "Tensor"]
-
-
+"""Tensors by name, such as a model's parameters."""
 LINE = 64
 """Bytes of a cache line, at whose beginning torch's own tensors lie."""
 

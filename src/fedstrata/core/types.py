@@ -1,4 +1,4 @@
-"""The data that everything is told in: assignments and updates, which travel; strata, examples, reducers.
+"""The data that the whole code speaks in: assignments and updates, which travel; strata, examples, reducers.
 
 Plain types without behaviour; what a technique may do with them is in `fedstrata.core.technique`.
 """
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-
 
 Slots = dict[str, Tensors]
 """Technique name → its own tensors."""

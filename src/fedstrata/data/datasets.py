@@ -1,4 +1,4 @@
-"""Datasets by name, `load_dataset("fashion-mnist", "data")`: one table, what is embedded, what is made up.
+"""Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and the two datasets that need no files.
 
 Every entry is a function of the data folder; the arguments a user may give are its keyword-only ones.
 """
@@ -92,10 +92,10 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian examples of any shape around one pattern a class, for tests and benchmarks; needs no files.
+    """Gaussian examples of any shape around one pattern per class, for tests and benchmarks; needs no files.
 
     x = (separation · pattern[y] + noise · ε) / √(separation² + noise²), with ε and the patterns standard
-    normal. The pattern of an image (C, H, W) is coarse, at most 4×4 blocks a channel, so that convolutions
+    normal. The pattern of an image (C, H, W) is coarse, at most 4×4 blocks per channel, so that convolutions
     find it too. Classes are of equal size, up to one example, in random order.
 
     Args:
@@ -137,8 +137,8 @@ def synthetic(
 def with_image_options(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """The image dataset with three more arguments.
 
-    - `examples`, `test_examples`: so many of them, drawn once and for all;
-    - `resolution`: images of that many pixels a side, resized once. They are scaled by the statistics of the original
+    - `examples`, `test_examples`: only so many of them, the same in every run;
+    - `resolution`: images of that many pixels per side, resized once. They are scaled by the statistics of the original
       ones.
     """
 
@@ -176,7 +176,7 @@ def _draw_examples(whole: Dataset, examples: int | None, test_examples: int | No
 
 
 def _resize(dataset: Dataset, side: int | None) -> Dataset:
-    """The dataset with images of that many pixels a side; as they are where None."""
+    """The dataset with images of that many pixels per side; as they are where None."""
     before = dataset.input_shape[1:]
     if side is None or before == (side, side):
         return dataset

@@ -133,7 +133,7 @@ def sizes(clients: Sequence[Examples]) -> Callable[[int], int]:
 class MapExamples:
     """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read.
 
-    `whose` it is, such as "client 3", is told where a label is none.
+    The refusal of a label that is none says `whose` it is, such as "client 3".
     """
 
     dataset: Any
@@ -319,7 +319,7 @@ def labels_at_hand(examples: Examples) -> Tensor | None:
 def as_examples(data: Any, whose: str = "") -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, a map-style Dataset.
 
-    Or a function without arguments that returns one of these. `whose` it is tells where a label is that is none.
+    Or a function without arguments that returns one of these. The refusal of a label that is none says `whose` it is.
     """
     if isinstance(data, TensorExamples | LazyExamples | JoinedExamples | CheckedExamples):
         return data
@@ -363,9 +363,9 @@ class Dataset:
         train: training examples.
         test: test examples.
         classes: number of classes.
-        class_names: one name a class, in order (empty where there are none).
+        class_names: one name per class, in order (empty where there are none).
         groups: the natural clients, one index tensor into `train` each (a writer, a role); empty where there are none.
-        group_names: one name a natural client.
+        group_names: one name per natural client.
         note: what a reader of results must know, such as which part of the dataset was found; shown in a run's header.
     """
 

@@ -120,7 +120,7 @@ def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) ->
     best = 0
     for _ in range(tries):
         shares = np.cumsum(dirichlet_shares(task.rng, alpha, shape), axis=1)
-        # A random offset a class: rounding then favours no client, in one class or over all of them.
+        # A random offset per class: rounding then favours no client, in one class or over all of them.
         cuts = np.minimum(np.floor(shares * sizes + task.rng.random((len(sizes), 1))).astype(np.int64), sizes)
         cuts[:, -1:] = sizes
         counts = np.diff(cuts, axis=1, prepend=0)
@@ -154,7 +154,7 @@ def shards(task: PartitionTask, *, classes: int = 2, balanced: bool = False) -> 
     FedNLR's Shards(n, S) gives each of n clients S classes and is "unbalanced, allocating un-uniform size of
     data across clients"; how the sizes are drawn, the paper does not say. Here, a class is held by a number
     of clients in proportion to its size, at random ones; its examples, shuffled, are cut at uniformly random
-    places into one piece a holder, none empty. With `balanced` the pieces are equal up to one example, which
+    places into one piece per holder, none empty. With `balanced` the pieces are equal up to one example, which
     comes close to the equal shards of McMahan et al. (2017), except that a client's classes always differ
     from each other.
 
@@ -313,7 +313,7 @@ def _deal(task: PartitionTask, counts: Ints) -> Ints:
 
 
 def _owners(parts: Sequence[Ints], examples: int, what: str) -> Ints:
-    """The owner of each example, from one index array a client, where these fit together."""
+    """The owner of each example, from one index array per client, where these fit together."""
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     if not len(sizes):
         raise UsageError(f"{what}: there are none")

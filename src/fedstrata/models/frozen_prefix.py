@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.errors import UsageError
-from fedstrata.models.strata import is_whole
+from fedstrata.models.units import is_whole
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_")
 

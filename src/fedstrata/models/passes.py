@@ -1,6 +1,7 @@
-"""What one pass through a model shows: which modules are called, and which parameters the outputs depend on.
+"""What one pass through a model shows: which modules are called, and which parameters a gradient would reach.
 
-A pass changes nothing: modes, attributes, buffers, flags and random generators are as before afterwards.
+A pass changes nothing: modes, attributes, buffers, flags and random generators are as before afterwards. `strata` reads
+the order of layers from passes; `fedstrata.models.taps` is for what is computed on the way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The zoo: every model by its name, such as `resnet8(width=16)`.
 
 Every model is an `nn.Sequential` with named children, its *stages*, so that it can be tapped after any stage
-and run from there (`strata.tap`, `strata.run_from`). The last stage, `head`, is the linear classifier alone:
+and run from there (`fedstrata.tap`, `fedstrata.run_from`). The last stage, `head`, is the linear classifier alone:
 the features that leave the stage before it are the penultimate ones. To add a model, write a builder and give
 it a row in `MODELS`; what a user may set are its keyword-only parameters, and its help is the first line of
 its docstring.

@@ -13,7 +13,8 @@ from fedstrata.core.types import Stratum
 from fedstrata.models.flops import FlopCount
 from fedstrata.models.passes import calls
 from fedstrata.models.receptive import Field, follow_fields, run_on_one
-from fedstrata.models.strata import is_norm, strata
+from fedstrata.models.strata import strata
+from fedstrata.models.units import is_norm
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Looking into a model while it runs: what is at a module's input or output."""
+"""Looking into a model while it runs: what is at a module's input or output, to see it or to replace it.
+
+For any model, by hooks; `fedstrata.models.stages` runs a sequential model piece by piece instead.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,7 @@ def watch_places(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]
 
 
 def _show(look: Callable[[Tensor], None], there: Tensor) -> Tensor:
+    """Call a function that only looks; what is there stays."""
     look(there)
     return there
 

@@ -1,4 +1,4 @@
-"""What did a round do, layer by layer: measures as pure functions, and the probes that take them during a run.
+"""What did a round do, layer by layer? Measures as pure functions, and the probes that take them during a run.
 
 The measures (`fedstrata.probes.measures`) can be used from here by themselves: `fedstrata.probes.divergence(…)`. They
 are imported when the first of them is asked for.

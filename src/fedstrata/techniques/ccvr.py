@@ -118,7 +118,7 @@ class CCVR(Technique):
         batch_size: virtual features per step.
 
     Deviations: the paper does not say how the classifier is trained; epochs, lr and batch size are ours. Clients of
-    different depth send the features of different networks, which one Gaussian a class then has to fit.
+    different depth send the features of different networks, which one Gaussian per class then has to fit.
     """
 
     name: ClassVar[str] = "ccvr"

@@ -42,7 +42,7 @@ class FedDF(Technique):
         noise: take standard normal noise in place of public data.
         steps: of the server in every round; 0 is FedAvg.
         lr: of Adam, as in the paper.
-        batch_size: inputs a step, as in the paper.
+        batch_size: inputs per step, as in the paper.
 
     Deviations: the paper takes up to 10,000 steps and stops early on a validation set; here their number is fixed.
     Norm layers keep the averaged running statistics. What does not travel in a round does not move. The server's

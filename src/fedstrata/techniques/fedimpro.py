@@ -70,7 +70,7 @@ def channel_axis(axes: int) -> int:
 
 
 def rows(features: Tensor, labels: Tensor, per: Per) -> tuple[Tensor, Tensor]:
-    """What one Gaussian a column describes: (rows, their labels); a channel's positions are rows of their own."""
+    """What one Gaussian per column describes: (rows, their labels); a channel's positions are rows of their own."""
     if per == "element" or features.dim() < 3:
         return features.flatten(1), labels
     last = features.movedim(channel_axis(features.dim()), -1)

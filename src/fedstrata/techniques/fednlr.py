@@ -17,7 +17,8 @@ from fedstrata.core.technique import ClientView, Hooks, Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Into, Stratum
 from fedstrata.errors import UsageError, not_negative
-from fedstrata.models.strata import check_patterns, is_norm
+from fedstrata.models.strata import check_patterns
+from fedstrata.models.units import is_norm
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,8 +26,8 @@ class FedPart(Technique):
 
     Only the active stratum trains and travels, with its running statistics; all others are frozen. Below it nothing is
     recorded for the backward pass, which stops at it. Idle strata, such as a layer that never runs, have no turn. The
-    paper's values are the defaults: a cycle of ResNet-8, which
-    has 10 strata, takes 25 rounds and sends 28.0 % of what full updates would.
+    paper's values are the defaults: a cycle of ResNet-8, which has 10 strata, takes 25 rounds and sends 28.0 % of what
+    full updates would.
 
     Args:
         full_rounds: rounds of the whole network at the beginning of every cycle.

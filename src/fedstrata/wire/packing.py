@@ -18,21 +18,18 @@ HEAD_LIMIT = 4 * 2**20
 """Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 30,000 names.
 
 What JSON says in a byte takes up to fifty in memory."""
-
-
 REMEMBERED = 4 * 2**20
 """Bytes of safetensors headers that are kept for the next message; with all that belongs to it, one takes up to six.
 
 Clients choose the names in what they send: a server must not fill its memory with them."""
-
-
 FEW = 256
 """Most slots, and most metrics, of one message: several times the techniques of any method."""
-
-
 AXES = 64
 """Most axes of a tensor: torch and numpy reckon with no more."""
 
+Names = tuple[str, ...]
+Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Name, type and shape of every tensor of a message, in order."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -46,14 +43,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
-
-
-def carries(tensor: Tensor) -> bool:
-    """True if messages can hold tensors of this type."""
-    return tensor.dtype in _DTYPES
 
 
 class WireError(FedstrataError):
@@ -64,10 +54,9 @@ class NotHeld(WireError):
     """An assignment that counts on parameters which the client does not hold."""
 
 
-Names = tuple[str, ...]
-
-
-Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+def carries(tensor: Tensor) -> bool:
+    """True if messages can hold tensors of this type."""
+    return tensor.dtype in _DTYPES
 
 
 def _build_index(structure: Structure) -> tuple[bytes, int]:
@@ -86,7 +75,7 @@ def _build_index(structure: Structure) -> tuple[bytes, int]:
 
 
 class _Index(dict[Structure, tuple[bytes, int]]):
-    """What `_build_index` made, for the next message; all of it is dropped when there is no room for more."""
+    """Results of `_build_index`, for the next message; all of them are dropped when there is no room for more."""
 
     room = 0
 

@@ -39,7 +39,7 @@ _DATASETS = ("femnist", "shakespeare", "celeba", "sent140", "reddit", "synthetic
 
 
 def femnist(data_dir: Path | None) -> Dataset:
-    """Handwritten characters, 1×28×28, 62 classes, one natural client a writer (LEAF; Caldas et al., 2018).
+    """Handwritten characters, 1×28×28, 62 classes, one natural client per writer (LEAF; Caldas et al., 2018).
 
     Classes are 0–9, A–Z, a–z. LEAF stores each pixel as a fraction of 255, so uint8 loses nothing.
 

@@ -1,4 +1,4 @@
-"""Shakespeare's plays: predict the next character; one natural client a role.
+"""Shakespeare's plays: predict the next character; one natural client per role.
 
 Two formats are read. *Plays* in Jon Bosak's XML: a role is a (play, speaker) pair, its speeches stand in the
 order of the play, and the end of its text is its test part: no test window shares a character with a training
@@ -42,7 +42,7 @@ _PLAY_LIMIT = 16 << 20
 def shakespeare(
     data_dir: Path | None, *, length: int = 80, stride: int = 8, test: float = 0.1, min_lines: int = 20
 ) -> Dataset:
-    """Next character in Shakespeare's plays, 80 symbols, one natural client a role (XML plays, LEAF's JSON).
+    """Next character in Shakespeare's plays, 80 symbols, one natural client per role (XML plays, LEAF's JSON).
 
     `stride`, `test` and `min_lines` cut plays into windows; LEAF's windows are taken as they are.
 

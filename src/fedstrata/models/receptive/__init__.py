@@ -118,9 +118,6 @@ def follow_fields(model: nn.Module, sample: Tensor) -> Iterator[dict[str, Field]
             handle.remove()
 
 
-# Following -----------------------------------------------------------------------------------------------
-
-
 @cache
 def _arguments(func: Any) -> tuple[list[str], dict[str, Any]]:
     """(names of an operation's arguments, the defaults of those that have one)."""
@@ -148,7 +145,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `cost`: torch would import its compiler
+        return False  # as in `FlopCount`: torch would import its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -114,7 +114,7 @@ def _spatial(step: Operation, count: int, change: Change, mixes: bool = False) -
 
 
 def _each(value: int | Sequence[int], count: int) -> list[int]:
-    """One number a dimension, of one for all or of a list."""
+    """One number per dimension, from one for all or from a list."""
     many = [value] if isinstance(value, int) else list(value)
     return many * count if len(many) == 1 else many
 

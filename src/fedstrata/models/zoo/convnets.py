@@ -1,6 +1,6 @@
 """Convolutional networks without norm layers or residual links: cnn2, cnn4, cnn8, vgg9.
 
-Every max-pool halves the image, rounding down, so an image needs 2 pixels a side for each pool in a row: 8×8
+Every max-pool halves the image, rounding down, so the sides of an image must double with every pool: 8×8
 is enough for all of them.
 """
 
@@ -88,7 +88,7 @@ def vgg9(
     Convolutions of w, 2w | 4w, 4w | 8w, 8w channels (w = `width`), a max-pool after each pair, then two
     layers of `hidden` units and the classifier: the VGG-9 of the federated literature, 3,491,530 parameters
     for 32×32 colour images and 10 classes. Initialised as in FedNLR: Kaiming-uniform convolutions,
-    Xavier-normal linear layers; biases start at zero. With `convs` convolutions a layer instead of two (12 layers
+    Xavier-normal linear layers; biases start at zero. With `convs` convolutions per layer instead of two (12 layers
     with 3, 15 with 4) the shallower networks are parts of the deeper ones.
     """
     channels, height, breadth = check_images("vgg9", input_shape, classes, smallest=8)

@@ -1,7 +1,7 @@
-"""Layers that the models have and torch has not.
+"""Layers that the models need and torch does not have.
 
-They are apart from the models' builders because a class needs its base when it is read, and names of models do without
-torch (`fedstrata.core.lazy`).
+They are not beside the models' builders because a class needs its base when it is defined, and names of models do
+without torch (`fedstrata.core.lazy`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tokens(nn.Module):
         self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks; the library's layer returns the features first, then things nobody needs here."""
+        """Run the blocks; the library's layer returns the features first, then things that are not needed here."""
         out = self.layer(x, self.grid)
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first
@@ -65,7 +65,7 @@ def norm_layer(kind: Norm, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
-        # Fewer than four channels a group would leave nothing to normalise over once the image is down to one
+        # Fewer than four channels per group would leave nothing to normalise over once the image is down to one
         # pixel.
         groups = max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
         return nn.GroupNorm(groups, channels)

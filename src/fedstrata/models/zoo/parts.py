@@ -27,7 +27,7 @@ def check_positive(model: str, **values: int | Sequence[int]) -> None:
 
 
 def check_images(model: str, input_shape: Sequence[int], classes: int, smallest: int = 1) -> tuple[int, int, int]:
-    """The shape as (channels, height, width); refused unless images of `smallest` pixels a side or more."""
+    """The shape as (channels, height, width); refused unless images of `smallest` pixels per side or more."""
     if len(input_shape) != 3:
         raise UsageError(
             f"model '{model}' takes images (channels, height, width), not inputs of shape {_text(input_shape)}"

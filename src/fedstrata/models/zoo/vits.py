@@ -135,8 +135,8 @@ def swin(
     """A Swin transformer: attention in shifted windows (needs the extra `vit`).
 
     The defaults are the divergence study's (patches of 4, windows of 4, 6 blocks), with as many parameters as
-    a ResNet-18, as it says: about 11 million. Each layer after the first has half the patches a side and
-    twice the features; where a layer has fewer patches a side than `window`, its window is that small.
+    a ResNet-18, as it says: about 11 million. Each layer after the first has half the patches per side and
+    twice the features; where a layer has fewer patches per side than `window`, its window is that small.
     Stages: `patch`, `layer1`, `layer2`, …, `pool` (norm, mean), `head`.
     """
     grid = _grid("swin", input_shape, classes, patch)
