@@ -1,4 +1,4 @@
-"""Rules that look at every coordinate by itself: the median and the trimmed mean."""
+"""Rules that look at every coordinate on its own: the median and the trimmed mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def sorting_network(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even merge sort of so many things: pairs of places to put in order, one after the other."""
+    """Batcher's odd-even merge sort of `count` things: pairs of places to put in order, one after the other."""
     pairs = []
     sizes = [2**k for k in range((count - 1).bit_length())]
     for size in sizes:

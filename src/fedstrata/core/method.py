@@ -59,14 +59,14 @@ class Method:
     base: Base
 
     def __post_init__(self) -> None:
-        self._check_company()
+        self._check_pairs()
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         self._check_base()
         if self.reducer is not None:
             self._check_reducer(self.reducer)
 
-    def _check_company(self) -> None:
+    def _check_pairs(self) -> None:
         """Refuse a technique that is named twice, and techniques that refuse each other."""
         seen: set[str] = set()
         for technique in self.techniques:

@@ -1,7 +1,7 @@
 """Local optimisers and learning-rate schedules, by name.
 
-A visit makes its optimiser anew. The optimisers compute a direction d, multiply it by the techniques' `scale`, and move
-w ← w − lr·d, so that a scale means the same under SGD and under Adam.
+Every visit makes a new optimiser. The optimisers compute a direction d, multiply it by the techniques' `scale`, and
+move w ← w − lr·d, so that a scale means the same under SGD and under Adam.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class ClientView:
         outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
             with the received model as the run would evaluate it.
         observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
-            its place whenever the model comes by.
+            its place whenever the model runs it.
     """
 
     model: nn.Module

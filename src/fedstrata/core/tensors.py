@@ -19,7 +19,7 @@ LINE = 64
 
 
 def whole_lines(count: int, dtype: torch.dtype) -> int:
-    """The number of elements in the whole cache lines that so many of them take."""
+    """How many elements the cache lines hold that `count` elements fill, the last one perhaps in part."""
     line = LINE // dtype.itemsize
     return -(-count // line) * line
 

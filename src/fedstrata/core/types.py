@@ -50,7 +50,7 @@ class Work:
         epochs: passes over the client's data; ignored where `steps` is given.
         steps: number of optimiser steps, over as many passes as they need.
         batch_size: examples per step.
-        optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
+        optimizer: name with arguments, such as `sgd(momentum=0.9)`; every visit makes a new one.
         lr: this round's learning rate.
         clip: largest norm of the whole gradient, None for no clipping.
     """
@@ -139,14 +139,14 @@ class Update:
 
 @dataclass(frozen=True)
 class Absence:
-    """What an engine has instead of an update: why nothing that can be used came from a client."""
+    """What an engine has instead of an update: why a client sent nothing that can be used."""
 
     client: int
     why: str
 
 
 Visit = tuple[Update | Absence, Slots]
-"""What comes of an assignment, and what its client will remember if the update is accepted."""
+"""The result of an assignment, and what its client will remember if the update is accepted."""
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class LazyExamples:
 
 @dataclass(frozen=True, eq=False)
 class JoinedExamples:
-    """Several parties' examples as one's, one party after the other."""
+    """Several parties' examples as those of one, one party after the other."""
 
     parts: tuple[Examples, ...]
     ends: Tensor

@@ -65,7 +65,7 @@ class UnknownClass(UsageError):
 
 
 def check_range(labels: Tensor, outputs: int, whose: str = "", index: Tensor | None = None) -> None:
-    """Refuse labels that a model with so many outputs cannot tell."""
+    """Refuse labels that a model has no output for."""
     if not labels.numel():
         return
     low, high = (int(end) for end in torch.aminmax(labels))

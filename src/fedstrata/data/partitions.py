@@ -97,7 +97,7 @@ def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) ->
     "unbalanced", so it is not used. Nor is a client kept from growing beyond the mean size, as some code
     bases do without saying so.
 
-    A draw in which a client stays below `min_size` is thrown away as a whole and drawn anew, a bounded number
+    A draw in which a client stays below `min_size` is thrown away as a whole and drawn again, a bounded number
     of times.
 
     Args:
@@ -216,7 +216,7 @@ def _holders(task: PartitionTask, numbers: Ints, classes: int) -> list[Ints]:
 
 
 def _pieces(rng: np.random.Generator, size: int, pieces: int, balanced: bool) -> Ints:
-    """`size` examples cut into so many pieces, none empty: evenly, or at uniformly random places."""
+    """`size` examples cut into that many pieces, none empty: evenly, or at uniformly random places."""
     if balanced:
         return size // pieces + (rng.permutation(pieces) < size % pieces).astype(np.int64)
     cuts = np.sort(rng.choice(size - 1, pieces - 1, replace=False)) + 1

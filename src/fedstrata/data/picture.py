@@ -69,8 +69,8 @@ def terminal(
     Args:
         counts: examples of each class (row) at each client (column).
         class_names: one name per class; empty for numbers.
-        max_clients: show at most the first so many clients.
-        max_classes: show at most the first so many classes.
+        max_clients: show only the first clients, at most this many.
+        max_classes: show only the first classes, at most this many.
     """
     if max_clients < 1 or max_classes < 1:
         raise UsageError("a picture shows at least 1 client and 1 class")
@@ -138,7 +138,7 @@ def _place(what: object, width: int, digits: int) -> str:
 
 
 def _cell(count: int, most: int, width: int, digits: int, glyphs: str) -> Text:
-    """One cell: the number on its shade or, where numbers have no digits to go, a bar with a gap beside it."""
+    """One cell: the number on its shade or, where there is no room for numbers, a bar with a gap beside it."""
     if not count:
         return Text(_place(glyphs[0], width, digits) if digits else glyphs[0].ljust(width), style="dim")
     if digits:
@@ -173,7 +173,7 @@ def _ruler(clients: int, width: int, digits: int) -> str:
 
 
 def _fit(name: str, width: int, ascii_only: bool) -> str:
-    """The name in exactly so many columns."""
+    """The name in exactly `width` columns."""
     name = "".join(c if c.isprintable() else "?" for c in name)
     if cell_len(name) <= width:
         return set_cell_size(name, width)

@@ -28,7 +28,7 @@ leave them out. Their running statistics may still change.
 
 **The classifier** is the weight layer that is called last in evaluation, among those that a gradient of the outputs
 reaches, if all gradients come through that call, and if it is the same layer for all inputs that were tried. An
-auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the outputs.
+auxiliary head is not one: it never runs, runs in training only, or its results are not in the outputs.
 Where outputs are put together from several layers or calls, or a layer's weight is only read, no classifier is
 found, and whoever needs one asks for a module by name.
 """

@@ -61,7 +61,7 @@ def stages_to(model: nn.Module, place: str) -> list[nn.Module]:
 
 @contextmanager
 def watch_places(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-    """Every function is called with what is at its place whenever the model comes by."""
+    """Call every function with what is at its place, whenever the model runs that place."""
     handles = [hook_place(model, place, partial(_show, look)) for place, look in watch.items()]
     try:
         yield

@@ -53,17 +53,17 @@ class Limits(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Planned ones."""
+        """How many rounds are planned."""
         ...
 
     @property
     def threads(self) -> int:
-        """That torch computes with."""
+        """How many threads torch computes with."""
         ...
 
     @property
     def probe_every(self) -> int:
-        """Measure every so many rounds."""
+        """The rounds from one that is measured to the next."""
         ...
 
     @property
@@ -127,12 +127,12 @@ class Prober:
     test: Examples | None
 
     def due(self, number: int) -> bool:
-        """Whether a round is to be measured: every so many, and the last one that is planned."""
+        """Whether a round is to be measured: every `probe_every`-th, and the last one that is planned."""
         every = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
         return bool(self.probes) and every and number < self.settings.rounds
 
     def watch(self, asked: Sequence[Assignment]) -> UpdateRecorder:
-        """For a round that is to be measured: some of its clients, by lot, of all architectures alike."""
+        """Choose the clients of a round that is to be measured: at random, equally many of every architecture."""
         lot = torch.randperm(len(asked), generator=generator(self.settings.seed, "probes", asked[0].round)).tolist()
         groups: dict[str, list[int]] = {}
         for at in lot:

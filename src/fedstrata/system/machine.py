@@ -19,8 +19,12 @@ from fedstrata.errors import UsageError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
+_PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
+_LOOK = 0.5  # seconds between looks at the parent
+_TINY = torch.tensor(1e-40)
+
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-"""What tells torch, oneDNN and MKL to use fewer instruction sets than there are."""
+"""Variables that tell torch, oneDNN and MKL to use fewer instruction sets than there are."""
 
 
 def cores() -> int:
@@ -50,16 +54,13 @@ def keep_memory() -> bool:
     return bool(mallopt(_TRIM_THRESHOLD, 1 << 30)) and bool(mallopt(_TOP_PAD, 16 << 20))
 
 
-_PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
-_LOOK = 0.5  # seconds between looks at the parent
-
-
 def end_with_parent(parent: int, lasting: bool) -> None:
-    """Let this process end at once when its parent does, however that ends.
+    """Let this process end at once when its parent does, however the parent ends.
 
     Args:
         parent: its number.
-        lasting: the thread that started this process lives as long as the parent: Linux takes its end for the parent's.
+        lasting: whether the thread that started this process lives as long as the parent: Linux takes the thread's end
+            for the parent's.
     """
     if not (lasting and _dies_with_parent()):
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
@@ -101,9 +102,6 @@ def compute_with(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-_TINY = torch.tensor(1e-40)
-
-
 def _flushes() -> bool:
     """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
     return not (_TINY * 1.0).item()
@@ -122,8 +120,8 @@ def device_by_name(name: str) -> torch.device:
 def processor() -> str:
     """The processor, and the kernels that torch and its libraries choose on it: results depend on both, by rounding.
 
-    Kernels of other instruction sets add numbers in another order. Which set torch's own kernels use it tells; oneDNN
-    and MKL take the most that there is, unless the environment says otherwise.
+    Kernels of other instruction sets add numbers in another order. torch says which set its own kernels use; oneDNN and
+    MKL take the largest that there is, unless the environment says otherwise.
     """
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     return ", ".join([_processor_name(), torch.backends.cpu.get_cpu_capability(), *limits])

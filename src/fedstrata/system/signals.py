@@ -1,4 +1,4 @@
-"""How a command ends when it is report to: Ctrl-C, SIGTERM and SIGHUP all raise the same KeyboardInterrupt.
+"""How a command ends when it is told to: Ctrl-C, SIGTERM and SIGHUP all raise the same KeyboardInterrupt.
 
 For processes that are ours alone: a program that uses the library keeps its own handlers.
 """
@@ -65,7 +65,7 @@ class Stop:
             raise Interrupt(self)  # no variable may hold it: with its traceback it would never be freed
 
     def _wait_for_import(self) -> None:
-        """What to do in the middle of an import: end at once if nothing is lost by that, else wait for its end."""
+        """In the middle of an import: end at once if nothing is lost by that, else wait for its end."""
         if not self.working:
             with suppress(OSError):
                 os.write(2, b"fedstrata: stopped\n")
@@ -83,7 +83,7 @@ class Stop:
             _set_timer(AGAIN)
 
     def acknowledge(self) -> bool:
-        """The process is about to end, so nothing need interrupt it any more; True if a signal asked for that."""
+        """Interrupt no more, since the process is about to end; True if a signal asked for that."""
         self._heard = True
         return self.signal is not None
 
@@ -94,7 +94,7 @@ class Stop:
 
 
 def _set_timer(seconds: float) -> None:
-    """Let SIGALRM come after some time, where there is such a thing; 0 for never."""
+    """Let SIGALRM come after some seconds, where the platform has it; 0 for never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -112,13 +112,13 @@ _stop: Stop | None = None
 
 
 def begin_work() -> None:
-    """From now on the command has something to lose, and to save, when it is report to end."""
+    """Say that from now on the command has something to save when it is told to end."""
     if _stop is not None:
         _stop.working = True
 
 
 def acknowledge_interrupt() -> None:
-    """The command has caught a KeyboardInterrupt and ends by itself: it need not come again."""
+    """Say that the command has caught a KeyboardInterrupt and ends by itself: it need not come again."""
     if _stop is not None:
         _stop.acknowledge()
 
@@ -154,7 +154,7 @@ def handle_signals() -> Iterator[Stop]:
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """Signals that end a process wait until this is over: a child must first have said what it does about them."""
+    """Signals that end a process wait until this is over: a new child must first set its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -163,7 +163,7 @@ def block_signals() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a child that was started while signals were blocked: Ctrl-C is its parent's affair, whose handlers go."""
+    """In a child that was started while signals were blocked: leave Ctrl-C to the parent, and drop its handlers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING[1:]:
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -37,7 +37,7 @@ class Clock:
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last time, and begin anew."""
+        """The seconds since the last call, and begin again at 0."""
         taken, self.seconds = self.seconds, {}
         return taken
 

@@ -173,7 +173,7 @@ def distinct(names: Sequence[str], what: str, most: int | None = None) -> Names:
     """Names that a message lists, which a sender must not use to have the same work done again and again.
 
     Raises:
-        WireError: if a name stands there twice, or there are more than `most`.
+        WireError: if a name is listed twice, or there are more than `most`.
     """
     if most is not None and len(names) > most:
         raise WireError(f"the message lists {len(names):,} {what}, and {most} are the limit")
@@ -186,7 +186,7 @@ def slots_of(found: Mapping[str, Tensors], kind: str, techniques: Sequence[str])
     """Technique → the tensors of its section, `kind:technique`; empty where it has none.
 
     Raises:
-        WireError: if a technique stands there twice, there are too many, or one could not have a section.
+        WireError: if a technique is listed twice, there are too many, or one could not have a section.
     """
     if any("/" in technique for technique in techniques):
         raise WireError("the message lists a slot whose name holds a '/'")

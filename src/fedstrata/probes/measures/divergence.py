@@ -82,7 +82,7 @@ def update_cosine(deltas: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[
 
 
 def _products(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The inner product of every two tensors, piece by piece: a large layer of many clients never lies there whole."""
+    """The inner product of every two tensors, piece by piece: a large layer of many clients is never copied whole."""
     if len({tensor.shape for tensor in tensors}) > 1:
         raise UsageError(f"the clients' tensors '{name}' are of different shapes")
     flat = [tensor.detach().flatten() for tensor in tensors]

@@ -140,7 +140,7 @@ def gradient_distribution(
     Strata that nobody holds are left out. The standard deviation is that of the entries themselves, over n.
 
     Args:
-        tensors: one update, or several whose entries are thrown together; some may hold fewer names than others.
+        tensors: one update, or several whose entries are pooled; some may hold fewer names than others.
         strata: of the deepest model.
         bins: their number, from the smallest entry to the largest, or their edges, which make densities of several
             calls comparable. Entries outside of the edges count in n only, so that densities add up to less than 1.

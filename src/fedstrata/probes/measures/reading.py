@@ -140,7 +140,7 @@ def start_models(
 
 
 def measure_once(measure: Callable[[nn.Module], _T], models: Sequence[nn.Module]) -> list[_T]:
-    """A result for each model; one that stands there several times is measured once."""
+    """A result for each model; one that is listed several times is measured once."""
     found = {key: measure(model) for key, model in {id(model): model for model in models}.items()}
     return [found[id(model)] for model in models]
 

@@ -47,7 +47,7 @@ def minibatch_cka(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The unbiased CKA from batches of examples: Σ HSIC₁(K, L)/√(Σ HSIC₁(K, K)·Σ HSIC₁(L, L)), sums over batches.
 
     HSIC₁(K, L) = [tr(K̃L̃) + 1ᵀK̃1·1ᵀL̃1/((n − 1)(n − 2)) − 2/(n − 2)·1ᵀK̃L̃1]/(n(n − 3)), where K̃ and L̃ are K and L with
-    a diagonal of zeros. The result does not depend on the batch size but for chance. A batch has 4 examples or more.
+    a diagonal of zeros. The result depends on the batch size only by chance. A batch has 4 examples or more.
     """
     products = [_products(left, right, unbiased=True) for left, right in pairs]
     if not products:
