@@ -60,7 +60,7 @@ def assign(model: nn.Module, method: Method, trains: Sequence[str] | None = None
     params = clone(dict(model.named_parameters()))
     names = tuple(params) if trains is None else tuple(trains)
     work = Work(**{k: given.pop(k) for k in list(given) if k in Work.__dataclass_fields__})
-    fields = {"round": 0, "client": 0, "arch": "", "seed": 5, "buffers": {}, "travels": names, **given}
+    fields = {"round": 0, "client": 0, "arch": "", "seed": 5, "buffers": {}, "uploads": names, **given}
     return Assignment(params=params, trains=names, work=work, method=method.digest, **fields)
 
 

@@ -213,7 +213,7 @@ def test_what_clients_remember_equals() -> None:
     found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
     compared = 0
     for client in range(len(SIZES)):
-        ours, theirs = (f._journal.store.get(client, int(f.state.remembers[client])) for f in (found, reference))
+        ours, theirs = (f._recorder.store.get(client, int(f.state.remembers[client])) for f in (found, reference))
         assert ours.keys() == theirs.keys()
         for technique, slot in theirs.items():
             assert ours[technique].keys() == slot.keys()

@@ -357,7 +357,7 @@ def test_nothing_that_was_handed_out_changes_later() -> None:
         now = tensors(fed)
         seen.append((now, {n: v.clone() for n, v in now.items()}))
         for client in range(len(SIZES)):
-            memory = fed._journal.store.get(client, int(fed.state.remembers[client]))
+            memory = fed._recorder.store.get(client, int(fed.state.remembers[client]))
             memories.append((memory, {t: {n: v.clone() for n, v in slot.items()} for t, slot in memory.items()}))
     assert any(memory for memory, _ in memories)
     for now, copy in seen:
