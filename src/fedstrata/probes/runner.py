@@ -164,7 +164,7 @@ class Prober:
                 except Exception as error:  # a user's model may raise anything on what it is shown here
                     missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
                 else:
-                    row |= {name: plain(found)} if found else {}
+                    row |= {name: to_json(found)} if found else {}
                 row["seconds"][name] = round(time.perf_counter() - start, 4)
         seen.clear()
         return {**row, "missed": missed} if missed else row
@@ -205,12 +205,12 @@ class Prober:
         return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))
 
 
-def plain(found: Any) -> Any:
+def to_json(found: Any) -> Any:
     """What JSON has: a few digits, None for what is not a finite number."""
     if isinstance(found, Mapping):
-        return {str(name): plain(value) for name, value in found.items()}
+        return {str(name): to_json(value) for name, value in found.items()}
     if isinstance(found, list | tuple):
-        return [plain(value) for value in found]
+        return [to_json(value) for value in found]
     if isinstance(found, float):
         return float(f"{found:.{DIGITS}g}") if math.isfinite(found) else None
     return found
