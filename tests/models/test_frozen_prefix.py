@@ -63,7 +63,7 @@ def still(model: nn.Module, names: tuple[str, ...]) -> nn.Module:
     return model
 
 
-def joined(cut: Cut, x: Tensor) -> Tensor:
+def run_both_halves(cut: Cut, x: Tensor) -> Tensor:
     with torch.no_grad():
         crossing = cut.below(x)
     return cut.above(*crossing)
@@ -90,7 +90,7 @@ def test_both_parts_are_the_model(name: str) -> None:
         if cut is None:
             continue
         cuts += 1
-        ours, theirs = joined(cut, x), whole(x)
+        ours, theirs = run_both_halves(cut, x), whole(x)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
         params = dict(model.named_parameters()), dict(whole.named_parameters())
         for a, b in zip(
@@ -198,7 +198,7 @@ def test_places_that_somebody_looks_at_are_above() -> None:
         torch.testing.assert_close(cut.below(x)[0], model[:1](x))
         seen: list[Tensor] = []
         handle = model.layer2.register_forward_hook(lambda *args: seen.append(args[2]))  # noqa: B023
-        torch.testing.assert_close(joined(cut, x), model(x))
+        torch.testing.assert_close(run_both_halves(cut, x), model(x))
         handle.remove()
         assert len(seen) == 2
     assert cut_at(model, head, (), x, [""]) is None
@@ -221,7 +221,7 @@ def test_a_model_of_the_users_own() -> None:
     model, x = Own(lambda self, h: h + self.one.bias.sum()), torch.randn(6, 4)
     cut = cut_at(model, ("three.weight", "three.bias"), (), x)
     assert cut is not None
-    torch.testing.assert_close(joined(cut, x), model(x))
+    torch.testing.assert_close(run_both_halves(cut, x), model(x))
 
 
 def test_sums_over_the_batch_are_above() -> None:
