@@ -232,7 +232,7 @@ def before(module, name, what):
         return inside(*args, **kwargs)
     setattr(module, name, patched)
 
-import fedstrata.run, fedstrata.federation, fedstrata.engines.processes, fedstrata.rundir, fedstrata.commands.training
+import fedstrata.run, fedstrata.federation, fedstrata.engines.processes, fedstrata.runs.directory, fedstrata.cli.run
 what = {"ask": ask, "finalizer": in_a_finalizer, "swallowed": swallowed}[os.environ["WHAT"]]
 before(*{
     "data": (fedstrata.run, "load_dataset", what),
