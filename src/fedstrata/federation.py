@@ -20,7 +20,7 @@ from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import EvalResult, RoundCost
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
@@ -30,9 +30,9 @@ from fedstrata.engines.registry import EngineRequest, build_engine, way_of_train
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.models.isolated_architectures import copy_of
-from fedstrata.models.norms import normalises_batches, running
+from fedstrata.models.norms import normalises_batches, running_statistics
 from fedstrata.models.strata import idle_note
-from fedstrata.probes.registry import PROBES, chosen
+from fedstrata.probes.registry import PROBES, choose_probes
 from fedstrata.probes.runner import Prober, UpdateRecorder
 from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
@@ -43,13 +43,13 @@ from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, read_memory
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
-from fedstrata.server.compatibility import fingerprint, memory_mismatch, state_mismatch
+from fedstrata.server.compatibility import client_memory_mismatch, fingerprint, state_mismatch
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
 from fedstrata.server.state import ServerState
-from fedstrata.system.machine import device_of, keep_memory, peak_memory
-from fedstrata.system.timing import Clock, timed, using
+from fedstrata.system.machine import device_by_name, keep_memory, peak_memory
+from fedstrata.system.timing import Clock, timed, use_clock
 
 
 class Federation:
@@ -135,7 +135,7 @@ class Federation:
             build=partial(copy_of, setup.models),
             method=self.method,
             augment=build_augment(s.augment, tuple(setup.sample.shape[1:])),
-            device=device_of(s.device),
+            device=device_by_name(s.device),
             sample=setup.sample,
             channels_last=s.uses_channels_last,
             compile=s.compile,
@@ -178,7 +178,7 @@ class Federation:
             for setting in offered.values():
                 technique.check(setting)
         whole = setup.models[""]
-        return self._server.start(clone(dict(whole.named_parameters())), clone(running(whole)), offered[""])
+        return self._server.start(clone(dict(whole.named_parameters())), clone(running_statistics(whole)), offered[""])
 
     def _choose_engine(self, given: str | Engine | None, recipe: Mapping[str, Any]) -> tuple[str, Engine, Evaluate]:
         """(its name, the engine, what evaluates): one of the caller's own trains only, and the recipe may name it."""
@@ -207,7 +207,7 @@ class Federation:
 
     def _build_prober(self) -> Prober:
         """What measures rounds."""
-        named, architectures = chosen(self.settings.probe), self._server.architectures
+        named, architectures = choose_probes(self.settings.probe), self._server.architectures
         return Prober(named, self.settings, self._context, architectures, self.clients, self.test)
 
     def _begin(self, resume: bool) -> None:
@@ -331,7 +331,7 @@ class Federation:
         """Open a round on a state, train its clients, and close it."""
         state = self._around.open(state)
         number = state.round
-        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
+        with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             work = self._work(number)
             with timed("open the round"):
                 assignments = self._server.open(state, self.sampler.sample(number), work)
@@ -352,7 +352,7 @@ class Federation:
     def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
         after, result = trained.after, EvalResult()
-        with own_rng(), self._context.computing(self.settings.threads), using(self.clock):
+        with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             if trained.request is not None:
                 with timed("evaluate"):
                     result = trained.request()
@@ -364,7 +364,7 @@ class Federation:
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
             self._recorder.add_probes(self.probes[-1])
-        with using(self.clock), timed("write to disk"):
+        with use_clock(self.clock), timed("write to disk"):
             self._recorder.add(record)
             self.records.append(record)
             self.state = after
@@ -414,7 +414,7 @@ class Federation:
         """Why a memory cannot be what a client remembers at a state, or None."""
         held = self._server.architectures[self.sampler.arch_of(client)]
         params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
-        return memory_mismatch(self.method, memory, params, buffers)
+        return client_memory_mismatch(self.method, memory, params, buffers)
 
     def _divergence(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

@@ -30,16 +30,16 @@ SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 PRECISE = "geometric_median(tolerance=1e-13, steps=100000)"
 
 
-def built(text: str) -> Reducer:
+def build_rule(text: str) -> Reducer:
     reducer = build_reducer(text)
     assert reducer is not None
     return reducer
 
 
-def reduced(text: str, values: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+def reduce_values(text: str, values: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
     """A reducer on one tensor per client, in double precision, as a list."""
     deltas = [{"x": torch.tensor(v, dtype=torch.float64)} for v in values]
-    delta, buffers = built(text)(deltas, [{}] * len(values), weights or [1.0] * len(values))
+    delta, buffers = build_rule(text)(deltas, [{}] * len(values), weights or [1.0] * len(values))
     assert buffers == {}
     return delta["x"].tolist()
 
@@ -82,12 +82,12 @@ def same(left: Tensors, right: Tensors) -> bool:
 # What the reducers do, written once more with loops over clients and elements.
 
 
-def stacked(found: Sequence[Arrays], reduce: Callable[[np.ndarray], np.ndarray]) -> Arrays:
+def reduce_stacks(found: Sequence[Arrays], reduce: Callable[[np.ndarray], np.ndarray]) -> Arrays:
     names = dict.fromkeys(n for c in found for n in c)
     return {n: reduce(np.stack([c[n] for c in found if n in c])) for n in names}
 
 
-def trimmed(share: float) -> Callable[[np.ndarray], np.ndarray]:
+def trim_and_average(share: float) -> Callable[[np.ndarray], np.ndarray]:
     def reduce(values: np.ndarray) -> np.ndarray:
         drop = int(share * len(values))
         return np.sort(values, axis=0)[drop : len(values) - drop].mean(axis=0)
@@ -95,7 +95,7 @@ def trimmed(share: float) -> Callable[[np.ndarray], np.ndarray]:
     return reduce
 
 
-def averaged(found: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+def weighted_mean(found: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     out = {}
     for name in dict.fromkeys(n for c, w in zip(found, weights, strict=True) if w for n in c):
         at = [(w, c[name]) for c, w in zip(found, weights, strict=True) if w and name in c]
@@ -134,10 +134,10 @@ def spread(v: Arrays, found: Sequence[Arrays], weights: Sequence[float]) -> floa
     return out
 
 
-def minimised(found: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+def minimise_spread(found: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """The point of the smallest spread, by SciPy's BFGS from the weighted mean."""
     optimize = pytest.importorskip("scipy.optimize")
-    start = averaged(found, weights)
+    start = weighted_mean(found, weights)
     ends = np.cumsum([x.size for x in start.values()])[:-1]
 
     def unpacked(flat: np.ndarray) -> Arrays:
@@ -197,23 +197,23 @@ def test_the_mean_is_left_to_the_caller():
 
 def test_the_median_by_hand():
     """Of (1, 5, 2) and (7, −1, 0): 2 and 0. Of (10, 1, 4, 2): between 2 and 4, so 3. Weights play no part."""
-    assert reduced("median", [[1.0, 7.0], [5.0, -1.0], [2.0, 0.0]], [1.0, 1000.0, 1.0]) == [2.0, 0.0]
-    assert reduced("median", [10.0, 1.0, 4.0, 2.0], [1000.0, 1.0, 1.0, 1.0]) == 3.0
+    assert reduce_values("median", [[1.0, 7.0], [5.0, -1.0], [2.0, 0.0]], [1.0, 1000.0, 1.0]) == [2.0, 0.0]
+    assert reduce_values("median", [10.0, 1.0, 4.0, 2.0], [1000.0, 1.0, 1.0, 1.0]) == 3.0
 
 
 def test_the_trimmed_mean_by_hand():
     """⌊0.2·5⌋ = 1 goes at each end: of (50, 1, −100, 6, 2) remain 1, 2, 6, whose mean is 3; of four, nothing goes:
     (50 + 1 − 100 + 6)/4 = −10.75. With a share of 0.4 only the median remains. Weights play no part."""
     values = [50.0, 1.0, -100.0, 6.0, 2.0]
-    assert reduced("trimmed_mean(share=0.2)", values, [1.0, 9.0, 1.0, 1.0, 1.0]) == 3.0
-    assert reduced("trimmed_mean(share=0.2)", values[:4]) == -10.75
-    assert reduced("trimmed_mean(share=0.4)", values) == 2.0
-    assert reduced("trimmed_mean(share=0)", values) == -8.2
+    assert reduce_values("trimmed_mean(share=0.2)", values, [1.0, 9.0, 1.0, 1.0, 1.0]) == 3.0
+    assert reduce_values("trimmed_mean(share=0.2)", values[:4]) == -10.75
+    assert reduce_values("trimmed_mean(share=0.4)", values) == 2.0
+    assert reduce_values("trimmed_mean(share=0)", values) == -8.2
 
 
 def test_each_coordinate_is_trimmed_on_its_own():
     """The first coordinate loses −9 and 8, the second −7 and 6: other clients."""
-    assert reduced("trimmed_mean(share=0.34)", [[-9.0, 6.0], [1.0, -7.0], [8.0, 2.0]]) == [1.0, 2.0]
+    assert reduce_values("trimmed_mean(share=0.34)", [[-9.0, 6.0], [1.0, -7.0], [8.0, 2.0]]) == [1.0, 2.0]
 
 
 def test_krum_by_hand():
@@ -224,28 +224,28 @@ def test_krum_by_hand():
     are three: s = 1 + 9 + 20.25 = 30.25; 1 + 4 + 12.25 = 17.25; 2.25 + 4 + 9 = 15.25, and 3 wins.
     """
     values = [0.0, 1.0, 3.0, 4.5, 100.0]
-    assert reduced("krum(share=0.2)", values) == 1.0
-    assert reduced("krum(share=0.4)", values) == 0.0
-    assert reduced("krum(share=0)", values) == 3.0
+    assert reduce_values("krum(share=0.2)", values) == 1.0
+    assert reduce_values("krum(share=0.4)", values) == 0.0
+    assert reduce_values("krum(share=0)", values) == 3.0
 
 
 def test_multi_krum_by_hand():
     """The scores above: kept are 1 and 3, with weights 2 and 6: (2·1 + 6·3)/8 = 2.5. By default all but f = 1 are:
     (1·0 + 2·1 + 6·3 + 7·4.5)/16 = 51.5/16. A `keep` beyond n keeps all."""
     values, weights = [0.0, 1.0, 3.0, 4.5, 100.0], [1.0, 2.0, 6.0, 7.0, 4.0]
-    assert reduced("multi_krum(share=0.2, keep=2)", values, weights) == 2.5
-    assert reduced("multi_krum(share=0.2)", values, weights) == 51.5 / 16
-    assert reduced("multi_krum(share=0.2, keep=9)", values, weights) == 451.5 / 20
+    assert reduce_values("multi_krum(share=0.2, keep=2)", values, weights) == 2.5
+    assert reduce_values("multi_krum(share=0.2)", values, weights) == 51.5 / 16
+    assert reduce_values("multi_krum(share=0.2, keep=9)", values, weights) == 451.5 / 20
 
 
 def test_the_geometric_median_by_hand():
     """Of the corners of a convex quadrilateral it is where the diagonals cross: y = x and x + y = 3 at (1.5, 1.5); the
     mean would be (1.75, 1.75). On a line it is the weighted median: 2 of (0, 2, 50) with the weights (2, 3, 2), and 50
     with (2, 2, 5)."""
-    found = reduced("geometric_median", [[0.0, 0.0], [3.0, 0.0], [4.0, 4.0], [0.0, 3.0]])
+    found = reduce_values("geometric_median", [[0.0, 0.0], [3.0, 0.0], [4.0, 4.0], [0.0, 3.0]])
     assert found == pytest.approx([1.5, 1.5], abs=1e-5)
-    assert reduced("geometric_median", [0.0, 2.0, 50.0], [2.0, 3.0, 2.0]) == pytest.approx(2.0, abs=1e-4)
-    assert reduced("geometric_median", [0.0, 2.0, 50.0], [2.0, 2.0, 5.0]) == pytest.approx(50.0, abs=1e-4)
+    assert reduce_values("geometric_median", [0.0, 2.0, 50.0], [2.0, 3.0, 2.0]) == pytest.approx(2.0, abs=1e-4)
+    assert reduce_values("geometric_median", [0.0, 2.0, 50.0], [2.0, 2.0, 5.0]) == pytest.approx(50.0, abs=1e-4)
 
 
 def test_one_step_of_weiszfeld_by_hand():
@@ -253,16 +253,18 @@ def test_one_step_of_weiszfeld_by_hand():
 
     With ν = 1.5, β = (2/3)/1.5 and (1/3)/2, which are 8 : 3: v = 9/11.
     """
-    assert reduced("geometric_median(steps=1)", [0.0, 3.0], [2.0, 1.0]) == pytest.approx(0.6, rel=1e-14)
-    assert reduced("geometric_median(steps=1, smooth=1.5)", [0.0, 3.0], [2.0, 1.0]) == pytest.approx(9 / 11, rel=1e-14)
+    assert reduce_values("geometric_median(steps=1)", [0.0, 3.0], [2.0, 1.0]) == pytest.approx(0.6, rel=1e-14)
+    assert reduce_values("geometric_median(steps=1, smooth=1.5)", [0.0, 3.0], [2.0, 1.0]) == pytest.approx(
+        9 / 11, rel=1e-14
+    )
 
 
 def test_a_tolerance_ends_the_steps():
     """The first step goes from 1 to 0.6, by 0.4; the distances' harmonic mean is 1/(2/3 + 1/6) = 1.2. So a tolerance of
     0.34 > 0.4/1.2 stops there, and one of 0.33 does not."""
-    one = reduced("geometric_median(steps=1)", [0.0, 3.0], [2.0, 1.0])
-    assert reduced("geometric_median(tolerance=0.34)", [0.0, 3.0], [2.0, 1.0]) == one
-    assert reduced("geometric_median(tolerance=0.33)", [0.0, 3.0], [2.0, 1.0]) < 0.5
+    one = reduce_values("geometric_median(steps=1)", [0.0, 3.0], [2.0, 1.0])
+    assert reduce_values("geometric_median(tolerance=0.34)", [0.0, 3.0], [2.0, 1.0]) == one
+    assert reduce_values("geometric_median(tolerance=0.33)", [0.0, 3.0], [2.0, 1.0]) < 0.5
 
 
 # Against NumPy and SciPy
@@ -273,14 +275,14 @@ def test_the_network_sorts_all_zeros_and_ones(count: int):
     """A network that sorts every sequence of zeros and ones sorts everything (Knuth, volume 3, 5.3.4)."""
     columns = torch.arange(2**count)
     block = torch.stack([(columns >> k) % 2 for k in range(count)]).float()
-    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.sort_columns(block), block.sort(0).values)
 
 
 @pytest.mark.parametrize("count", [31, 32, 33, 100, 257])
 def test_the_network_sorts_many_clients(count: int):
     block = torch.randn(count, 50, generator=torch.Generator().manual_seed(count))
     before = block.clone()
-    assert torch.equal(coordinate_wise.in_order(block), block.sort(0).values)
+    assert torch.equal(coordinate_wise.sort_columns(block), block.sort(0).values)
     assert torch.equal(block, before)
 
 
@@ -290,14 +292,14 @@ def test_against_numpy(count: int, held: Sequence[str] | None):
     found, values, weights = clients(count, 1, held=held), clients(count, 2, held=held), weights_of(count)
     plain, plain_values = arrays(found), arrays(values)
 
-    delta, buffers = built("median")(found, values, weights)
-    close(delta, stacked(plain, lambda x: np.median(x, axis=0)))
-    close(buffers, stacked(plain_values, lambda x: np.median(x, axis=0)))
+    delta, buffers = build_rule("median")(found, values, weights)
+    close(delta, reduce_stacks(plain, lambda x: np.median(x, axis=0)))
+    close(buffers, reduce_stacks(plain_values, lambda x: np.median(x, axis=0)))
 
     for share in (0.0, 0.26, 0.49):
         delta, buffers = TrimmedMean(share=share)(found, values, weights)
-        close(delta, stacked(plain, trimmed(share)))
-        close(buffers, stacked(plain_values, trimmed(share)))
+        close(delta, reduce_stacks(plain, trim_and_average(share)))
+        close(buffers, reduce_stacks(plain_values, trim_and_average(share)))
 
         suspects = int(share * count)
         chosen = krum_ranks(plain, suspects)[0]
@@ -308,30 +310,30 @@ def test_against_numpy(count: int, held: Sequence[str] | None):
         for keep in (None, 2):
             chosen = kept_weights(plain, weights, suspects, keep or count - suspects)
             delta, buffers = MultiKrum(share=share, keep=keep)(found, values, weights)
-            close(delta, averaged(plain, chosen))
-            close(buffers, averaged(plain_values, chosen))
+            close(delta, weighted_mean(plain, chosen))
+            close(buffers, weighted_mean(plain_values, chosen))
 
 
 @pytest.mark.parametrize("held", [None, ["abc", "ab", "bc", "abc", "abc", "ac", "abc"]])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_geometric_median_against_scipy(seed: int, held: Sequence[str] | None):
     found, weights = clients(7, seed, held=held), weights_of(7)
-    delta, _ = built(PRECISE)(found, [{}] * 7, weights)
+    delta, _ = build_rule(PRECISE)(found, [{}] * 7, weights)
     plain = arrays(found)
-    expected = minimised(plain, weights)
+    expected = minimise_spread(plain, weights)
     close(delta, expected, rtol=1e-6, atol=1e-6)
     least = spread(expected, plain, weights)
     assert spread(arrays([delta])[0], plain, weights) <= least * (1 + 1e-12)
     # The mean lies well apart, so the comparison can fail.
-    assert spread(averaged(plain, weights), plain, weights) > least * (1 + 1e-4)
-    roughly, _ = built("geometric_median")(found, [{}] * 7, weights)
+    assert spread(weighted_mean(plain, weights), plain, weights) > least * (1 + 1e-4)
+    roughly, _ = build_rule("geometric_median")(found, [{}] * 7, weights)
     close(roughly, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_buffers_follow_the_weights_of_the_geometric_median():
     """The weights are found again from deltas and result by least squares; they are not the clients' own."""
     found, values, weights = clients(4, 1), clients(4, 2), [1.0, 2.0, 3.0, 4.0]
-    delta, buffers = built("geometric_median")(found, values, weights)
+    delta, buffers = build_rule("geometric_median")(found, values, weights)
 
     def flat(tensors: Tensors) -> np.ndarray:
         return torch.cat([t.reshape(-1) for t in tensors.values()]).numpy()
@@ -339,7 +341,7 @@ def test_buffers_follow_the_weights_of_the_geometric_median():
     shares, *_ = np.linalg.lstsq(np.stack([flat(c) for c in found], axis=1), flat(delta), rcond=None)
     assert shares.sum() == pytest.approx(1, abs=1e-12)
     assert not np.allclose(shares, np.array(weights) / 10, atol=1e-3)
-    close(buffers, averaged(arrays(values), shares.tolist()), rtol=1e-10)
+    close(buffers, weighted_mean(arrays(values), shares.tolist()), rtol=1e-10)
 
 
 # Different names
@@ -352,7 +354,7 @@ def test_a_coordinate_is_reduced_over_its_holders():
         {"x": torch.tensor(9.0)},
         {"x": torch.tensor(2.0), "y": torch.tensor(8.0), "z": torch.tensor([5.0])},
     ]
-    delta, _ = built("median")(deltas, [{}] * 3, [1.0] * 3)
+    delta, _ = build_rule("median")(deltas, [{}] * 3, [1.0] * 3)
     assert {n: t.tolist() for n, t in delta.items()} == {"x": 2.0, "y": 6.0, "z": [5.0]}
 
 
@@ -367,7 +369,7 @@ def test_distances_are_for_each_shared_element():
     ]
     far = math.inf
     expected = [[0.0, 4.0, 11 / 3, far], [4.0, 0.0, 1.0, far], [11 / 3, 1.0, 0.0, far], [far, far, far, 0.0]]
-    assert arithmetic.distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
+    assert arithmetic.squared_distances(deltas).tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
 
 
 def test_how_many_names_clients_share_does_not_matter():
@@ -378,7 +380,7 @@ def test_how_many_names_clients_share_does_not_matter():
     """
     wide = [{"x": torch.full((1,), v), "y": torch.full((99,), v)} for v in (0.0, 0.1, 0.2)]
     small = [{"x": torch.full((1,), v)} for v in (4.0, 4.5, 5.5)]
-    delta, _ = built("krum(share=0.34)")([*small, *wide], [{}] * 6, [1.0] * 6)
+    delta, _ = build_rule("krum(share=0.34)")([*small, *wide], [{}] * 6, [1.0] * 6)
     assert delta["x"].item() == pytest.approx(0.1)
     assert delta["y"].shape == (99,)
 
@@ -396,10 +398,10 @@ def test_a_name_that_no_chosen_client_holds_is_left_out():
         {"x": torch.tensor(9.0), "y": torch.tensor(1.0)},
     ]
     values = [{"s": torch.tensor(float(k))} for k in range(3)] + [{"s": torch.tensor(7.0), "t": torch.tensor(1.0)}]
-    delta, buffers = built("multi_krum(share=0.25)")(deltas, values, [1.0, 1.0, 2.0, 1.0])
+    delta, buffers = build_rule("multi_krum(share=0.25)")(deltas, values, [1.0, 1.0, 2.0, 1.0])
     assert {n: t.item() for n, t in delta.items()} == {"x": 1.25}
     assert {n: t.item() for n, t in buffers.items()} == {"s": 1.25}
-    delta, buffers = built("krum(share=0)")(deltas, values, [1.0, 1.0, 2.0, 1.0])
+    delta, buffers = build_rule("krum(share=0)")(deltas, values, [1.0, 1.0, 2.0, 1.0])
     assert {n: t.item() for n, t in delta.items()} == {"x": 1.25}
     assert {n: t.item() for n, t in buffers.items()} == {"s": 2.0}
 
@@ -408,16 +410,16 @@ def test_among_infinite_scores_the_one_with_more_neighbours_is_lower():
     """Two kinds of clients that share nothing, n = 5, f = 0, three neighbours: every sum is infinite. The three of the
     second kind lack one neighbour each, those of the first two. Of the three, the middle one is nearest."""
     deltas = [{"x": torch.tensor(v)} for v in (0.0, 0.0)] + [{"y": torch.tensor(v)} for v in (1.0, 5.0, 3.0)]
-    delta, _ = built("krum(share=0)")(deltas, [{}] * 5, [1.0] * 5)
+    delta, _ = build_rule("krum(share=0)")(deltas, [{}] * 5, [1.0] * 5)
     assert {n: t.item() for n, t in delta.items()} == {"y": 3.0}
-    delta, _ = built("multi_krum(share=0, keep=4)")(deltas, [{}] * 5, [1.0] * 5)
+    delta, _ = build_rule("multi_krum(share=0, keep=4)")(deltas, [{}] * 5, [1.0] * 5)
     assert {n: t.item() for n, t in delta.items()} == {"y": 3.0, "x": 0.0}
 
 
 def test_a_client_without_a_delta_has_no_say_in_the_geometric_median():
     deltas = [{"x": torch.tensor(1.0)}, {}, {"x": torch.tensor(1.0)}]
     values = [{"s": torch.tensor(2.0)}, {"s": torch.tensor(50.0), "t": torch.tensor(1.0)}, {"s": torch.tensor(4.0)}]
-    delta, buffers = built("geometric_median")(deltas, values, [1.0, 5.0, 1.0])
+    delta, buffers = build_rule("geometric_median")(deltas, values, [1.0, 5.0, 1.0])
     assert {n: t.item() for n, t in delta.items()} == {"x": 1.0}
     assert {n: t.item() for n, t in buffers.items()} == {"s": 3.0}
 
@@ -426,7 +428,7 @@ def test_names_keep_the_order_of_their_first_appearance():
     held = ["bc", "abc", "ca"]
     found = clients(3, held=held)
     for text in [*BY_COORDINATE, "multi_krum(share=0)", "geometric_median"]:
-        assert list(built(text)(found, [{}] * 3, [1.0] * 3)[0]) == ["b", "c", "a"]
+        assert list(build_rule(text)(found, [{}] * 3, [1.0] * 3)[0]) == ["b", "c", "a"]
 
 
 # Types
@@ -438,7 +440,7 @@ def test_integers_are_rounded_and_stay_integers(dtype: torch.dtype):
     values = [{"n": torch.tensor(v, dtype=dtype)} for v in ([10, 1], [13, 4])]
     deltas = [{"x": torch.zeros(3)}] * 2
     for text in ["median", "trimmed_mean", "multi_krum(share=0)", "geometric_median"]:
-        _, buffers = built(text)(deltas, values, [2.0, 2.0])
+        _, buffers = build_rule(text)(deltas, values, [2.0, 2.0])
         assert buffers["n"].dtype == dtype
         assert buffers["n"].tolist() == [12, 2]
 
@@ -447,7 +449,7 @@ def test_integers_are_rounded_and_stay_integers(dtype: torch.dtype):
 def test_large_integers_are_not_squeezed_through_single_precision(text: str):
     """2²⁴ + 1 is no float32."""
     values = [{"n": torch.tensor(2**24 + 1)}] * 6
-    _, buffers = built(text)([{"x": torch.ones(2)}] * 6, values, [3.0] * 6)
+    _, buffers = build_rule(text)([{"x": torch.ones(2)}] * 6, values, [3.0] * 6)
     assert buffers["n"].item() == 2**24 + 1
 
 
@@ -457,7 +459,9 @@ def test_half_precision_is_computed_in_single(text: str, dtype: torch.dtype):
     """The bits are those of the same numbers in single precision, rounded once."""
     found, values, weights = clients(9, 3, dtype), clients(9, 4, dtype), weights_of(9)
     wide, wide_values = ([{n: t.float() for n, t in c.items()} for c in part] for part in (found, values))
-    for half, single in zip(built(text)(found, values, weights), built(text)(wide, wide_values, weights), strict=True):
+    for half, single in zip(
+        build_rule(text)(found, values, weights), build_rule(text)(wide, wide_values, weights), strict=True
+    ):
         assert same(half, {n: t.to(dtype) for n, t in single.items()})
 
 
@@ -465,14 +469,14 @@ def test_half_precision_does_not_overflow():
     """60 000 is the largest number there but one or two; the sum of two of them is none, and neither is its square."""
     found = [{"x": torch.full((2,), 60_000.0, dtype=torch.float16)} for _ in range(4)]
     for text in ROBUST:
-        delta, _ = built(text)(found, [{}] * 4, [10_000.0] * 4)
+        delta, _ = build_rule(text)(found, [{}] * 4, [10_000.0] * 4)
         assert delta["x"].tolist() == [60_000.0, 60_000.0]
 
 
 @pytest.mark.parametrize("text", ROBUST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_single_and_double_precision_are_kept(text: str, dtype: torch.dtype):
-    delta, buffers = built(text)(clients(5, 1, dtype), clients(5, 2, dtype), [1.0] * 5)
+    delta, buffers = build_rule(text)(clients(5, 1, dtype), clients(5, 2, dtype), [1.0] * 5)
     assert {t.dtype for t in [*delta.values(), *buffers.values()]} == {dtype}
     assert {n: tuple(t.shape) for n, t in delta.items()} == SHAPES
 
@@ -483,7 +487,7 @@ def test_single_and_double_precision_are_kept(text: str, dtype: torch.dtype):
 @pytest.mark.parametrize("text", [*ROBUST, "trimmed_mean(share=0.49)", "krum(share=0.49)", "multi_krum(share=0.49)"])
 def test_one_client_is_its_own_result(text: str):
     found, values = clients(1, 1, torch.float32), [{"n": torch.tensor(7), **clients(1, 2)[0]}]
-    delta, buffers = built(text)(found, values, [1.0])
+    delta, buffers = build_rule(text)(found, values, [1.0])
     assert same(delta, found[0])
     assert same(buffers, values[0])
 
@@ -491,7 +495,7 @@ def test_one_client_is_its_own_result(text: str):
 def test_krum_returns_the_chosen_one_to_the_bit():
     """49·x/49 is not always x."""
     found = [{"x": torch.linspace(0.1, 1, 1000) + k} for k in (0, 0, 5)]
-    delta, _ = built("krum")(found, [{}] * 3, [49.0] * 3)
+    delta, _ = build_rule("krum")(found, [{}] * 3, [49.0] * 3)
     assert not torch.equal(found[0]["x"] * 49 / 49, found[0]["x"])
     assert torch.equal(delta["x"], found[0]["x"])
 
@@ -507,24 +511,24 @@ def test_two_clients():
         "multi_krum(share=0.49)": 1.75,
         "multi_krum(keep=1)": 1.0,
     }
-    assert {text: reduced(text, values, weights) for text in expected} == expected
-    assert reduced("geometric_median", values, weights) == pytest.approx(1.0, abs=1e-4)
+    assert {text: reduce_values(text, values, weights) for text in expected} == expected
+    assert reduce_values("geometric_median", values, weights) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.49, 0.499999999999, math.nextafter(0.5, 0)])
 @pytest.mark.parametrize("count", range(1, 12))
 def test_something_is_left_for_any_share(share: float, count: int):
     """What remains of 0, 1, …, n − 1 lies around their middle, (n − 1)/2; a mean of nothing would be NaN."""
-    assert reduced(f"trimmed_mean(share={share!r})", [float(k) for k in range(count)]) == (count - 1) / 2
-    assert math.isfinite(reduced(f"krum(share={share!r})", [float(k) for k in range(count)]))
+    assert reduce_values(f"trimmed_mean(share={share!r})", [float(k) for k in range(count)]) == (count - 1) / 2
+    assert math.isfinite(reduce_values(f"krum(share={share!r})", [float(k) for k in range(count)]))
 
 
 def test_a_share_is_taken_as_it_is_written():
     """0.29 · 100 is a little below 29 in floating point; of 71 zeros and 29 ones, all ones go all the same."""
     assert int(0.29 * 100) == 28
-    assert arithmetic.part(0.29, 100) == 29
-    assert [arithmetic.part(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
-    assert reduced("trimmed_mean(share=0.29)", [0.0] * 71 + [1.0] * 29) == 0.0
+    assert arithmetic.floor_share(0.29, 100) == 29
+    assert [arithmetic.floor_share(0.1, n) for n in (9, 10, 19, 20, 30)] == [0, 1, 1, 2, 3]
+    assert reduce_values("trimmed_mean(share=0.29)", [0.0] * 71 + [1.0] * 29) == 0.0
 
 
 @pytest.mark.parametrize("text", ROBUST)
@@ -534,7 +538,7 @@ def test_equal_deltas(text: str, size: int):
     buffers, or take the first ones: krum 0; multi_krum (1·0 + 2·2)/3; all, (1·0 + 2·2 + 1·8)/4."""
     x = torch.linspace(-300.1, 700, size)
     values = [{"s": torch.tensor(v)} for v in (0.0, 2.0, 8.0)]
-    delta, buffers = built(text.replace("multi_krum", "multi_krum(share=0.34)"))(
+    delta, buffers = build_rule(text.replace("multi_krum", "multi_krum(share=0.34)"))(
         [{"x": x}] * 3, values, [1.0, 2.0, 1.0]
     )
     torch.testing.assert_close(delta["x"], x, rtol=3e-7, atol=0)
@@ -548,10 +552,10 @@ def test_where_nothing_travels_the_buffers_are_reduced_all_the_same(nothing: Ten
     mean, (2·0 + 1 + 2 + 3 + 14)/6."""
     values = [{"s": torch.tensor(v, dtype=torch.float64)} for v in (0.0, 1.0, 2.0, 3.0, 14.0)]
     for text in ROBUST:
-        delta, buffers = built(text)([nothing] * 5, values, [2.0, 1.0, 1.0, 1.0, 1.0])
+        delta, buffers = build_rule(text)([nothing] * 5, values, [2.0, 1.0, 1.0, 1.0, 1.0])
         assert {n: t.shape for n, t in delta.items()} == {n: t.shape for n, t in nothing.items()}
         assert buffers["s"].item() == pytest.approx(2.0 if text in BY_COORDINATE else 20 / 6, rel=1e-15)
-        assert built(text)([{}] * 5, [{}] * 5, [1.0] * 5) == ({}, {})
+        assert build_rule(text)([{}] * 5, [{}] * 5, [1.0] * 5) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -566,7 +570,7 @@ def test_a_minority_cannot_take_the_result_away(text: str, dtype: torch.dtype, h
     good = [{"x": torch.rand(20, dtype=dtype, generator=torch.Generator().manual_seed(k))} for k in range(6)]
     bad = [{"x": torch.full((20,), huge, dtype=dtype)} for _ in range(4)]
     found = [*bad[:2], *good, *bad[2:]]
-    delta, _ = built(text)(found, [{}] * 10, [1.0] * 10)
+    delta, _ = build_rule(text)(found, [{}] * 10, [1.0] * 10)
     mean, _ = WeightedMean()([{"x": c["x"] / 16} for c in found], [{}] * 10, [1.0] * 10)
     assert mean["x"].min() > huge / 100
     centre = torch.stack([c["x"] for c in good]).mean(0)
@@ -580,7 +584,7 @@ def test_deltas_whose_squares_are_no_numbers_have_no_weight():
     good = [{"x": torch.full((20,), float(k), dtype=torch.float64)} for k in range(3)]
     huge = torch.full((20,), 2.9e153, dtype=torch.float64)
     bad = [{"x": huge, "z": torch.zeros(1000, dtype=torch.float64)}] * 2
-    delta, _ = built(PRECISE)([*bad, *good], [{}] * 5, [1.0] * 5)
+    delta, _ = build_rule(PRECISE)([*bad, *good], [{}] * 5, [1.0] * 5)
     assert list(delta) == ["x"]
     torch.testing.assert_close(delta["x"], good[1]["x"], rtol=0, atol=1e-4)
 
@@ -590,7 +594,7 @@ def test_rounding_does_not_weigh_equal_deltas():
     weights = [float(3 + k) for k in range(23)]
     found = [{"x": torch.linspace(-300.1, 700, 100_001)}] * 23
     values = [{"s": torch.tensor(float(k**3), dtype=torch.float64)} for k in range(23)]
-    _, buffers = built("geometric_median")(found, values, weights)
+    _, buffers = build_rule("geometric_median")(found, values, weights)
     assert buffers["s"].item() == pytest.approx(np.average([k**3 for k in range(23)], weights=weights), rel=1e-12)
 
 
@@ -619,18 +623,18 @@ def test_memory_layout_does_not_matter(text: str):
     assert not any(c["x"].is_contiguous() for c in other)
     for found in (other, other[::-1]):
         order = plain if found is other else plain[::-1]
-        expected = built(text)(order, order, weights_of(6))
-        for left, right in zip(built(text)(found, found, weights_of(6)), expected, strict=True):
+        expected = build_rule(text)(order, order, weights_of(6))
+        for left, right in zip(build_rule(text)(found, found, weights_of(6)), expected, strict=True):
             assert same(left, right)
 
 
 @pytest.mark.parametrize("text", ROBUST)
 def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch):
     found, values, weights = clients(5, 1), clients(5, 2), weights_of(5)
-    expected = built(text)(found, values, weights)
+    expected = build_rule(text)(found, values, weights)
     for width in (1, 2, 5):  # the longest tensor has twelve elements
         monkeypatch.setattr(arithmetic, "WIDTH", width)
-        for left, right in zip(built(text)(found, values, weights), expected, strict=True):
+        for left, right in zip(build_rule(text)(found, values, weights), expected, strict=True):
             close(left, arrays([right])[0], rtol=1e-9)
 
 
@@ -650,8 +654,8 @@ def test_blocks_are_small(monkeypatch: pytest.MonkeyPatch):
 def test_twice_the_same_and_nothing_written_to(text: str):
     found, values, weights = clients(8, 1, torch.float32), clients(8, 2, torch.float32), weights_of(8)
     before = [clone(c) for c in (*found, *values)]
-    once = built(text)(found, values, weights)
-    for left, right in zip(once, built(text)(found, values, weights), strict=True):
+    once = build_rule(text)(found, values, weights)
+    for left, right in zip(once, build_rule(text)(found, values, weights), strict=True):
         assert same(left, right)
     for result in once:
         for tensor in result.values():
@@ -663,13 +667,13 @@ def test_twice_the_same_and_nothing_written_to(text: str):
 def test_the_order_of_clients_does_not_matter_coordinate_wise(text: str):
     found = clients(8, 1, torch.float32)
     turned = [found[k] for k in (3, 0, 7, 5, 1, 6, 2, 4)]
-    assert same(built(text)(found, [{}] * 8, [1.0] * 8)[0], built(text)(turned, [{}] * 8, [1.0] * 8)[0])
+    assert same(build_rule(text)(found, [{}] * 8, [1.0] * 8)[0], build_rule(text)(turned, [{}] * 8, [1.0] * 8)[0])
 
 
 def test_multi_krum_without_suspects_has_the_bits_of_the_mean():
     found, values, weights = clients(8, 1, torch.float32), clients(8, 2, torch.float32), weights_of(8)
     expected = WeightedMean()(found, values, weights)
-    for left, right in zip(built("multi_krum(share=0)")(found, values, weights), expected, strict=True):
+    for left, right in zip(build_rule("multi_krum(share=0)")(found, values, weights), expected, strict=True):
         assert same(left, right)
 
 
@@ -691,7 +695,7 @@ def test_multi_krum_without_suspects_has_the_bits_of_the_mean():
     ],
 )
 def test_reducers_by_name(text: str, settings: dict[str, Any]):
-    reducer = built(text)
+    reducer = build_rule(text)
     assert reducer == REDUCERS[text.partition("(")[0]](**settings)
     assert type(reducer) is REDUCERS[text.partition("(")[0]]
 

@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from fedstrata.client.context import BUFFERS, ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Examples, Into, Slots, Update, Work
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.models.taps import stages_to
 from fedstrata.techniques.fedavg import chain
 
@@ -242,7 +242,7 @@ def test_nothing_that_was_handed_over_is_changed():
     model, data = normed(), toy(8)
     context = workshop(model, buffers="local")
     sent = assign(model, context.method, epochs=2, lr=0.5)
-    memory: Slots = {BUFFERS: clone(running(model)), "other": {"m": torch.ones(2)}}
+    memory: Slots = {BUFFERS: clone(running_statistics(model)), "other": {"m": torch.ones(2)}}
     params, x, kept = clone(sent.params), data.x.clone(), {k: clone(v) for k, v in memory.items()}
     own = clone(model.state_dict())
     _, remembered = train_client(context, sent, data, memory)
@@ -369,11 +369,11 @@ def test_buffers_outside_the_state_dict_begin_anew():
 def test_own_rng_gives_the_global_stream_back():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    with own_rng():
+    with preserve_rng():
         visit(noisy(), toy(6))
         assert not torch.equal(torch.get_rng_state(), before)
     assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(UsageError), own_rng():
+    with pytest.raises(UsageError), preserve_rng():
         visit(noisy(), toy(6), hooks(features={"nowhere": lambda b, h: h}))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -1050,7 +1050,7 @@ def test_running_statistics_at_both_ends_of_a_visit():
         heard.append(view.statistics())
         return Hooks(finish=lambda delta, tally: ({}, heard.append(view.statistics())))
 
-    start = {n: b + 1 for n, b in running(normed()).items()}
+    start = {n: b + 1 for n, b in running_statistics(normed()).items()}
     update, _ = visit(normed(), toy(), technique("t", local), buffers=start)
     assert equal(heard[0], start)
     assert equal(heard[1], update.buffers)
@@ -1127,7 +1127,7 @@ def test_where_running_statistics_come_from_and_go_to():
     model, data = normed(), toy(8)
     with torch.no_grad():
         batch_mean = model[0](data.x).mean(0).double().numpy()
-    initial = running(model)
+    initial = running_statistics(model)
     sent = {**clone(initial), "1.running_mean": torch.full((4,), 5.0)}
     own = {BUFFERS: {**clone(initial), "1.running_mean": torch.full((4,), 7.0)}}
 

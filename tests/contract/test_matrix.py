@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core.technique import ClientView, Hooks, Setting, Technique, overrides
+from fedstrata.core.technique import ClientView, Figures, Hooks, Setting, Technique, overrides
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.fedavg import FedAvg, chain, parse
@@ -114,6 +114,37 @@ def test_neutral_setting_is_fedavg_bit_for_bit(row: Row) -> None:
     for buffers in ("average", "local"):
         plain, neutral = shared_run(buffers=buffers).state, run(row.neutral, buffers=buffers).state
         assert same_bits({**plain.params, **plain.buffers}, {**neutral.params, **neutral.buffers})
+
+
+@EACH
+def test_what_it_publishes_is_plain_numbers_by_layer(row: Row) -> None:
+    """After a run and before one, and under names that the model has."""
+    technique, fed = row.technique, run(row.technique, rounds=2)
+    assert technique.publish({}) == {} or overrides(technique, "publish")
+    found = fed.method.publish(fed.state.techniques)
+    assert bool(found) == overrides(technique, "publish")
+    for by_layer in found.values():
+        assert by_layer.keys() <= fed.state.params.keys()
+        assert by_layer
+        assert all(type(value) is float for value in by_layer.values())
+
+
+def test_figures_of_several_techniques_are_published_together() -> None:
+    """A stranger's technique whose state has keys like inco's publishes nothing unless it says so."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Keeper(Technique):
+        name: ClassVar[str] = "keeper"
+        figure: str = ""
+
+        def publish(self, state: Tensors) -> Figures:
+            return {self.figure: {n: float(t) for n, t in state.items()}} if self.figure else {}
+
+    states = {"keeper": {"theta/a": torch.tensor(2.0)}, "inco": {"theta/b": torch.tensor(1.0)}}
+    inco = TECHNIQUES["inco"]()
+    assert chain(Keeper(), inco).publish(states) == {"theta": {"b": 1.0}, "beta": {}}
+    assert chain(Keeper(figure="theta"), inco).publish(states) == {"theta": {"theta/a": 2.0, "b": 1.0}, "beta": {}}
+    assert chain(inco).publish({}) == {"theta": {}, "beta": {}}
 
 
 @EACH

@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.rng import derive, generator
-from fedstrata.core.tensors import Tensors, add, add_, all_finite, clone, lent, one_by_one, scale, subtract, zeros_like
+from fedstrata.core.tensors import (
+    Tensors,
+    add,
+    add_,
+    all_finite,
+    clone,
+    one_by_one,
+    scale,
+    subtract,
+    swap_values,
+    zeros_like,
+)
 
 
 def pair() -> tuple[Tensors, Tensors]:
@@ -130,7 +141,7 @@ def test_what_is_lent_comes_back():
     places = [t.data_ptr() for t in own.values()]
 
     def borrow() -> None:
-        with lent(own, {"a": torch.full((2,), 5.0)}):
+        with swap_values(own, {"a": torch.full((2,), 5.0)}):
             assert [t.tolist() for t in own.values()] == [[5, 5], [0, 0]]
             raise KeyError
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
 from fedstrata.core.types import Examples
-from fedstrata.data.examples import Dataset, Loaded, MapExamples, TensorExamples, as_examples
+from fedstrata.data.examples import Dataset, LazyExamples, MapExamples, TensorExamples, as_examples
 from fedstrata.errors import UsageError
 
 
@@ -199,8 +199,8 @@ def test_augmentation_of_floats_keeps_their_range():
 def test_a_function_is_called_when_its_examples_are_read_and_only_it_travels() -> None:
     """And what it does to the global random generators changes nobody else's numbers."""
     calls.clear()
-    examples = as_examples(made)
-    assert isinstance(examples, Loaded)
+    examples = as_examples(make_client)
+    assert isinstance(examples, LazyExamples)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     assert len(examples) == 3
@@ -223,7 +223,7 @@ def test_a_function_is_called_when_its_examples_are_read_and_only_it_travels() -
 calls: list[int] = []
 
 
-def made() -> tuple[torch.Tensor, torch.Tensor]:
+def make_client() -> tuple[torch.Tensor, torch.Tensor]:
     """A client's data, with a seed of its own as many scripts have it."""
     calls.append(1)
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
 import fedstrata as fs
-from fedstrata.data.examples import as_examples, unlabelled
+from fedstrata.data.examples import as_examples, as_unlabelled
 from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
 from fedstrata.flower.client import Site
@@ -249,7 +249,7 @@ def test_public_data_has_no_labels() -> None:
     """Whatever is in their place: it is not looked at."""
     rows = Rows([-1, None, "x", 0.5])
     for given in (rows, fs.MapExamples(rows), fs.TensorExamples(rows.x, torch.full((4,), -1)), list(rows)):
-        assert torch.equal(unlabelled(given).batch(torch.arange(4))[0], rows.x)
+        assert torch.equal(as_unlabelled(given).batch(torch.arange(4))[0], rows.x)
         federation(Rows(good()), method="feddf(steps=1)", public=given, rounds=1).fit()
 
 

@@ -49,23 +49,23 @@ def test_half_the_size_by_hand() -> None:
     """Antialiased to a half, a pixel weighs 4 across with 1, 3, 3, 1; at the border one is missing: (3, 3, 1)/7."""
     row = torch.tensor([0, 80, 160, 240], dtype=torch.uint8)
     images = TensorExamples(row.expand(1, 1, 4, 4).clone(), torch.tensor([0]))
-    small = images.resized(2)
+    small = images.resize(2)
     left, right = (0 * 3 + 80 * 3 + 160) / 7, (80 + 160 * 3 + 240 * 3) / 7
     assert small.x.tolist() == [[[[round(left), round(right)]] * 2]]
 
 
 def test_floats_stay_floats_and_parts_stay_parts() -> None:
     x, y = torch.randn(5, 2, 4, 4), torch.arange(5)
-    part = TensorExamples(x, y).select(torch.tensor([3, 1])).resized(2)
+    part = TensorExamples(x, y).select(torch.tensor([3, 1])).resize(2)
     assert part.x.dtype == torch.float32
-    assert torch.equal(part.x, TensorExamples(x, y).resized(2).x[[3, 1]])
+    assert torch.equal(part.x, TensorExamples(x, y).resize(2).x[[3, 1]])
     assert part.labels().tolist() == [3, 1]
 
 
 def test_many_images_are_resized_in_pieces_alike() -> None:
     x = torch.randint(0, 256, (2300, 1, 4, 4), dtype=torch.uint8)
-    whole = TensorExamples(x, torch.zeros(2300, dtype=torch.int64)).resized(3).x
-    single = TensorExamples(x[[2299]], torch.zeros(1, dtype=torch.int64)).resized(3).x
+    whole = TensorExamples(x, torch.zeros(2300, dtype=torch.int64)).resize(3).x
+    single = TensorExamples(x[[2299]], torch.zeros(1, dtype=torch.int64)).resize(3).x
     assert torch.equal(whole[[2299]], single)
 
 

@@ -18,7 +18,7 @@ from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.diagnosis import Diagnosis
 from fedstrata.errors import UsageError
 from fedstrata.run import dry_run_of, open_run
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from tests.engines.worlds import check_same, convnet, federation, pictures, run
 from tests.small_runs import SETTINGS, config, fedstrata, one_sentence, options, same
 
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"model": "mlp(hidden=(4,))", "method": "scaffold", "wor
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models this small are no faster with more threads; and a map of few points takes no time."""
     monkeypatch.setattr("fedstrata.probes.registry.POINTS", 24)
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -37,7 +37,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without probes."""
     out = tmp_path_factory.mktemp("diagnosed") / "bare"
-    with computing(1):
+    with compute_with(1):
         open_run(config(**SMALL), out).fit()
     return out
 
@@ -46,7 +46,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with probes."""
     out = tmp_path_factory.mktemp("diagnosed") / "probed"
-    with computing(1):
+    with compute_with(1):
         open_run(config(**SMALL, probe="divergence proxy cosine calibration"), out).fit()
     return out
 

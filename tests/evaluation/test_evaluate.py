@@ -16,7 +16,7 @@ from fedstrata.core.tensors import Tensors, clone
 from fedstrata.data.examples import TensorExamples
 from fedstrata.evaluation.evaluate import EvalRequest
 from fedstrata.evaluation.evaluate import evaluate as evaluate_request
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.techniques.fedavg import chain
 
 
@@ -59,7 +59,7 @@ def normed(seed: int = 1, momentum: float | None = 0.1) -> nn.Sequential:
 
 
 def tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
-    return clone(dict(model.named_parameters())), clone(running(model))
+    return clone(dict(model.named_parameters())), clone(running_statistics(model))
 
 
 def by_hand(logits: np.ndarray, y: np.ndarray) -> tuple[float, float]:

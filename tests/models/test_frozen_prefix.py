@@ -15,11 +15,11 @@ import fedstrata as fs
 from fedstrata.core.types import Into, Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.frozen_prefix import Cut, cut_at
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.models.zoo.layers import First, TakeStep
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 
 ZOO: dict[str, tuple[str, tuple[int, ...]]] = {
     "logreg": ("logreg", (1, 8, 8)),
@@ -37,7 +37,7 @@ ZOO: dict[str, tuple[str, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -52,7 +52,7 @@ def zoo(name: str) -> tuple[nn.Sequential, Tensor]:
 
 def frozen(model: nn.Module, part: Stratum) -> tuple[str, ...]:
     """All running statistics but the stratum's."""
-    return tuple(n for n in running(model) if n not in part.buffers)
+    return tuple(n for n in running_statistics(model) if n not in part.buffers)
 
 
 def still(model: nn.Module, names: tuple[str, ...]) -> nn.Module:
@@ -63,7 +63,7 @@ def still(model: nn.Module, names: tuple[str, ...]) -> nn.Module:
     return model
 
 
-def joined(cut: Cut, x: Tensor) -> Tensor:
+def run_both_halves(cut: Cut, x: Tensor) -> Tensor:
     with torch.no_grad():
         crossing = cut.below(x)
     return cut.above(*crossing)
@@ -91,15 +91,15 @@ def test_both_parts_are_the_model(name: str) -> None:
         if cut is None:
             continue
         cuts += 1
-        ours, theirs = joined(cut, x), whole(x)
+        ours, theirs = run_both_halves(cut, x), whole(x)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
         params = dict(model.named_parameters()), dict(whole.named_parameters())
         for a, b in zip(
             gradients(ours, params[0], part.params), gradients(theirs, params[1], part.params), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
-        for n, b in running(whole).items():
-            torch.testing.assert_close(running(model)[n], b, rtol=0, atol=1e-6)
+        for n, b in running_statistics(whole).items():
+            torch.testing.assert_close(running_statistics(model)[n], b, rtol=0, atol=1e-6)
         with torch.no_grad():
             before = cut.below(x)
             for n in part.params:
@@ -154,7 +154,7 @@ def test_norm_layers_that_follow_the_batch_are_above() -> None:
     assert inputs is not None
     (crossing,) = inputs.below(x)
     torch.testing.assert_close(crossing, model.stem.conv(x))
-    some = tuple(n for n in running(model) if not n.startswith("layer2"))
+    some = tuple(n for n in running_statistics(model) if not n.startswith("layer2"))
     cut = cut_at(still(model, some), parts[-1].params, some, x)
     assert cut is not None
     assert all(t.shape[1] in (4, 8) for t in cut.below(x))
@@ -199,7 +199,7 @@ def test_places_that_somebody_looks_at_are_above() -> None:
         torch.testing.assert_close(cut.below(x)[0], model[:1](x))
         seen: list[Tensor] = []
         handle = model.layer2.register_forward_hook(lambda *args: seen.append(args[2]))  # noqa: B023
-        torch.testing.assert_close(joined(cut, x), model(x))
+        torch.testing.assert_close(run_both_halves(cut, x), model(x))
         handle.remove()
         assert len(seen) == 2
     assert cut_at(model, head, (), x, [""]) is None
@@ -222,7 +222,7 @@ def test_a_model_of_the_users_own() -> None:
     model, x = Own(lambda self, h: h + self.one.bias.sum()), torch.randn(6, 4)
     cut = cut_at(model, ("three.weight", "three.bias"), (), x)
     assert cut is not None
-    torch.testing.assert_close(joined(cut, x), model(x))
+    torch.testing.assert_close(run_both_halves(cut, x), model(x))
 
 
 def test_sums_over_the_batch_are_above() -> None:

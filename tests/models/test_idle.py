@@ -116,14 +116,14 @@ class Skips(nn.Module):
         return out
 
 
-def seeded(make: Any) -> Any:
+def build_seeded(make: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return make()
 
 
 def frozen() -> Net:
-    model: Net = seeded(Net)
+    model: Net = build_seeded(Net)
     model.aux.requires_grad_(False)
     return model
 
@@ -156,7 +156,7 @@ IDLE: dict[str, Any] = {
 @pytest.mark.parametrize("kind", IDLE)
 def test_the_classifier_is_the_last_layer_whose_results_are_the_outputs(kind: str) -> None:
     make, idle = IDLE[kind]
-    model = seeded(make)
+    model = build_seeded(make)
     before = copy.deepcopy(model.state_dict())
     grads = [p.requires_grad for p in model.parameters()]
     found = strata(model, SAMPLE)
@@ -172,7 +172,7 @@ def test_the_classifier_is_the_last_layer_whose_results_are_the_outputs(kind: st
 
 @pytest.mark.parametrize("make", [Two, Read])
 def test_there_is_no_classifier_where_the_outputs_do_not_come_from_one_layer(make: Any) -> None:
-    found = strata(seeded(make), SAMPLE)
+    found = strata(build_seeded(make), SAMPLE)
     assert classifier(found) is None
     assert [s.name for s in found if s.idle] == ([] if make is Two else ["aux"])
 
@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_differentiated_is_judged_by_its_calls() -> None:
 def test_idle_strata_have_no_turns(kind: str, engine: str) -> None:
     """A cycle is one full round and one for each of the three strata that train; a note names what does not."""
     make, idle = IDLE[kind]
-    fed = federation(seeded(make), method="fedpart(full_rounds=1, rounds_per_stratum=1)", rounds=5, engine=engine)
+    fed = federation(build_seeded(make), method="fedpart(full_rounds=1, rounds_per_stratum=1)", rounds=5, engine=engine)
     used = ["body.0", "body.1", "body.3"] if kind == "a member of a Sequential" else ["first", "second", "head"]
     records = list(fed.rounds())
     assert [r.active for r in records] == [used, *([name] for name in used), used]
@@ -240,7 +240,7 @@ class Detached(Net):
 @pytest.mark.parametrize("way", ["no_grad", "detach"])
 def test_a_note_does_not_say_that_a_detached_layer_goes_unused(way: str) -> None:
     """The outputs depend on it, and its running statistics move; its parameters do not."""
-    fed = federation(seeded(lambda: Detached(way)))
+    fed = federation(build_seeded(lambda: Detached(way)))
     (note,) = fed.notes
     assert note == (
         "idle layers, which no gradient of the outputs reaches, because they never run, their results are not used or "
@@ -259,14 +259,14 @@ def test_a_note_does_not_say_that_a_detached_layer_goes_unused(way: str) -> None
 @pytest.mark.parametrize("kind", ["in training only", "used in training only"])
 def test_what_only_training_uses_has_its_turn(kind: str, engine: str) -> None:
     method = "fedpart(full_rounds=0, rounds_per_stratum=1)"
-    fed = federation(seeded(IDLE[kind][0]), method=method, rounds=4, engine=engine)
+    fed = federation(build_seeded(IDLE[kind][0]), method=method, rounds=4, engine=engine)
     assert [r.active for r in fed.rounds()] == [["first"], ["second"], ["head"], ["aux"]]
     assert fed.notes == ()
 
 
 def test_what_never_runs_travels_and_is_averaged_as_ever() -> None:
     """Its change is zero, and the run's other numbers are those of a model without it."""
-    with_aux, without = seeded(Net), seeded(Net)
+    with_aux, without = build_seeded(Net), build_seeded(Net)
     del without.aux
     one, other = (federation(model, method="fedavg") for model in (with_aux, without))
     pairs = list(zip(one.rounds(), other.rounds(), strict=True))
@@ -276,7 +276,7 @@ def test_what_never_runs_travels_and_is_averaged_as_ever() -> None:
 
 def test_fedpart_is_told_of_a_pattern_that_names_only_what_never_runs() -> None:
     with pytest.raises(UsageError, match="fedpart's strata: none that trains is called 'aux'"):
-        federation(seeded(Net), method="fedpart(strata=('head', 'aux'))")
+        federation(build_seeded(Net), method="fedpart(strata=('head', 'aux'))")
 
 
 def test_layers_that_only_sub_models_run_are_not_idle() -> None:
@@ -295,7 +295,7 @@ def test_layers_that_only_sub_models_run_are_not_idle() -> None:
             out: Tensor = self.head(torch.tanh(self.second(x))) if self.deep else self.exit(x)
             return out
 
-    deep, shallow = seeded(lambda: Exits(True)), seeded(lambda: Exits(False))
+    deep, shallow = build_seeded(lambda: Exits(True)), build_seeded(lambda: Exits(False))
     ways: dict[str, Any] = {"archs": {"shallow": shallow}, "arch_of": lambda client: "shallow" if client else ""}
     fed = federation(deep, method="fedpart(full_rounds=0, rounds_per_stratum=1)", rounds=4, **ways)
     assert fed.notes == ()
@@ -311,7 +311,7 @@ MOON = "moon(mu=1)"
 @pytest.mark.parametrize("kind", [kind for kind in IDLE if kind != "frozen" and "training" not in kind])
 def test_methods_give_what_they_give_without_the_idle_layer(kind: str, method: str) -> None:
     """Its name apart, a model with a layer that nothing comes of is the model without it."""
-    model, bare = seeded(IDLE[kind][0]), Net()
+    model, bare = build_seeded(IDLE[kind][0]), Net()
     del bare.aux
     names = {"first": "body.0", "second": "body.1", "head": "body.3"} if isinstance(model, Skips) else {}
     for name in ("first", "second", "head"):
@@ -328,28 +328,28 @@ def test_methods_give_what_they_give_without_the_idle_layer(kind: str, method: s
 @pytest.mark.parametrize("make", [InTraining, Both])
 @pytest.mark.parametrize("method", [MOON, "ccvr(samples=5)", "fednlr"])
 def test_methods_work_beside_a_head_of_training(make: Any, method: str) -> None:
-    federation(seeded(make), method=method).fit()
+    federation(build_seeded(make), method=method).fit()
 
 
 @pytest.mark.parametrize("make", [Two, Read])
 def test_who_needs_a_classifier_asks_for_a_name(make: Any) -> None:
     with pytest.raises(UsageError, match=r"no single last layer was found in this model: name .*moon\(stage=…\)"):
-        federation(seeded(make), method="moon")
-    federation(seeded(make), method="moon(stage='second')").fit()
+        federation(build_seeded(make), method="moon")
+    federation(build_seeded(make), method="moon(stage='second')").fit()
     with pytest.raises(UsageError, match=r"no single last layer was found in this model: let it end .*nn\.Linear"):
-        federation(seeded(make), method="ccvr")
+        federation(build_seeded(make), method="ccvr")
 
 
 @pytest.mark.parametrize(("make", "when"), [(Net, "training"), (InTraining, "evaluation")])
 def test_moon_is_refused_a_stage_that_does_not_run_before_anything_is_trained(make: Any, when: str) -> None:
     with pytest.raises(UsageError, match=f"moon's stage: the model's module 'aux' does not run in {when}"):
-        federation(seeded(make), method="moon(stage='aux')")
-    federation(seeded(make), method="moon(stage='aux', mu=0)").fit()
+        federation(build_seeded(make), method="moon(stage='aux')")
+    federation(build_seeded(make), method="moon(stage='aux', mu=0)").fit()
 
 
 def test_a_second_output_in_training_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="in training mode the model returns a tuple"):
-        federation(seeded(Second))
+        federation(build_seeded(Second))
 
 
 # What is measured and told ----------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Holder(nn.Module):
         return x
 
 
-def staged() -> nn.Sequential:
+def staged_model() -> nn.Sequential:
     parts = [("first", nn.Linear(INPUTS, HIDDEN)), ("act", nn.Tanh()), ("second", nn.Linear(HIDDEN, HIDDEN))]
     model = nn.Sequential()
     for name, part in [*parts, ("head", nn.Linear(HIDDEN, CLASSES)), ("rest", Holder())]:
@@ -375,7 +375,9 @@ def staged() -> nn.Sequential:
 
 
 def test_probes_leave_idle_layers_out_and_find_the_features_before_the_classifier() -> None:
-    fed = federation(seeded(staged), probe="divergence proxy weightdiv cosine gradnorm drift embedding", rounds=2)
+    fed = federation(
+        build_seeded(staged_model), probe="divergence proxy weightdiv cosine gradnorm drift embedding", rounds=2
+    )
     fed.fit()
     used = ["first", "second", "head"]
     for row in fed.probes:
@@ -387,16 +389,16 @@ def test_probes_leave_idle_layers_out_and_find_the_features_before_the_classifie
 
 
 def test_the_embedding_is_of_any_models_features() -> None:
-    fed = federation(seeded(Net), probe="embedding", rounds=1)
+    fed = federation(build_seeded(Net), probe="embedding", rounds=1)
     fed.fit()
     assert "embedding" in fed.probes[-1]
-    fed = federation(seeded(Two), probe="embedding", rounds=1)
+    fed = federation(build_seeded(Two), probe="embedding", rounds=1)
     fed.fit()
     assert "no single last layer" in fed.probes[-1]["missed"]["embedding"]
 
 
 def test_neurons_are_those_below_the_classifier() -> None:
-    model = seeded(staged)
+    model = build_seeded(staged_model)
     x = torch.randn(8, INPUTS)
     drift = neuron_drift(model, [model], [{0}], x, torch.arange(8) % 2)
     assert drift.held.keys() | drift.missing.keys() <= {"first", "act", "second"}
@@ -410,7 +412,7 @@ def test_a_norm_layer_at_the_beginning_is_measured_too() -> None:
 
 
 def test_facts_and_files_tell_which_layers_are_idle(tmp_path: Path) -> None:
-    federation(seeded(Net), out=tmp_path / "run", probe="divergence", rounds=1).fit()
+    federation(build_seeded(Net), out=tmp_path / "run", probe="divergence", rounds=1).fit()
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     marks = {row["name"]: (row["idle"], row["classifies"]) for row in facts["model"]["strata"]}
     assert marks == {"first": (False,) * 2, "second": (False,) * 2, "head": (False, True), "aux": (True, False)}
@@ -419,7 +421,7 @@ def test_facts_and_files_tell_which_layers_are_idle(tmp_path: Path) -> None:
 
 def test_flops_are_those_of_one_pass() -> None:
     """Looking at what runs takes several; the count of one example's forward pass must not know of them."""
-    found = describe_model(seeded(Net), (INPUTS,))
+    found = describe_model(build_seeded(Net), (INPUTS,))
     flops = {"first": 2 * INPUTS * HIDDEN, "second": 2 * HIDDEN * HIDDEN, "head": 2 * HIDDEN * CLASSES, "aux": 0}
     assert {s.name: s.flops for s in found.strata} == flops
 
@@ -448,12 +450,12 @@ class ChoosesOnce(Net):
 @pytest.mark.parametrize("make", [Chooses, ChoosesOnce])
 def test_what_only_some_inputs_use_is_not_idle(make: Any) -> None:
     x = torch.ones(2, INPUTS) * torch.tensor([[1.0], [-2.0]])
-    found = strata(seeded(make), x)
+    found = strata(build_seeded(make), x)
     assert not any(s.idle for s in found)
     assert classifier(found) is None
     x, y = clients()[0]
     data = [(x.abs(), y), (-x.abs(), y)]  # the first client's inputs alone would not show it
-    assert fs.Federation(seeded(make), data, engine="serial").notes == ()
+    assert fs.Federation(build_seeded(make), data, engine="serial").notes == ()
 
 
 class Experts(Net):
@@ -498,7 +500,7 @@ class Unrolled(Net):
         return steps[-1]
 
 
-def routed() -> Tensor:
+def routed_rows() -> Tensor:
     """Only the last row goes to the second expert."""
     x = SAMPLE[:1].repeat(4, 1)
     x[:, 0] = torch.tensor([-1.0, -1.0, -1.0, 1.0])
@@ -508,7 +510,7 @@ def routed() -> Tensor:
 @pytest.mark.parametrize("split", [1, 100])
 def test_the_classifier_of_a_mixture_of_experts_comes_after_all_of_them(split: int) -> None:
     """An expert that only a later row uses is called for the first time after the head was."""
-    model, x = seeded(lambda: Experts(split)), routed()
+    model, x = build_seeded(lambda: Experts(split)), routed_rows()
     found = strata(model, x)
     assert not any(s.idle for s in found)
     assert [s.name for s in found if s.classifies] == ["head"]
@@ -518,18 +520,18 @@ def test_the_classifier_of_a_mixture_of_experts_comes_after_all_of_them(split: i
 
 
 def test_a_layer_is_the_last_one_only_if_it_is_so_for_all_inputs() -> None:
-    found = strata(seeded(lambda: Sometimes(100)), routed())
+    found = strata(build_seeded(lambda: Sometimes(100)), routed_rows())
     assert not any(s.idle for s in found)
     assert classifier(found) is None
 
 
 def test_the_last_call_of_the_classifier_gives_all_outputs() -> None:
     """What goes into it is looked at there: in a model that calls it row by row, that would be the last row's."""
-    assert classifier(strata(seeded(RowByRow), SAMPLE)) is None
-    assert [s.name for s in strata(seeded(Unrolled), SAMPLE) if s.classifies] == ["head"]
+    assert classifier(strata(build_seeded(RowByRow), SAMPLE)) is None
+    assert [s.name for s in strata(build_seeded(Unrolled), SAMPLE) if s.classifies] == ["head"]
 
 
-def told(*rows: dict[str, Any]) -> SavedRun:
+def saved_run(*rows: dict[str, Any]) -> SavedRun:
     facts = {"model": {"strata": [{"stage": row["name"], **row} for row in rows], "fields": []}}
     return SavedRun("run", {"rounds": 5}, (), (), facts)
 
@@ -537,13 +539,13 @@ def told(*rows: dict[str, Any]) -> SavedRun:
 def test_a_diagnosis_knows_the_classifier() -> None:
     """From what a run tells of it; from a run that was made before it was told, as the last stratum."""
     first, head, aux = {"name": "first"}, {"name": "head"}, {"name": "aux"}
-    assert last_stratum(told(first, head)) == "head"
-    assert last_stratum(told()) is None
+    assert last_stratum(saved_run(first, head)) == "head"
+    assert last_stratum(saved_run()) is None
     marks: list[dict[str, Any]] = [{"idle": False, "classifies": False}, {"idle": False, "classifies": True}]
-    saved = told(first | marks[0], head | marks[1], aux | {"idle": True, "classifies": False})
+    saved = saved_run(first | marks[0], head | marks[1], aux | {"idle": True, "classifies": False})
     assert last_stratum(saved) == "head"
     assert stratum_depths(saved) == {"first": 0, "head": 1}
     remedy = RemedyBuilder(saved).add_fedpart("why")
     assert remedy is not None
     assert remedy.settings["rounds"] == 5 + 2 * 2  # the idle layer has no turn
-    assert last_stratum(told(first | marks[0], aux | marks[0])) is None  # several layers give the outputs
+    assert last_stratum(saved_run(first | marks[0], aux | marks[0])) is None  # several layers give the outputs

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
-from fedstrata.models.layouts import allows_channels_last, contiguous, guarded, lay_out
+from fedstrata.models.layouts import allows_channels_last, contiguous, guard_convolutions, lay_out
 from tests.fenced import fenced, needs_fence
 
 FAMILIES = ("cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet10", "resnet18", "resnet26", "resnet50")
@@ -49,8 +49,8 @@ class Calls(TorchDispatchMode):
         assert all(plain for allowed, plain in self.seen if not allowed)
 
 
-def turned(model: nn.Module) -> nn.Module:
-    """As a workshop lays it out."""
+def lay_out_model(model: nn.Module) -> nn.Module:
+    """The model as a client context lays it out."""
     names = lay_out(model, channels_last=True)
     for name, p in model.named_parameters():
         if name in names:
@@ -95,7 +95,7 @@ def test_narrow_models_of_the_zoo(family: str) -> None:
             more = f", stem='{stem}', maxpool=False" if stem else ""
             model = fs.build_model(f"{family}(width={width}{more})", (colours, 16, 16), 10, seed=0).train()
             with Calls() as calls:
-                step(turned(model), torch.randn(2, colours, 16, 16))
+                step(lay_out_model(model), torch.randn(2, colours, 16, 16))
             calls.check()
 
 
@@ -153,7 +153,7 @@ class Functional(nn.Module):
 def test_convolutions_that_are_called_as_functions(
     convolve: Callable[..., Tensor], shape: Sequence[int], named: bool
 ) -> None:
-    model = turned(Functional(convolve, shape, named))
+    model = lay_out_model(Functional(convolve, shape, named))
     with Calls() as calls:
         step(model, torch.randn(2, 3, 8, 8))
     calls.check()
@@ -206,7 +206,7 @@ def test_the_guard_goes_down_with_the_model(error: BaseException) -> None:
 )
 def test_modules(layer: Callable[[], nn.Module]) -> None:
     """With inputs whose channels lie last because the layer before it, or the model's own code, says so."""
-    model = turned(nn.Sequential(nn.Conv2d(3, 4, 3), layer()))
+    model = lay_out_model(nn.Sequential(nn.Conv2d(3, 4, 3), layer()))
     with Calls() as calls:
         step(model, torch.randn(2, 3, 8, 8))
     calls.check()
@@ -237,7 +237,7 @@ def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) ->
     assert any(not plain for _, plain in calls.seen) is channels_last
 
 
-def permuted(rows: int) -> tuple[Tensor, Tensor]:
+def permuted_images(rows: int) -> tuple[Tensor, Tensor]:
     """Images as many read them: the channels last in memory, first in the shape."""
     return torch.randn(rows, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(rows) % 10
 
@@ -250,8 +250,8 @@ def test_inputs_that_are_permuted(channels_last: bool) -> None:
     with Calls() as calls:
         fs.Federation(
             model,
-            [permuted(24), permuted(24)],
-            permuted(16),
+            [permuted_images(24), permuted_images(24)],
+            permuted_images(16),
             rounds=1,
             lr=1e-3,
             channels_last=channels_last,
@@ -268,9 +268,9 @@ def test_probes_by_themselves() -> None:
     own = nn.Sequential(Functional(F.conv2d, (2, 4, 1, 1), named=True), nn.Flatten(), nn.Linear(32, 10))
     for model in (zoo, own):
         with Calls() as calls:
-            fs.probes.client_gradients(model, [permuted(24)])
-            fs.probes.gradient_trace(model, model, permuted(24), fs.strata(model), steps=2)
-            fs.probes.within_class(model, *permuted(24), fs.strata(model))
+            fs.probes.client_gradients(model, [permuted_images(24)])
+            fs.probes.gradient_trace(model, model, permuted_images(24), fs.strata(model), steps=2)
+            fs.probes.within_class(model, *permuted_images(24), fs.strata(model))
         calls.check()
         assert not any(m._forward_pre_hooks for m in model.modules())
 
@@ -278,7 +278,7 @@ def test_probes_by_themselves() -> None:
 def test_a_traced_model_is_code_of_its_own() -> None:
     traced = torch.fx.symbolic_trace(Functional(F.conv2d, (4, 4, 1, 1), named=True))
     with Calls() as calls:
-        step(turned(traced), torch.randn(2, 3, 8, 8))
+        step(lay_out_model(traced), torch.randn(2, 3, 8, 8))
     calls.check()
 
 
@@ -286,11 +286,11 @@ def test_a_scripted_model_is_refused() -> None:
     with pytest.deprecated_call():
         scripted = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)))
     with pytest.raises(fs.UsageError, match="the model is scripted and cannot be looked into: give the module"):
-        fs.Federation(scripted, [permuted(8)])
+        fs.Federation(scripted, [permuted_images(8)])
 
 
 def test_torch_says_what_is_wrong_with_a_call() -> None:
-    with guarded(True), pytest.raises(TypeError, match="conv2d"):
+    with guard_convolutions(True), pytest.raises(TypeError, match="conv2d"):
         F.conv2d(torch.randn(2, 3, 8, 8))  # type: ignore[call-arg]
 
 

@@ -168,7 +168,7 @@ def next_(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
     return b(x + F.silu(y).permute(0, 3, 1, 2).sum(1, keepdim=True))
 
 
-def shuffled(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+def shuffle_channels(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
     """Channels split, passed, shuffled and joined, as in ShuffleNet."""
     one, other = a(x).chunk(2, dim=1)
     y = torch.cat([one, other], 1)
@@ -204,7 +204,7 @@ SIMPLE = {
         conv(3),
     ),
     "channels last": Model(next_, conv(7, outputs=2, padding=3), conv(3)),
-    "channels shuffled": Model(shuffled, conv(3, outputs=4), conv(3, inputs=4)),
+    "channels shuffled": Model(shuffle_channels, conv(3, outputs=4), conv(3, inputs=4)),
     "steps in depth": Model(
         lambda x, a, b: b(a(x)), conv(3, outputs=4), conv(3, inputs=4, outputs=4, groups=4, stride=2)
     ),
@@ -314,14 +314,14 @@ def test_a_layer_that_never_runs_is_not_listed() -> None:
 
 UNKNOWN = {
     "unfold": lambda x, a, b: b(F.unfold(a(x), 2)[:, :1].view(1, 1, 29, 29)),
-    "a part overwritten": lambda x, a, b: b(written(a(x))),
+    "a part overwritten": lambda x, a, b: b(write_in_place(a(x))),
     "positions from anywhere": lambda x, a, b: b(a(x)[:, :, torch.arange(29, -1, -1)]),
     "a kernel made from the image": lambda x, a, b: b(F.conv2d(a(x), a(x)[:, :, :3, :3])),
     "transposed": lambda x, a, b: b(F.conv_transpose2d(a(x), torch.ones(1, 1, 2, 2), stride=2)),
 }
 
 
-def written(x: Tensor) -> Tensor:
+def write_in_place(x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     out[:, :, 1:] = x[:, :, :-1]
     return x + out

@@ -140,7 +140,7 @@ def test_the_model_stays_as_it_was() -> None:
 # The command --------------------------------------------------------------------------------------------------
 
 
-def shown(*words: str) -> str:
+def command_output(*words: str) -> str:
     result = CliRunner().invoke(app, ["show", *words], catch_exceptions=False, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     return result.output
@@ -148,7 +148,7 @@ def shown(*words: str) -> str:
 
 def test_a_table() -> None:
     """With a 3×3 stem the last field is 109; the 7×7 one doubles the stride of all that follows: 7 + 2·(109 − 3)."""
-    text = shown("resnet18(width=16, stem='7x7')", "--input", "3,32,32")
+    text = command_output("resnet18(width=16, stem='7x7')", "--input", "3,32,32")
     assert "resnet18(width=16, stem='7x7'): inputs of 3×32×32, 10 classes" in text
     (row,) = [line for line in text.splitlines() if "layer4.1.conv2" in line]
     assert "│ 219×219 ▲ │" in row
@@ -158,18 +158,24 @@ def test_a_table() -> None:
 
 
 def test_the_digits_are_the_default() -> None:
-    assert shown("cnn2") == shown("cnn2", "--dataset", "digits") == shown("cnn2", "--input", "1,8,8")
-    assert "1×16×16" in shown("cnn2", "--dataset", "digits(resolution=16)")
+    assert (
+        command_output("cnn2")
+        == command_output("cnn2", "--dataset", "digits")
+        == command_output("cnn2", "--input", "1,8,8")
+    )
+    assert "1×16×16" in command_output("cnn2", "--dataset", "digits(resolution=16)")
 
 
 def test_no_column_for_models_without_convolutions() -> None:
-    text = shown("mlp", "--input", "12", "--classes", "3")
+    text = command_output("mlp", "--input", "12", "--classes", "3")
     assert "inputs of 12, 3 classes" in text
     assert "field" not in text
 
 
 def test_json() -> None:
-    found: dict[str, Any] = json.loads(shown("cnn4(width=2)", "--input", "3,32,32", "--classes", "7", "--json"))
+    found: dict[str, Any] = json.loads(
+        command_output("cnn4(width=2)", "--input", "3,32,32", "--classes", "7", "--json")
+    )
     assert (found["model"], found["input_shape"], found["classes"]) == ("cnn4(width=2)", [3, 32, 32], 7)
     assert [f["field"] for f in found["fields"]] == [[3, 3], [8, 8], [18, 18]]
     assert [s["name"] for s in found["strata"]] == ["layer1.conv1", "layer2.conv1", "layer3.conv1", "head"]
@@ -192,7 +198,7 @@ def test_json() -> None:
 )
 def test_mistakes(words: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        shown(*words)
+        command_output(*words)
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def fallback(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return fail
 
-    monkeypatch.setattr(sys.modules["fedstrata.probes.measures.divergence"], "vmap", never)
+    monkeypatch.setattr(sys.modules["fedstrata.probes.measures.gradient_spread"], "vmap", never)
 
 
 @pytest.mark.parametrize("vectorised", [True, False])

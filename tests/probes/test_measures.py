@@ -37,7 +37,7 @@ def small(seed: int = 0) -> nn.Sequential:
     return model.double()
 
 
-def normed(seed: int = 0) -> nn.Sequential:
+def normed_model(seed: int = 0) -> nn.Sequential:
     """A model with batch norm, whose statistics are not the first ones, and dropout."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, CLASSES))
@@ -127,7 +127,7 @@ def test_frozen_parameters_have_a_gradient_too():
 
 
 def test_in_evaluation_mode_batches_do_not_matter_to_batch_norm():
-    model, clients = normed().double(), parties()
+    model, clients = normed_model().double(), parties()
     one, other = (measures.client_gradients(model, clients, batch_size=size)[1] for size in (2, 100))
     close(one, {n: t.numpy() for n, t in other.items()})
     model.eval()
@@ -136,7 +136,7 @@ def test_in_evaluation_mode_batches_do_not_matter_to_batch_norm():
 
 
 def test_in_training_mode_batch_norm_uses_the_batch():
-    model, clients = normed().double(), parties()
+    model, clients = normed_model().double(), parties()
     model[3].p = 0.0
     whole = measures.client_gradients(model, clients, training=True)[1]
     reference = copy.deepcopy(model).train()
@@ -150,7 +150,7 @@ def test_in_training_mode_batch_norm_uses_the_batch():
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("mode", [False, True])
 def test_measuring_leaves_model_and_generators_as_they_were(training: bool, mode: bool):
-    model, clients = normed().train(mode), parties(dtype=torch.float32)
+    model, clients = normed_model().train(mode), parties(dtype=torch.float32)
     model[2].train(not mode)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -227,7 +227,9 @@ def class_gaussians(features: np.ndarray, labels: np.ndarray) -> dict[int, tuple
     return {int(c): (features[labels == c].mean(0), features[labels == c].std(0)) for c in np.unique(labels)}
 
 
-def drawn(gaussians: dict[int, tuple[np.ndarray, np.ndarray]], count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_rows(
+    gaussians: dict[int, tuple[np.ndarray, np.ndarray]], count: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % CLASSES
     means, spreads = (np.stack([gaussians[c][i] for c in range(CLASSES)])[labels] for i in (0, 1))
@@ -245,7 +247,7 @@ def test_theorem_4_2_with_features_drawn_from_the_clients_statistics():
     sizes = [len(data) for data in clients]
     with_features = []
     for client, data in enumerate(clients):
-        h, y = drawn(gaussians, 60_000, seed=client)
+        h, y = draw_rows(gaussians, 60_000, seed=client)
         real = F.cross_entropy(model(data.x), data.y)
         sampled = F.cross_entropy(model.head(torch.tensor(h)), torch.tensor(y))
         low = torch.autograd.grad(real, list(model.low.parameters()), retain_graph=True)
@@ -256,7 +258,7 @@ def test_theorem_4_2_with_features_drawn_from_the_clients_statistics():
     ratio = variance_by_hand(with_features, sizes, HIGH) / variance_by_hand(plain, sizes, HIGH)
     assert ratio == pytest.approx(0.25, rel=0.01)
 
-    h, y = drawn(gaussians, 60_000, seed=9)
+    h, y = draw_rows(gaussians, 60_000, seed=9)
     shared = measures.shared_gradient(model, torch.tensor(h), torch.tensor(y), "act")
     mixed = [
         measures.with_shared(g, shared, HIGH, n, n)
@@ -418,7 +420,7 @@ def test_distance_of_clients_is_the_mean_over_pairs():
 
 
 def test_distance_of_clients_equals_that_of_their_features():
-    model, clients = normed(), parties((30, 40), torch.float32)
+    model, clients = normed_model(), parties((30, 40), torch.float32)
     left, right = (measures.features_at(model, data, "2") for data in clients)
     apart = measures.conditional_wasserstein(left, right, limit=6, seed=3)
     found = measures.feature_distance(model, clients, "2", limit=6, seed=3)
@@ -471,7 +473,7 @@ def test_running_statistics_count_and_what_is_missing_is_the_models_own():
 
 def test_on_a_federation():
     clients = parties((20, 30, 10), torch.float32)
-    federation = fs.Federation(normed(), clients, rounds=1, seed=1)
+    federation = fs.Federation(normed_model(), clients, rounds=1, seed=1)
     before = clone(federation.state.params)
     gradients = measures.client_gradients(federation.model, federation.clients)
     sizes = [len(data) for data in federation.clients]
@@ -540,7 +542,7 @@ def test_user_datasets_with_random_transforms_give_the_same_figures_every_time()
         def __getitem__(self, row: int) -> tuple[Tensor, int]:
             return torch.randn(4) + np.random.rand() + row, row % CLASSES
 
-    model, data = normed(), fs.MapExamples(Noisy())
+    model, data = normed_model(), fs.MapExamples(Noisy())
     first, again = (measures.client_gradients(model, [data])[0] for _ in range(2))
     assert all(torch.equal(first[n], again[n]) for n in first)
 

@@ -25,7 +25,7 @@ from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.probes.registry import PROBES
 from fedstrata.run import open_run, resume_run
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -55,7 +55,7 @@ SPATIAL = frozenset({"divergence", "proxy", "weightdiv", "cosine"})
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models this small are no faster with more threads; and a map of few points takes no time."""
     monkeypatch.setattr("fedstrata.probes.registry.POINTS", 24)
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -409,7 +409,7 @@ def accuracies(model: nn.Module, x: Tensor, y: Tensor, classes: int = 4) -> np.n
     return np.array([right[y.numpy() == c].mean() if (y == c).any() else np.nan for c in range(classes)])
 
 
-def skewed() -> list[tuple[Tensor, Tensor]]:
+def skewed_clients() -> list[tuple[Tensor, Tensor]]:
     """Clients of pictures with two of four classes each, or one."""
     made = []
     for client, kept in enumerate([(0, 1), (1, 2), (2, 3), (3,)]):
@@ -422,7 +422,7 @@ def skewed() -> list[tuple[Tensor, Tensor]]:
 def test_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = pictures(40, 99)
     test = (x[y != 2], y[y != 2])  # nobody is asked about class 2
-    settings = photos(clients=skewed(), test=test, participation=1.0, epochs=4, lr=0.2)
+    settings = photos(clients=skewed_clients(), test=test, participation=1.0, epochs=4, lr=0.2)
     heard = Heard(monkeypatch, **settings, probe="calibration")
     inputs, labels = test[0].float() / 255, test[1]
     told = False
@@ -459,7 +459,9 @@ def test_a_client_holds_the_classes_of_all_its_examples() -> None:
 def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """The averaged model in evaluation mode, and with the statistics of the one batch that all test examples are."""
     test = pictures(40, 99)[0] // 3, pictures(40, 99)[1]
-    heard = Heard(monkeypatch, **photos(clients=skewed(), test=test, participation=1.0, epochs=3), probe="statistics")
+    heard = Heard(
+        monkeypatch, **photos(clients=skewed_clients(), test=test, participation=1.0, epochs=3), probe="statistics"
+    )
     inputs, labels = test[0].float() / 255, test[1]
     differs = False
     for number, row in enumerate(heard.fed.probes):
@@ -478,7 +480,7 @@ def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differs
 
 
-def test_crossing_is_what_inco_keeps() -> None:
+def test_crossing_is_what_inco_publishes() -> None:
     fed = run(**depths(method="heteroavg + inco"), probe="crossing")
     state, found = fed.state.techniques["inco"], fed.probes[-1]["crossing"]
     for kind in ("theta", "beta"):
@@ -584,7 +586,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-def told(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_seconds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
@@ -594,7 +596,7 @@ def told(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_one_line_for_every_probed_round(tmp_path: Path, rounds: int, every: int, measured: list[int]) -> None:
     fed = run(rounds=rounds, probe="proxy", probe_every=every, out=tmp_path / "run")
     assert [row["round"] for row in lines(tmp_path / "run")] == measured
-    assert told(fed.probes) == lines(tmp_path / "run")
+    assert without_seconds(fed.probes) == lines(tmp_path / "run")
     assert len(metrics(tmp_path / "run")) == rounds
 
 
@@ -664,7 +666,7 @@ def test_a_run_that_is_killed_between_rounds_and_resumed(tmp_path: Path, seconds
     assert len(resumed.probes) == resumed.state.round == (2 if seconds == 0 else 0)
     resumed.fit()
     assert same(tmp_path / "killed", tmp_path / "whole")
-    assert lines(tmp_path / "killed") == lines(tmp_path / "whole") == told(resumed.probes)
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole") == without_seconds(resumed.probes)
     assert [row["round"] for row in lines(tmp_path / "whole")] == [1, 2, 3]
 
 
@@ -684,7 +686,7 @@ def test_killed_after_the_probes_and_before_the_record(tmp_path: Path) -> None:
             file.write(more)
         resumed = resume_run(out)
         resumed.fit()
-        assert lines(out) == expected == told(resumed.probes)
+        assert lines(out) == expected == without_seconds(resumed.probes)
         assert same(out, tmp_path / "whole")
 
 
@@ -719,12 +721,15 @@ def test_a_federation_without_a_directory_goes_on_after_a_stop() -> None:
         rounds.close()
         assert [row["round"] for row in fed.probes] == list(range(1, done + 1))
     fed.fit()
-    assert told(fed.probes) == told(whole.probes)
+    assert without_seconds(fed.probes) == without_seconds(whole.probes)
 
 
 @pytest.mark.slow
 def test_what_is_measured_does_not_depend_on_the_engine() -> None:
-    found = [told(run(**photos(engine=e, workers=w), probe="all").probes) for e, w in (("serial", 1), ("processes", 2))]
+    found = [
+        without_seconds(run(**photos(engine=e, workers=w), probe="all").probes)
+        for e, w in (("serial", 1), ("processes", 2))
+    ]
     assert found[0] == found[1]
 
 
@@ -830,7 +835,7 @@ def test_map_style_datasets() -> None:
     made = [Rows(points(size, seed)) for seed, size in enumerate(SIZES)]
     fed = run(clients=made, test=Rows(points(16, 99)), probe="all", engine="serial")
     plain = run(test=points(16, 99), probe="all", engine="serial")
-    assert told(fed.probes) == told(plain.probes)
+    assert without_seconds(fed.probes) == without_seconds(plain.probes)
 
 
 class Pair(nn.Module):
@@ -964,7 +969,7 @@ def test_a_misspelt_probe_on_the_command_line(tmp_path: Path, capsys: pytest.Cap
         assert not (tmp_path / "run").exists()
 
 
-def probed(out: Path) -> set[str]:
+def probes_in(out: Path) -> set[str]:
     """The probes that a run has measured, or tried to."""
     rows = [json.loads(line) for line in (out / "probes.jsonl").read_text().splitlines()]
     return {name for row in rows for name in row["seconds"]}
@@ -992,7 +997,7 @@ def test_probes_beside_a_configuration(
     words = [word for pair in zip(small[::2], small[1::2], strict=True) if pair[0] != "--rounds" for word in pair]
     out = tmp_path / "run"
     assert fedstrata("run", *before, file, *after, "--out", out, *words, "--quiet") == 0
-    assert probed(out) == expected
+    assert probes_in(out) == expected
     assert len(metrics(out)) == 1
     assert "accuracy" in capsys.readouterr().out
 
@@ -1004,10 +1009,10 @@ def test_probes_from_a_file_and_options_that_win(tmp_path: Path, capsys: pytest.
     assert fedstrata("run", file, "--out", tmp_path / "a", *small, "--quiet") == 0
     assert [row["round"] for row in lines(tmp_path / "a")] == [2, 3]
     assert [len(row["clients"]) for row in lines(tmp_path / "a")] == [2, 2]
-    assert probed(tmp_path / "a") == {"proxy", "weightdiv"}
+    assert probes_in(tmp_path / "a") == {"proxy", "weightdiv"}
     words = ("--probe", "cosine", "--probe-every", 3)
     assert fedstrata("run", file, *words, "--out", tmp_path / "b", *small, "--quiet") == 0
-    assert probed(tmp_path / "b") == {"cosine"}
+    assert probes_in(tmp_path / "b") == {"cosine"}
     assert len(lines(tmp_path / "b")) == 1
     assert capsys.readouterr().err == ""
 

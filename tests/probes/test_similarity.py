@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def related(rows: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
+def related_features(rows: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Two sets of features of which the second has something of the first."""
     left = normal(rows, 5, seed=seed) + 3
     return left, left @ normal(5, 7, seed=seed + 1) + 2 * normal(rows, 7, seed=seed + 2)
@@ -95,7 +95,7 @@ def unbiased_by_hand(pairs: Sequence[tuple[Tensor, Tensor]], hsic: Hsic) -> floa
 
 
 def test_the_plain_one_against_numpy():
-    left, right = related()
+    left, right = related_features()
     assert measures.cka(left, right, unbiased=False) == pytest.approx(plain_by_numpy(left, right), rel=1e-10)
     middle = [side - side.mean(0) for side in (left, right)]  # Kornblith's other form: ‖YᵀX‖²/(‖XᵀX‖·‖YᵀY‖)
     others = (middle[1].T @ middle[0]).norm() ** 2 / math.prod((side.T @ side).norm() for side in middle)
@@ -105,13 +105,13 @@ def test_the_plain_one_against_numpy():
 @pytest.mark.parametrize("hsic", [hsic_by_loops, hsic_by_formula])
 @pytest.mark.parametrize("rows", [4, 5, 9])
 def test_the_unbiased_one_against_loops(rows: int, hsic: Hsic):
-    pair = related(rows)
+    pair = related_features(rows)
     assert measures.cka(*pair) == pytest.approx(unbiased_by_hand([pair], hsic), rel=1e-9)
     assert measures.minibatch_cka([pair]) == measures.cka(*pair)
 
 
 def test_minibatches_add_up_before_the_ratio():
-    pairs = [related(rows, seed) for rows, seed in ((6, 0), (6, 10), (5, 20))]
+    pairs = [related_features(rows, seed) for rows, seed in ((6, 0), (6, 10), (5, 20))]
     expected = unbiased_by_hand(pairs, hsic_by_loops)
     assert measures.minibatch_cka(iter(pairs)) == pytest.approx(expected, rel=1e-9)
     assert expected != pytest.approx(np.mean([measures.cka(*pair) for pair in pairs]), rel=1e-3)
@@ -119,7 +119,7 @@ def test_minibatches_add_up_before_the_ratio():
 
 def test_minibatches_tell_about_the_whole():
     """Small batches and one large one estimate the same; the plain one's value depends on the batch."""
-    left, right = related(2000)
+    left, right = related_features(2000)
     whole = measures.cka(left, right)
     small = measures.minibatch_cka(zip(left.split(10), right.split(10), strict=True))
     assert small == pytest.approx(whole, abs=0.02)
@@ -129,7 +129,7 @@ def test_minibatches_tell_about_the_whole():
 
 @pytest.mark.parametrize("unbiased", [True, False])
 def test_turning_scaling_and_moving_do_not_matter(unbiased: bool):
-    left, right = related()
+    left, right = related_features()
     value = measures.cka(left, right, unbiased)
     assert 0.1 < value < 0.95
     assert measures.cka(left, left, unbiased) == pytest.approx(1, abs=1e-12)
@@ -154,7 +154,7 @@ def test_unrelated_features_are_at_zero_only_without_the_bias():
 
 
 def test_axes_and_types_of_features():
-    left, right = related(12)
+    left, right = related_features(12)
     value = measures.cka(left, right)
     assert measures.cka(left.reshape(12, 5, 1, 1), right.float()) == pytest.approx(value, abs=1e-5)
     whole = torch.arange(12) ** 2
@@ -164,7 +164,7 @@ def test_axes_and_types_of_features():
 
 @pytest.mark.parametrize("unbiased", [True, False])
 def test_features_that_do_not_vary_have_no_cka(unbiased: bool):
-    left, _ = related(50)
+    left, _ = related_features(50)
     for same in (torch.full((50, 3), 0.1), torch.full((50, 3), 1 / 3, dtype=torch.float64), torch.zeros(50, 3)):
         assert math.isnan(measures.cka(same, left, unbiased))
         assert math.isnan(measures.cka(same, same, unbiased))
@@ -438,10 +438,14 @@ def test_bad_input_gets_a_sentence(case: str):
         call()
 
 
-def test_crossing_is_read_from_states() -> None:
-    """β of layer a is 1, −1 and 2: positive in two of three rounds; b was crossed in one."""
-    states = [{"theta/a": 0.5, "beta/a": 1.0}, {"theta/a": 0.1, "beta/a": -1.0, "theta/b": 3.0, "beta/b": 0.0}]
-    states.append({"theta/a": 0.2, "beta/a": 2.0})
-    found = measures.crossing([{n: torch.tensor(v) for n, v in state.items()} for state in states])
+def test_crossing_is_read_from_what_is_published() -> None:
+    """β of layer a is 1, −1 and 2: positive in two of three rounds; b was crossed in one, and nothing in the last."""
+    rounds = [
+        {"theta": {"a": 0.5}, "beta": {"a": 1.0}},
+        {"theta": {"a": 0.1, "b": 3.0}, "beta": {"a": -1.0, "b": 0.0}},
+        {"theta": {"a": 0.2}, "beta": {"a": 2.0}},
+        {},
+    ]
+    found = measures.crossing(rounds)
     assert found.theta["a"] == pytest.approx([0.5, 0.1, 0.2])
     assert found.positive == {"a": pytest.approx(2 / 3), "b": 0.0}

@@ -22,7 +22,7 @@ from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.probes import measures
-from fedstrata.probes.measures.training import activation_change, bound_neurons
+from fedstrata.probes.measures.neurons import activation_change, bound_neurons
 
 CLASSES = 3
 
@@ -55,7 +55,7 @@ def rows(count: int = 40, seed: int = 0, shape: Sequence[int] = (4,)) -> tuple[T
     return x + y.reshape(-1, *[1] * len(shape)), y
 
 
-def trained(model: nn.Module, x: Tensor, y: Tensor, steps: int = 20, lr: float = 0.1) -> nn.Module:
+def train_copy(model: nn.Module, x: Tensor, y: Tensor, steps: int = 20, lr: float = 0.1) -> nn.Module:
     """A copy after some steps of plain SGD on all rows."""
     own = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(own.parameters(), lr=lr)
@@ -180,7 +180,7 @@ def test_averaging_two_trained_models_raises_the_gradient():
     """Two clients that fit their own class: the average of their models fits neither, and its gradient is larger."""
     start, (x, y) = plain(), rows(60)
     parts = [TensorExamples(x[y == c], y[y == c]) for c in range(2)]
-    local = [trained(start, data.x, data.y, 100, 0.5) for data in parts]
+    local = [train_copy(start, data.x, data.y, 100, 0.5) for data in parts]
     averaged = copy.deepcopy(start)
     averaged.load_state_dict({n: (t + local[1].state_dict()[n]) / 2 for n, t in local[0].state_dict().items()})
     found = measures.gradient_trace(local[0], averaged, parts[0], strata(start), steps=3, batch_size=8)
@@ -234,7 +234,7 @@ def test_forgetting_against_a_loop():
     local = []
     for mine in held:
         own = [k for k in range(45) if int(y[k]) in mine]
-        local.append(trained(before, x[own], y[own]))
+        local.append(train_copy(before, x[own], y[own]))
 
     def accuracy(model: nn.Module, c: int) -> float:
         model = copy.deepcopy(model).eval()
@@ -353,7 +353,7 @@ def test_drift_of_feature_maps_against_a_loop():
     """
     before, (x, y) = convolution(), rows(60, shape=(1, 5, 5))
     held: list[Collection[int]] = [{0}, {1, 2}]
-    local = [trained(before, x[keep], y[keep]) for keep in (y == 0, y != 0)]
+    local = [train_copy(before, x[keep], y[keep]) for keep in (y == 0, y != 0)]
     found = measures.neuron_drift(before, local, held, x, y)
     assert list(found.held) == ["0", "1", "2", "3", "4", "5"]
     for stage in found.held:
@@ -461,7 +461,7 @@ def test_what_nobody_or_one_client_has_is_left_out():
 
 def test_spread_of_a_models_own_statistics_against_a_loop():
     start, (x, y) = convolution(), rows(60, shape=(1, 5, 5))
-    local = [trained(start, x[y == c], y[y == c]) for c in range(CLASSES)]
+    local = [train_copy(start, x[y == c], y[y == c]) for c in range(CLASSES)]
     found = measures.statistics_spread([dict(model.named_buffers()) for model in local], strata(start))
     means = [model[1].running_mean.numpy() for model in local]  # type: ignore[union-attr, index]
     variances = [model[1].running_var.numpy() for model in local]  # type: ignore[union-attr, index]

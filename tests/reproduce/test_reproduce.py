@@ -15,7 +15,7 @@ from fedstrata.compare.runner import read_finished_records
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
-from fedstrata.models.stages import above as upper
+from fedstrata.models.stages import params_above as upper
 from fedstrata.models.strata import strata
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
 from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within

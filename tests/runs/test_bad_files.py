@@ -24,7 +24,7 @@ from fedstrata.runs import checkpoint
 from fedstrata.runs.client_memory import unpack_memory
 from fedstrata.runs.files import Damaged, read_sealed, write_sealed
 from fedstrata.runs.reader import SavedRun
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.wire.packing import WireError, pack, unpack
 from tests.mutations import CHANGES, DEEP, spoil, spoil_sealed
 from tests.small_runs import SETTINGS, config, fedstrata, options, sentence
@@ -41,7 +41,7 @@ LOOKED_AT = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with all probes, one that was left after two rounds, and one without probes."""
     home = tmp_path_factory.mktemp("runs")
-    with computing(1):
+    with compute_with(1):
         open_run(config(**SMALL, probe="all"), home / "done").fit()
         left = open_run(config(**SMALL, probe="proxy"), home / "left").rounds()
         for _ in range(2):
@@ -125,7 +125,7 @@ def test_looking_at_a_run(seed: int, runs: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("compared")
-    with computing(1):
+    with compute_with(1):
         assert fedstrata("compare", "--out", home / "all", *COMPARED) == 0
     return home / "all"
 
@@ -316,7 +316,7 @@ WHOLE = ("moon", "fedavg(buffers='local')")
 def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of each of them, left after its first round, in which every client took part."""
     home = tmp_path_factory.mktemp("remembering")
-    with computing(1):
+    with compute_with(1):
         for method, needs in REMEMBERING.items():
             values = {**SMALL, **needs, "method": method, "participation": 1.0, "rounds": 2, "engine": "serial"}
             left = open_run(config(**values), home / method).rounds()

@@ -13,7 +13,7 @@ import pytest
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs.reader import SavedRun
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from tests.engines.worlds import federation
 from tests.small_runs import config
 
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"model": "mlp(hidden=(4,))", "method": "fedavg", "worke
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three rounds, all measured."""
     out = tmp_path_factory.mktemp("saved") / "my run"
-    with computing(1):
+    with compute_with(1):
         open_run(config(**SMALL, probe="proxy cosine"), out).fit()
     return out
 

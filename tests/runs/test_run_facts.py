@@ -19,7 +19,7 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.run import open_run
 from fedstrata.runs.run_facts import run_facts, skew
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from tests.engines.worlds import convnet, federation, flat, mlp, pictures, points, seeded
 from tests.small_runs import config
 
@@ -27,7 +27,7 @@ from tests.small_runs import config
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 

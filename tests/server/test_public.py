@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.config.schema import RunConfig, validate_settings
-from fedstrata.data.examples import unlabelled
+from fedstrata.data.examples import as_unlabelled
 from fedstrata.run import open_run
 from tests.small_runs import fedstrata, one_sentence
 
@@ -51,7 +51,7 @@ class Pairs(Inputs):
     ids=["tensor", "array", "leaf", "pair", "no labels", "inputs", "pairs", "TensorDataset", "list", "examples"],
 )
 def test_every_form_of_inputs(given: Any) -> None:
-    read = unlabelled(given)
+    read = as_unlabelled(given)
     assert len(read) == 6
     assert torch.equal(read.batch(torch.tensor([4, 1]))[0], X[[4, 1]])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedstrata as fs
 from fedstrata.core.types import Work
-from fedstrata.data.examples import Joined, joined
+from fedstrata.data.examples import JoinedExamples, join_examples
 from fedstrata.server.sampling import ClientSampler
 
 SIZES = (9, 0, 14, 1, 30)
@@ -66,8 +66,8 @@ class Rows(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 def test_joined_examples_are_the_parts_one_after_the_other() -> None:
     parts: list[fs.Examples] = [*parties(), fs.MapExamples(Rows())]
-    whole = joined(parts)
-    assert isinstance(whole, Joined)
+    whole = join_examples(parts)
+    assert isinstance(whole, JoinedExamples)
     x, y = whole.batch(torch.arange(len(whole)))
     expected = [100.0 * c + i for c, n in enumerate(SIZES) for i in range(n)] + [1000.0, 1001.0, 1002.0]
     assert x.flatten().tolist() == expected
@@ -81,7 +81,7 @@ def test_joined_examples_are_the_parts_one_after_the_other() -> None:
 def test_a_split_is_joined_without_copying() -> None:
     data = fs.TensorExamples(torch.arange(10.0)[:, None], torch.arange(10))
     split = data.split([torch.tensor([3, 1]), torch.tensor([7])])
-    whole = joined(split)
+    whole = join_examples(split)
     assert isinstance(whole, fs.TensorExamples)
     assert whole.x is data.x
     assert whole.batch(torch.arange(3))[0].flatten().tolist() == [3.0, 1.0, 7.0]

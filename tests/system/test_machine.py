@@ -9,7 +9,7 @@ import platform
 import pytest
 import torch
 
-from fedstrata.system.machine import computing, cores, keep_memory
+from fedstrata.system.machine import compute_with, cores, keep_memory
 
 TINY = 1e-40
 """A denormal number in single precision."""
@@ -22,7 +22,7 @@ def flushes() -> bool:
 
 def test_inside_there_are_no_denormals_and_outside_there_are() -> None:
     assert not flushes()
-    with computing(torch.get_num_threads()):
+    with compute_with(torch.get_num_threads()):
         assert flushes()
         assert (torch.full((1000,), TINY) * 1.0).sum().item() == 0.0  # in vectorised kernels too
         assert (torch.tensor(1e-37) * 1.0).item() > 0.0  # a normal number stays
@@ -32,7 +32,7 @@ def test_inside_there_are_no_denormals_and_outside_there_are() -> None:
 
 def test_threads_are_set_and_given_back() -> None:
     before = torch.get_num_threads()
-    with computing(before + 1):
+    with compute_with(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
@@ -41,7 +41,7 @@ def test_all_is_given_back_after_an_exception() -> None:
     before = torch.get_num_threads()
 
     def interrupted() -> None:
-        with computing(before + 1):
+        with compute_with(before + 1):
             assert flushes()
             raise KeyboardInterrupt
 
@@ -53,8 +53,8 @@ def test_all_is_given_back_after_an_exception() -> None:
 
 def test_one_inside_another() -> None:
     before = torch.get_num_threads()
-    with computing(before + 1):
-        with computing(before + 2):
+    with compute_with(before + 1):
+        with compute_with(before + 2):
             assert torch.get_num_threads() == before + 2
         assert torch.get_num_threads() == before + 1
         assert flushes()
@@ -65,7 +65,7 @@ def test_one_inside_another() -> None:
 def test_a_user_who_flushes_denormals_goes_on_doing_so() -> None:
     torch.set_flush_denormal(True)
     try:
-        with computing(torch.get_num_threads()):
+        with compute_with(torch.get_num_threads()):
             assert flushes()
         assert flushes()
     finally:

@@ -49,7 +49,7 @@ def eventually(condition: Callable[[], Any], child: subprocess.Popen[str]) -> No
         time.sleep(0.01)
 
 
-def begun(tmp_path: Path, *words: object, code: str | None = None, **streams: Any) -> subprocess.Popen[str]:
+def start_small_run(tmp_path: Path, *words: object, code: str | None = None, **streams: Any) -> subprocess.Popen[str]:
     """The small run, a long way from its end and in a group of its own, once it has done two rounds."""
     arguments = ("run", "--out", tmp_path / "run", *options(**ENDLESS), *words)
     child = process(*arguments, cwd=tmp_path, code=code, start_new_session=True, **streams)
@@ -68,7 +68,7 @@ def goes_on(run: Path, done: int, tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
-def told(error: str, run: Path) -> int:
+def round_in_sentence(error: str, run: Path) -> int:
     """The round that the one sentence names, which says how to go on."""
     said = re.fullmatch(rf"stopped after round (\d+); go on with: fedstrata resume {quote(str(run))}", sentence(error))
     assert said, error
@@ -80,25 +80,25 @@ def told(error: str, run: Path) -> int:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
 def test_a_signal_is_a_ctrl_c(how: signal.Signals, workers: int, tmp_path: Path) -> None:
     """Sent to all processes of the command, as batch systems and terminals do."""
-    child = begun(tmp_path, "--workers", workers)
+    child = start_small_run(tmp_path, "--workers", workers)
     os.killpg(child.pid, how)
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 128 + how
-    goes_on(tmp_path / "run", told(error, tmp_path / "run"), tmp_path)
+    goes_on(tmp_path / "run", round_in_sentence(error, tmp_path / "run"), tmp_path)
 
 
 @pytest.mark.slow
 def test_nohup(tmp_path: Path) -> None:
     """What was ignored when the command began stays ignored."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import fedstrata.__main__ as m; m.main()"
-    child = begun(tmp_path, "--workers", 2, code=ignore)
+    child = start_small_run(tmp_path, "--workers", 2, code=ignore)
     os.killpg(child.pid, signal.SIGHUP)
     before = rounds_written(tmp_path / "run")
     eventually(lambda: rounds_written(tmp_path / "run") > before + 3, child)
     child.terminate()
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 128 + signal.SIGTERM
-    told(error, tmp_path / "run")
+    round_in_sentence(error, tmp_path / "run")
 
 
 SLOW = """
@@ -120,7 +120,7 @@ main()
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda s: s.name)
 def test_a_second_signal_while_it_is_saved(second: signal.Signals, tmp_path: Path) -> None:
     """Right after the first and, for somebody who has lost patience, later."""
-    child = begun(tmp_path, code=SLOW)
+    child = start_small_run(tmp_path, code=SLOW)
     child.terminate()
     eventually((tmp_path / "saving").exists, child)
     for pause in (0.0, signals.PATIENCE + 0.3):
@@ -128,7 +128,7 @@ def test_a_second_signal_while_it_is_saved(second: signal.Signals, tmp_path: Pat
         child.send_signal(second)
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 128 + signal.SIGTERM
-    goes_on(tmp_path / "run", told(error, tmp_path / "run"), tmp_path)
+    goes_on(tmp_path / "run", round_in_sentence(error, tmp_path / "run"), tmp_path)
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
@@ -283,9 +283,9 @@ def test_early(where: str, what: str, tmp_path: Path, monkeypatch: pytest.Monkey
 IMPORTING = """
 import sys
 from fedstrata.system import signals
-with signals.stopping() as stop:
+with signals.handle_signals() as stop:
     if sys.argv[1] == "working":
-        signals.work_begins()
+        signals.begin_work()
     try:
         import heavy
         print("imported")
@@ -293,7 +293,7 @@ with signals.stopping() as stop:
             pass
     except KeyboardInterrupt:
         print("caught")
-        stop.heard()
+        stop.acknowledge()
         sys.exit(stop.code)
 """
 HEAVY = """
@@ -391,10 +391,10 @@ def test_a_listener_that_fails_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_that_was_heard_does_not_come_again() -> None:
-    with signals.stopping() as stop:
+    with signals.handle_signals() as stop:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        signals.heard()
+        signals.acknowledge_interrupt()
         gc.collect()
         time.sleep(5 * signals.AGAIN)
         signal.raise_signal(signal.SIGTERM)

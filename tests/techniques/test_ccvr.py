@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.techniques.ccvr import drawn, merged, pooled, statistics
+from fedstrata.techniques.ccvr import add_statistics, draw_features, pool_statistics, statistics
 from tests.techniques.worlds import (
     CLASSES,
     HIDDEN,
@@ -55,8 +55,8 @@ def test_statistics_batch_by_batch_and_merged() -> None:
             if (y == c).any():
                 np.testing.assert_allclose(found["mean"][c], x[y == c].mean(0), rtol=1e-6)
                 np.testing.assert_allclose(found["covariance"][c], covariance(x[y == c]), atol=1e-4)
-        total = merged(total, found)
-    count, mean, spread = pooled(total)
+        total = add_statistics(total, found)
+    count, mean, spread = pool_statistics(total)
     assert count.tolist() == np.bincount(np.concatenate(labels), minlength=4).tolist()
     for c in range(3):
         own = np.concatenate([x[y == c] for x, y in zip(rows, labels, strict=True)])
@@ -70,7 +70,7 @@ def test_drawn_features_have_the_statistics() -> None:
     root, mu = rng.normal(size=(HIDDEN, 2)), rng.normal(size=HIDDEN)
     sigma = root @ root.T
     given = torch.from_numpy(mu), torch.from_numpy(sigma)
-    rows = drawn(*given, 40_000, torch.Generator().manual_seed(0)).numpy()
+    rows = draw_features(*given, 40_000, torch.Generator().manual_seed(0)).numpy()
     np.testing.assert_allclose(rows.mean(0), mu, atol=0.05)
     np.testing.assert_allclose(np.cov(rows.T), sigma, atol=0.1)
     outside = np.eye(HIDDEN) - root @ np.linalg.pinv(root)
@@ -105,8 +105,8 @@ def test_what_clients_send_is_of_their_own_features_under_the_final_model(monkey
             if len(own):
                 np.testing.assert_allclose(slot["mean"][c], own.mean(0), atol=1e-6)
                 np.testing.assert_allclose(slot["covariance"][c], covariance(own), atol=1e-6)
-        total = merged(total, slot)
-    _, mean, spread = pooled(total)
+        total = add_statistics(total, slot)
+    _, mean, spread = pool_statistics(total)
     for c in range(CLASSES):
         own = np.concatenate([features(final, x)[y == c] for x, y in clients])
         np.testing.assert_allclose(mean[c], own.mean(0), atol=1e-6)
@@ -154,14 +154,14 @@ def test_the_draw_does_not_hang_on_rounding() -> None:
     rng = np.random.default_rng(5)
     mean, noise = torch.zeros(6, dtype=torch.float64), torch.from_numpy(rng.normal(size=(6, 6))) * 1e-12
     for sigma in (torch.eye(6, dtype=torch.float64), torch.diag(torch.tensor([3.0, 3, 3, 1, 1, 0.5]).double())):
-        rows = [drawn(mean, c, 50, torch.Generator().manual_seed(1)) for c in (sigma, sigma + noise + noise.T)]
+        rows = [draw_features(mean, c, 50, torch.Generator().manual_seed(1)) for c in (sigma, sigma + noise + noise.T)]
         torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-9)
 
 
 def test_the_draw_has_the_covariance() -> None:
     factor = torch.tensor([[2.0, 0.0], [1.0, 0.5]], dtype=torch.float64)
     sigma = factor @ factor.T
-    rows = drawn(torch.tensor([1.0, -1.0]).double(), sigma, 200_000, torch.Generator().manual_seed(0))
+    rows = draw_features(torch.tensor([1.0, -1.0]).double(), sigma, 200_000, torch.Generator().manual_seed(0))
     torch.testing.assert_close(torch.cov(rows.T), sigma, rtol=0, atol=0.05)
     torch.testing.assert_close(rows.mean(0), torch.tensor([1.0, -1.0]).double(), rtol=0, atol=0.02)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.techniques.worlds import LR, agree, alike, descend, flat, gradient, linear, parties, run
+from tests.techniques.worlds import LR, agree, descend, equal_rows, flat, gradient, linear, parties, run
 
 
 @pytest.mark.parametrize("participation", [2, 3])
@@ -24,7 +24,7 @@ def test_steps_of_clients_of_unequal_size() -> None:
 
     All rows are the same, so that the reference need not know the order of batches.
     """
-    clients = [alike(count, 1, seed=7) for count in (4, 10, 8)]
+    clients = [equal_rows(count, 1, seed=7) for count in (4, 10, 8)]
     fed = run("centralised", clients, epochs=1, batch_size=3)
     assert [r.steps for r in fed.records] == [9] * 3
     agree(fed, descend(flat(linear()), lambda v: gradient(v, clients[0]), steps=27))
@@ -32,7 +32,7 @@ def test_steps_of_clients_of_unequal_size() -> None:
 
 def test_as_many_steps_as_the_sampled_clients() -> None:
     """In every round the budget is that of the clients that FedAvg would have asked, with the same seed."""
-    clients = [alike(count, 1, seed=7) for count in (4, 10, 8, 17)]
+    clients = [equal_rows(count, 1, seed=7) for count in (4, 10, 8, 17)]
     settings = {"epochs": 2, "batch_size": 3, "participation": 2, "rounds": 5, "lr": LR}
     ours, theirs = (run(method, clients, **settings) for method in ("centralised", "fedavg"))
     budget = [r.steps for r in theirs.records]

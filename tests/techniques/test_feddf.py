@@ -45,7 +45,7 @@ def divergence(w: Vector, x: Vector, teacher: Vector) -> float:
     return float((teacher * (np.log(teacher) - np.log(softmax(logits(w, x))))).sum(1).mean())
 
 
-def distilled(w: Vector, models: list[Vector], x: Vector, steps: int, lr: float) -> Vector:
+def distil(w: Vector, models: list[Vector], x: Vector, steps: int, lr: float) -> Vector:
     """Adam from a zero state; the learning rate falls from lr along half a cosine towards 0."""
     teacher = softmax(mean([logits(m, x) for m in models]))
     m = v = np.zeros_like(w)
@@ -62,7 +62,7 @@ def feddf(clients: list[ClientInfo], rounds: list[list[int]], x: Vector, steps: 
     for took_part in rounds:
         here = [clients[k] for k in took_part]
         ends = [descend(w, lambda v, c=c: differences(lambda u: task(u, c), v)) for c in here]
-        w = distilled(mean(ends, [len(y) for _, y in here]), ends, x, steps, lr)
+        w = distil(mean(ends, [len(y) for _, y in here]), ends, x, steps, lr)
     return w
 
 
@@ -85,7 +85,7 @@ def test_one_step_of_distillation() -> None:
     g = differences(lambda u: divergence(u, PUBLIC, teacher), average)
     assert np.abs(g).min() > 1e-6, "a gradient of the size of ε would say little"
     w = average - lr * g / (np.abs(g) + 1e-8)
-    np.testing.assert_allclose(w, distilled(average, ends, PUBLIC, 1, lr), atol=1e-9)
+    np.testing.assert_allclose(w, distil(average, ends, PUBLIC, 1, lr), atol=1e-9)
     agree(fed, w, within=1e-6)
     differ(w, average)
 

@@ -27,7 +27,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.data.batching import batches
 from fedstrata.models.registry import build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fedpart import FedPart
@@ -52,14 +52,14 @@ Stats = dict[int, tuple[Vector, Vector]]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    with computing(1):
+    with compute_with(1):
         yield
 
 
 # The reference --------------------------------------------------------------------------------------------
 
 
-def collected(stats: Stats, h: Vector, y: Vector, t: FedImpro) -> Stats:
+def collect_statistics(stats: Stats, h: Vector, y: Vector, t: FedImpro) -> Stats:
     """Eq. 6 for one batch: μ ← β_m μ + (1 − β_m) mean(h), σ ← β_m σ + (1 − β_m) variance(h), class by class.
 
     A class that is new starts with its batch's. As released, the average is that of √σ, and where a batch has a single
@@ -83,7 +83,7 @@ def collected(stats: Stats, h: Vector, y: Vector, t: FedImpro) -> Stats:
     return after
 
 
-def merged(known: Stats, sent: Sequence[Stats], sizes: Sequence[Vector], t: FedImpro) -> Stats:
+def merge_statistics(known: Stats, sent: Sequence[Stats], sizes: Sequence[Vector], t: FedImpro) -> Stats:
     """Eq. 7: μ_g ← β_g μ_g + (1 − β_g)·average over those that hold the class, and the same for σ_g."""
     after = dict(known)
     for c in {c for stats in sent for c in stats}:
@@ -122,7 +122,7 @@ class Reference:
         total = sum(n.sum() for n in sizes)
         shares = [float(n.sum() / total) for n in sizes]
         self.model.load_state_dict({k: sum(p * e[k] for p, e in zip(shares, ends, strict=True)) for k in start})
-        self.known = merged(self.known, sent, sizes, self.t)
+        self.known = merge_statistics(self.known, sent, sizes, self.t)
         return sent
 
     def visit(self, a: Assignment) -> Stats:
@@ -140,7 +140,7 @@ class Reference:
             grads = torch.autograd.grad(loss, list(leaves.values()))
             for p, g in zip(leaves.values(), grads, strict=True):
                 p.data -= a.work.lr * g
-            own = collected(own, h.detach().numpy(), y.numpy(), t)
+            own = collect_statistics(own, h.detach().numpy(), y.numpy(), t)
         return {c: own[c] for c in own if counts[c]}
 
     def loss(self, h: Tensor, y: Tensor, source: Stats, weight: float, counts: Tensor) -> Tensor:
@@ -396,7 +396,7 @@ class Spy(nn.Module):
         return x
 
 
-def seen(fed: Any) -> Iterator[Tensor]:
+def rows_of_spy(fed: Any) -> Iterator[Tensor]:
     """All rows that the spy sees, round by round."""
     rounds = fed.rounds()
     Spy.seen.clear()
@@ -419,12 +419,12 @@ def bare(width: int = 5) -> nn.Sequential:
     return nn.Sequential(OrderedDict(inputs=nn.Identity(), spy=Spy(), flat=nn.Flatten(), head=head)).double()
 
 
-def spied(clients: Sequence[ClientInfo], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
+def spy_on(clients: Sequence[ClientInfo], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
     """(what the spy sees in the first round, and in the second, what travels)."""
     method = fs.chain(FedImpro(split="inputs", **fields))
     fed = federation(method, clients, model or bare(), steps=steps, batch_size=1000, rounds=2, lr=1e-9)
     heard = listening(fed)
-    return *seen(fed), heard
+    return *rows_of_spy(fed), heard
 
 
 def by_class(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -441,7 +441,7 @@ def test_how_many_are_sampled(form: Any, share: float, rows: int, each: list[int
 
     With a cap of 0 a row is its class's mean, which tells the class.
     """
-    first, second, heard = spied([clouds(rows)], sampled=share, std_cap=0.0, form=form)
+    first, second, heard = spy_on([clouds(rows)], sampled=share, std_cap=0.0, form=form)
     received = heard.asked[1][0].slots["fedimpro"]
     assert received["known"].tolist() == [1, 0, 1]
     assert len(second) - len(first) == round(share * rows)
@@ -463,7 +463,7 @@ def test_sampled_features_have_the_statistics(cap: float | None, form: Any) -> N
 
     Elements are independent: correlations within 5/√n of 0.
     """
-    *_, rows, heard = spied([clouds(200)], sampled=100.0, std_cap=cap, form=form)
+    *_, rows, heard = spy_on([clouds(200)], sampled=100.0, std_cap=cap, form=form)
     received, rows = heard.asked[1][0].slots["fedimpro"], rows[200:]
     for mean, variance, mine in zip(received["mean"], received["variance"], by_class(rows), strict=True):
         assert mine.shape == (10_000, 5)
@@ -476,7 +476,7 @@ def test_sampled_features_have_the_statistics(cap: float | None, form: Any) -> N
 def test_steps_clients_and_places_draw_for_themselves() -> None:
     """Two clients with the same eight images, two steps: 32 sampled ones, with a number of its own in every place."""
     client = np.random.default_rng(1).normal(size=(8, 2, 3, 3)), np.arange(8) % 2
-    *_, rows, _ = spied([client, client], bare(18), steps=2, per="channel")
+    *_, rows, _ = spy_on([client, client], bare(18), steps=2, per="channel")
     assert len(rows) == 64
     assert len(rows.unique()) == (8 + 32) * 18
 
@@ -484,7 +484,7 @@ def test_steps_clients_and_places_draw_for_themselves() -> None:
 @both_forms
 def test_a_variance_below_zero_counts_as_zero(form: Any) -> None:
     """Noise far larger than the variances takes half of them below 0: no refusal, and those features do not vary."""
-    *_, rows, heard = spied([clouds(40, spread=0.01)], noise=5.0, form=form)
+    *_, rows, heard = spy_on([clouds(40, spread=0.01)], noise=5.0, form=form)
     received, rows = heard.asked[1][0].slots["fedimpro"], rows[40:]
     below = received["variance"] < 0
     assert below.any()
@@ -645,7 +645,7 @@ def test_one_stratum_at_a_time(form: Any) -> None:
     methods = fs.chain(FedImpro(split="1", form=form), part), fs.chain(part)
     ours, plain = (federation(m, people(), deep(Spy()), rounds=4) for m in methods)
     rows, same, alone = [], [], plain.rounds()
-    for sight in seen(ours):
+    for sight in rows_of_spy(ours):
         rows.append(len(sight))
         next(alone)
         same.append(np.array_equal(flat(ours), flat(plain)))

@@ -55,7 +55,7 @@ def test_three_rounds(tau: float) -> None:
     differ(w, fedavg(clients, present(fed)))
 
 
-def printed(w: Vector, party: ClientInfo, shift: Vector) -> Vector:
+def printed_gradient(w: Vector, party: ClientInfo, shift: Vector) -> Vector:
     """∇ of −log(e^{z_y} / Σ_{i≠y} e^{z_i}) for z = logits + shift: q − onehot, q the softmax over the others."""
     x, y = party
     own = np.eye(CLASSES)[y]
@@ -79,7 +79,7 @@ def test_the_printed_denominator(tau: float) -> None:
     shifts = [shift(y, tau) for _, y in clients]
     for _ in range(3):
         pairs = list(zip(clients[:2], shifts, strict=False))
-        ends = [descend(w, lambda v, c=c, s=s: printed(v, c, s)) for c, s in pairs]
+        ends = [descend(w, lambda v, c=c, s=s: printed_gradient(v, c, s)) for c, s in pairs]
         alike = [descend(other, lambda v, c=c, s=s: gradient(v, c, shift=s)) for c, s in pairs]
         sizes = [len(y) for _, y in clients]
         w, other = mean([*ends, w], sizes), mean([*alike, other], sizes)

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.models.registry import MODELS, build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fednlr import FedNLR, pace
 from fedstrata.techniques.fedpart import FedPart
 from tests.techniques.worlds import (
@@ -48,7 +48,7 @@ NORMS = _BatchNorm | nn.LayerNorm
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -172,7 +172,9 @@ class Shown(FedNLR):
         return hooks
 
 
-def shown(model: nn.Module, data: tuple[Tensor, Tensor], *others: fs.Technique, rounds: int = 1, **fields: Any) -> Any:
+def activations_by_round(
+    model: nn.Module, data: tuple[Tensor, Tensor], *others: fs.Technique, rounds: int = 1, **fields: Any
+) -> Any:
     """What the neurons of a model have on a client with this data, round by round."""
     Shown.seen.clear()
     method = fs.chain(Shown(**fields), *others)
@@ -233,7 +235,7 @@ def activations(model: nn.Module, x: Tensor) -> dict[tuple[str, ...], Vector]:
 def test_every_model_of_the_zoo(name: str) -> None:
     """In each layer: mean 1, largest over smallest μ_l, the activations' order; for all that a neuron has, no more."""
     model, (x, y) = zoo(name)
-    (scales,) = shown(model, (x, y))
+    (scales,) = activations_by_round(model, (x, y))
     measured = activations(model, x)
     expected: set[str] = set()
     for index, ((place, *norm), means) in enumerate(measured.items(), 1):
@@ -257,9 +259,9 @@ def test_every_model_of_the_zoo(name: str) -> None:
 def test_what_has_the_plain_rate() -> None:
     """Embeddings, recurrent layers, the norm layers and the class token of a transformer: said by name."""
     model, data = zoo("chargru")
-    assert shown(model, data)[0].keys() == {"head.weight", "head.bias"}
+    assert activations_by_round(model, data)[0].keys() == {"head.weight", "head.bias"}
     model, data = zoo("vit")
-    rest = {n for n, _ in model.named_parameters()} - shown(model, data)[0].keys()
+    rest = {n for n, _ in model.named_parameters()} - activations_by_round(model, data)[0].keys()
     assert {"patch.cls_token", "patch.position_embeddings", "pool.norm.weight"} <= rest
     assert all("norm" in n or n.startswith("patch.") for n in rest)
 
@@ -273,7 +275,7 @@ def test_equal_activations_are_fedavg(name: str) -> None:
             for kind, value in (*module.named_parameters(), *module.named_buffers()):
                 if value.is_floating_point():
                     nn.init.constant_(value, 1.0 if isinstance(module, _BatchNorm) and "var" in kind else 0.0)
-    (scales,) = shown(model, data)
+    (scales,) = activations_by_round(model, data)
     assert scales
     assert all(torch.equal(s, torch.ones_like(s)) for s in scales.values())
 
@@ -292,7 +294,7 @@ def test_the_classifier_is_judged_by_its_logits() -> None:
     with torch.no_grad():
         model[2].weight.zero_()
         model[2].bias.copy_(torch.tensor([-1.0, -2.0, -3.0]))
-    (scales,) = shown(model, small_client(4), mu=2.0)
+    (scales,) = activations_by_round(model, small_client(4), mu=2.0)
     powers = torch.tensor([2.0, 2.0**0.5, 1.0], dtype=torch.float64)
     torch.testing.assert_close(scales["2.bias"], 3 * powers / powers.sum())
 
@@ -309,12 +311,12 @@ def test_a_norm_layer_counts_if_it_takes_the_layers_output() -> None:
                 norm.bias.copy_(torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]))
                 norm.weight.fill_(0.0)
     x, y = small_client(4)
-    (scales,) = shown(close, (x, y), mu=4.0)
+    (scales,) = activations_by_round(close, (x, y), mu=4.0)
     assert {"1.weight", "1.bias"} <= scales.keys()
     expected = factors(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 4.0)
     for name in ("0.weight", "0.bias", "1.weight", "1.bias"):
         np.testing.assert_allclose(scales[name].flatten(), expected)
-    (scales,) = shown(apart, (x, y), mu=4.0)
+    (scales,) = activations_by_round(apart, (x, y), mu=4.0)
     assert scales.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
     hidden = apart[0](x).relu().mean(0).detach().numpy()
     np.testing.assert_allclose(scales["0.bias"], factors(hidden, 4.0))
@@ -326,7 +328,7 @@ def test_channels_of_a_transposed_convolution() -> None:
         torch.manual_seed(2)
         model = nn.Sequential(nn.ConvTranspose2d(2, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)).double()
     data = small_client(2, 3, 3)
-    (scales,) = shown(model, data)
+    (scales,) = activations_by_round(model, data)
     assert scales["0.weight"].shape == (1, 4, 1, 1)
     means = activations(model, data[0])["0",]
     np.testing.assert_allclose(scales["0.bias"], factors(means, 1 + 1 / 2 + np.log10(4)))
@@ -349,7 +351,7 @@ def test_layers_that_never_run() -> None:
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.copy_(torch.tensor([-1.0, -2.0, -3.0]))
-    (scales,) = shown(model, small_client(4))
+    (scales,) = activations_by_round(model, small_client(4))
     assert scales.keys() == {"first.weight", "first.bias", "head.weight", "head.bias"}
     np.testing.assert_allclose(scales["head.bias"], factors(np.array([-1.0, -2.0, -3.0]), 1 + 1 + np.log10(3)))
 
@@ -360,7 +362,7 @@ def test_what_joins_a_stratum_without_a_neuron_of_its_own(between: nn.Module) ->
     with torch.random.fork_rng():
         torch.manual_seed(2)
         model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), between, nn.Flatten(), nn.Linear(96, 3)).double()
-    (scales,) = shown(model, small_client(1, 4, 4))
+    (scales,) = activations_by_round(model, small_client(1, 4, 4))
     assert scales.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
 
 
@@ -370,14 +372,14 @@ def test_a_norm_layer_over_channels_and_places() -> None:
         torch.manual_seed(2)
         conv, norm = nn.Conv2d(1, 6, 3, padding=1), nn.LayerNorm((6, 4, 4))
         model = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).double()
-    (scales,) = shown(model, small_client(1, 4, 4))
+    (scales,) = activations_by_round(model, small_client(1, 4, 4))
     channels = scales["0.bias"].view(6, 1, 1).expand(6, 4, 4)
     assert all(torch.equal(scales[n].expand(6, 4, 4), channels) for n in scales if n.startswith("1."))
 
 
 def test_one_ratio_for_all() -> None:
     model, data = zoo("resnet8")
-    (scales,) = shown(model, data, mu=2.5)
+    (scales,) = activations_by_round(model, data, mu=2.5)
     assert len(scales) == len(list(model.parameters()))
     assert all((s.max() / s.min()).item() == pytest.approx(2.5) for s in scales.values())
 
@@ -385,8 +387,8 @@ def test_one_ratio_for_all() -> None:
 def test_some_layers_only() -> None:
     """The others have the plain rate; those named keep their place in the depth."""
     model, data = zoo("mlp")
-    (whole,) = shown(model, data)
-    (some,) = shown(model, data, layers=("fc2*", "head"))
+    (whole,) = activations_by_round(model, data)
+    (some,) = activations_by_round(model, data, layers=("fc2*", "head"))
     assert some.keys() == {"fc2.linear.weight", "fc2.linear.bias", "head.weight", "head.bias"}
     assert all(torch.equal(some[n], whole[n]) for n in some)
     with pytest.raises(fs.UsageError, match=r"no layer of neurons is called 'fc2' .*fc2.linear"):
@@ -407,8 +409,8 @@ def test_a_pattern_may_name_what_only_some_clients_hold() -> None:
 def test_one_stratum_at_a_time() -> None:
     """Beside FedPart only the active stratum's neurons are scaled, as they would be in a full round."""
     model, data = zoo("mlp")
-    (whole,) = shown(model, data)
-    turns = shown(model, data, FedPart(full_rounds=0, rounds_per_stratum=1), rounds=3)
+    (whole,) = activations_by_round(model, data)
+    turns = activations_by_round(model, data, FedPart(full_rounds=0, rounds_per_stratum=1), rounds=3)
     parts = [("fc1.linear.weight", "fc1.linear.bias"), ("fc2.linear.weight", "fc2.linear.bias")]
     assert [tuple(scales) for scales in turns] == [*parts, ("head.weight", "head.bias")]
     assert all(torch.equal(turns[0][n], whole[n]) for n in parts[0])
@@ -521,7 +523,7 @@ def test_a_residual_link_that_is_added_in_place() -> None:
         torch.manual_seed(2)
         plain, other = Block(False).double(), Block(True).double()
     other.load_state_dict(plain.state_dict())
-    seen = [shown(model, small_client(6))[0] for model in (plain, other)]
+    seen = [activations_by_round(model, small_client(6))[0] for model in (plain, other)]
     assert all(torch.equal(seen[0][n], seen[1][n]) for n in seen[0])
 
 
@@ -530,7 +532,7 @@ def test_a_model_that_is_one_layer() -> None:
         torch.manual_seed(2)
         model = nn.Linear(4, 3).double()
     data = small_client(4)
-    (scales,) = shown(model, data)
+    (scales,) = activations_by_round(model, data)
     with torch.no_grad():
         means = model(data[0]).mean(0).numpy()
     assert scales.keys() == {"weight", "bias"}

@@ -7,14 +7,26 @@ import pytest
 import torch
 
 from fedstrata.techniques.fednova import accumulation
-from tests.techniques.worlds import ClientInfo, Vector, agree, alike, differ, flat, gradient, linear, mean, parties, run
+from tests.techniques.worlds import (
+    ClientInfo,
+    Vector,
+    agree,
+    differ,
+    equal_rows,
+    flat,
+    gradient,
+    linear,
+    mean,
+    parties,
+    run,
+)
 
 LR, TAUS = 0.1, (2, 8, 6)
 
 
 def uneven() -> list[ClientInfo]:
     """Three clients that take 2, 8 and 6 steps in two epochs of batches of three."""
-    return [parties()[0], alike(12, 1, seed=7), alike(7, 2, seed=8)]
+    return [parties()[0], equal_rows(12, 1, seed=7), equal_rows(7, 2, seed=8)]
 
 
 def local(w: Vector, client: ClientInfo, steps: int, rho: float, nesterov: bool) -> Vector:

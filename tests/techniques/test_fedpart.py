@@ -21,7 +21,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum, Update
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.fedpart import FedPart
 from fedstrata.wire.messages import encode
 from fedstrata.wire.packing import unpack
@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -169,7 +169,7 @@ def test_defaults_and_patterns_as_text() -> None:
 # What travels ---------------------------------------------------------------------------------------------
 
 
-def planned(name: str, rounds: int) -> list[tuple[fs.Federation, Assignment]]:
+def plan_rounds(name: str, rounds: int) -> list[tuple[fs.Federation, Assignment]]:
     """A client's assignments in the first rounds, without training."""
     model = build_model(name, (3, 32, 32), 10, seed=0)
     fed = federation(model, [(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))], "fedpart", rounds=rounds)
@@ -183,7 +183,7 @@ def test_a_cycle_sends_what_seven_full_rounds_would(name: str, rounds: int) -> N
 
     Whole messages, with running statistics, names and headers, are within 0.2 points of it.
     """
-    cycle = planned(name, rounds)
+    cycle = plan_rounds(name, rounds)
     size = {n: p.numel() for n, p in cycle[0][1].params.items()}
     sent = [sum(size[n] for n in a.uploads) for _, a in cycle]
     assert sum(sent) == 7 * sum(size.values())
@@ -203,7 +203,7 @@ def test_a_cycle_sends_what_seven_full_rounds_would(name: str, rounds: int) -> N
 
 def test_resnet8_by_name() -> None:
     """Ten strata, shallow to deep, each for two rounds."""
-    order = [a.uploads[0].removesuffix(".weight") for _, a in planned("resnet8(width=4)", 25)[5:]]
+    order = [a.uploads[0].removesuffix(".weight") for _, a in plan_rounds("resnet8(width=4)", 25)[5:]]
     names = ["stem.conv", "layer1.0.conv1", "layer1.0.conv2"]
     for block in ("layer2.0", "layer3.0"):
         names += [f"{block}.conv1", f"{block}.conv2", f"{block}.shortcut.conv"]
@@ -343,7 +343,7 @@ def test_backward_stops_at_the_active_stratum() -> None:
 # Norm layers ----------------------------------------------------------------------------------------------
 
 
-def normalised() -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
+def normalised_model() -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
     """Strata `0` with a norm layer, `3` with another, `6`; statistics that are not the data's."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -369,7 +369,7 @@ def test_frozen_norm_layers(buffers: str, freeze: bool) -> None:
 
     A step on stratum 3 is worked out with torch: the norm layer after 0 is frozen, the one after 3 is not.
     """
-    model, data = normalised()
+    model, data = normalised_model()
     method = f"fedpart(full_rounds=0, rounds_per_stratum=1, strata=('3',), freeze_norm={freeze})"
     fed = federation(model, [data], method, rounds=1, steps=2, batch_size=8, lr=0.5, buffers=buffers)
     fed.fit()
@@ -396,7 +396,7 @@ def test_frozen_norm_layers(buffers: str, freeze: bool) -> None:
 
 
 def test_frozen_norm_layers_train_again_in_full_rounds() -> None:
-    model, data = normalised()
+    model, data = normalised_model()
     method = "fedpart(full_rounds=1, rounds_per_stratum=1, freeze_norm=True)"
     fed = federation(model, [data], method, rounds=5)
     rounds = fed.rounds()
@@ -424,7 +424,7 @@ def cached_and_not(name: str, beside: str = "", **settings: Any) -> tuple[fs.Fed
     return runs[0], runs[1]
 
 
-def alike(one: fs.Federation, other: fs.Federation) -> None:
+def check_close(one: fs.Federation, other: fs.Federation) -> None:
     for name, value in {**other.state.params, **other.state.buffers}.items():
         torch.testing.assert_close({**one.state.params, **one.state.buffers}[name], value, rtol=0, atol=1e-5)
 
@@ -433,7 +433,7 @@ def alike(one: fs.Federation, other: fs.Federation) -> None:
 def test_a_cached_prefix_changes_nothing_but_the_cost(name: str) -> None:
     """In the last round all but the head is computed once, not three times."""
     cached, plain = cached_and_not(name)
-    alike(cached, plain)
+    check_close(cached, plain)
     ours, theirs = ([r.flops for r in fed.records] for fed in (cached, plain))
     assert ours[0] == theirs[0]
     assert all(a <= b for a, b in zip(ours, theirs, strict=True))
@@ -457,7 +457,7 @@ def test_what_a_cached_prefix_costs() -> None:
 @pytest.mark.parametrize("name", ["mlp", "resnet8"])
 def test_a_cached_prefix_under_others(name: str, beside: str) -> None:
     cached, plain = cached_and_not(name, beside, epochs=2)
-    alike(cached, plain)
+    check_close(cached, plain)
     assert sum(r.flops for r in cached.records) < sum(r.flops for r in plain.records)
 
 
@@ -655,7 +655,7 @@ class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("middle", torch.full((4,), 0.1, dtype=torch.float64))
-        self.net, self.drop = normalised()[0], nn.Dropout(0.5)
+        self.net, self.drop = normalised_model()[0], nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.net(self.drop(x - self.middle))
@@ -665,7 +665,7 @@ class Scaled(nn.Module):
 def test_a_buffer_of_the_whole_model_freezes_nothing_else() -> None:
     """Only norm layers stay still: the active one follows the batch, and dropout drops."""
     modes: list[bool] = []
-    model, data = Scaled(), normalised()[1]
+    model, data = Scaled(), normalised_model()[1]
     model.drop.register_forward_pre_hook(lambda m, args: modes.append(m.training))  # copied with the model
     method = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('net.3',), freeze_norm=True)"
     fed = federation(model, [data], method, rounds=1, steps=2, batch_size=8)
@@ -678,7 +678,7 @@ def test_a_buffer_of_the_whole_model_freezes_nothing_else() -> None:
 
 
 def test_norm_layers_that_the_user_froze_stay_still_too() -> None:
-    model, data = normalised()
+    model, data = normalised_model()
     for p in (*model[0].parameters(), *model[1].parameters()):
         p.requires_grad_(False)
     method = "fedpart(full_rounds=0, rounds_per_stratum=1, freeze_norm={})"
@@ -690,7 +690,7 @@ def test_norm_layers_that_the_user_froze_stay_still_too() -> None:
 
 def test_a_client_without_statistics_of_its_own_is_sent_the_servers() -> None:
     """Under `local`, where norm layers must use some: its first visit falls into a partial round."""
-    model, data = normalised()
+    model, data = normalised_model()
     method = "fedpart(full_rounds=1, rounds_per_stratum=1, freeze_norm=True)"
     fed = federation(model, [data, data], method, participation=1, rounds=8, buffers="local", seed=1)
     met: set[int] = set()
@@ -708,7 +708,7 @@ def test_a_client_without_statistics_of_its_own_is_sent_the_servers() -> None:
 
 def test_statistics_that_are_never_kept_are_sent_again() -> None:
     """Under `local` the epilogue sends the server's copy, whatever a client holds."""
-    model, data = normalised()
+    model, data = normalised_model()
     fed = federation(model, [data], "ccvr(samples=5, epochs=1) + fedpart(full_rounds=1)", rounds=2, buffers="local")
     fed.fit()
     (last,) = fed._server.open(fed.state, [0], fs.Work())

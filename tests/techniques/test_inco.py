@@ -19,10 +19,10 @@ import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.models.registry import build_model
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques.inco import cross, references
 from tests.small_runs import fedstrata, one_sentence, options
-from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, alike, differ, parties, present, run, tensors
+from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, differ, equal_rows, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared
 
 Arrays = dict[str, Vector]
@@ -34,7 +34,7 @@ switches = pytest.mark.parametrize(("form", "normalise", "optimise"), SWITCHES)
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small are no faster with more threads, and much slower beside other work."""
-    with computing(1):
+    with compute_with(1):
         yield
 
 
@@ -58,7 +58,9 @@ def crossed_vector(own: Vector, first: Vector, form: str, normalise: bool, optim
     return (own / lengths[0] + share * first / lengths[1]) * sum(lengths) / 2, theta
 
 
-def crossed(own: Vector, first: Vector, form: str, normalise: bool, optimise: bool) -> tuple[Vector, Vector, Vector]:
+def cross_arrays(
+    own: Vector, first: Vector, form: str, normalise: bool, optimise: bool
+) -> tuple[Vector, Vector, Vector]:
     """(result, θ, β) for arrays: as one long vector or, in the released form, kernel by kernel."""
     rows = -1 if form == "released" and own.ndim == 4 else 1
     inside = own.shape[2] * own.shape[3] if rows == -1 else own.size
@@ -69,7 +71,7 @@ def crossed(own: Vector, first: Vector, form: str, normalise: bool, optimise: bo
     return (result.clip(-0.1, 0.1) if form == "released" else result), np.array([t for _, t in pairs]), beta
 
 
-def told(own: Any, first: Any, form: str, normalise: bool, optimise: bool) -> tuple[Vector, Vector, Vector]:
+def cross_by_library(own: Any, first: Any, form: str, normalise: bool, optimise: bool) -> tuple[Vector, Vector, Vector]:
     """The same by the library; the inputs stay as they are."""
     mine, theirs = (torch.tensor(np.asarray(g, np.float64)) for g in (own, first))
     kept = mine.clone(), theirs.clone()
@@ -98,8 +100,8 @@ def test_against_numpy(shape: tuple[int, ...], scale: float, form: str, normalis
     signs = set()
     for seed in range(8):
         own, first = scale * np.random.default_rng(seed).normal(size=(2, *shape))
-        result, theta, beta = told(own, first, form, normalise, optimise)
-        expected = crossed(own, first, form, normalise, optimise)
+        result, theta, beta = cross_by_library(own, first, form, normalise, optimise)
+        expected = cross_arrays(own, first, form, normalise, optimise)
         close(result, expected[0])
         close(beta, expected[2])
         if optimise:
@@ -122,12 +124,12 @@ def test_theorem_by_hand() -> None:
         (False, False, (-7, 4)),
         (True, False, (-3, 6)),
     ):
-        result, theta, beta = told((-10, 0), (3, 4), "theorem", normalise, optimise)
+        result, theta, beta = cross_by_library((-10, 0), (3, 4), "theorem", normalise, optimise)
         close(result, expected)
         close(beta, -30)
         assert not optimise or np.allclose(theta, -1.2, rtol=0, atol=1e-12)
     for normalise, expected in ((False, (10, 0)), (True, (7.5, 0))):
-        result, theta, beta = told((10, 0), (3, 4), "theorem", normalise, True)
+        result, theta, beta = cross_by_library((10, 0), (3, 4), "theorem", normalise, True)
         close(result, expected)
         assert (theta, beta) == (0, 30)
 
@@ -143,7 +145,7 @@ def test_paper_by_hand() -> None:
         (1, False, (6.4, -4.8)),
         (1, True, (2.1, -7.2)),
     ):
-        result, theta, beta = told((sign * 10, 0), (3, 4), "paper", normalise, True)
+        result, theta, beta = cross_by_library((sign * 10, 0), (3, 4), "paper", normalise, True)
         close(result, expected)
         close(theta, sign * 1.2)
         close(beta, sign * 30)
@@ -161,7 +163,7 @@ def test_released_by_hand() -> None:
         (1, True, (12.9, 7.2)),
         (-1, True, (-2.1, 7.2)),
     ):
-        result, theta, _ = told((sign * 0.01, 0), (0.003, 0.004), "released", normalise, True)
+        result, theta, _ = cross_by_library((sign * 0.01, 0), (0.003, 0.004), "released", normalise, True)
         close(result * 1000, expected)
         close(theta, 1.2)
 
@@ -172,7 +174,7 @@ def test_released_clamps() -> None:
     g_0 = (3, 4), g_k = (−10, 0) give (−6.4, 4.8) before the clamp and (−0.1, 0.1) after it; g_k = (0.02, 0) gives
     θ = 0.0024 and (0.02 + 0.0072, 0.0096), inside of it. Not optimised, (3.02, 4) ends at (0.1, 0.1).
     """
-    result, theta, _ = told((0.005, 0), (0.0003, 0.0004), "released", False, True)
+    result, theta, _ = cross_by_library((0.005, 0), (0.0003, 0.0004), "released", False, True)
     close(result, (0.0065, 0.002))
     assert theta == 5
     for own, optimise, expected in (
@@ -180,7 +182,7 @@ def test_released_clamps() -> None:
         ((0.02, 0), True, (0.0272, 0.0096)),
         ((0.02, 0), False, (0.1, 0.1)),
     ):
-        close(told(own, (3, 4), "released", False, optimise)[0], expected)
+        close(cross_by_library(own, (3, 4), "released", False, optimise)[0], expected)
 
 
 def test_kernels_have_a_theta_each() -> None:
@@ -190,10 +192,10 @@ def test_kernels_have_a_theta_each() -> None:
     """
     first = np.full((1, 2, 2, 2), 0.001)
     own = first * np.array([2, -3]).reshape(1, 2, 1, 1)
-    result, theta, _ = told(own, first, "released", False, True)
+    result, theta, _ = cross_by_library(own, first, "released", False, True)
     close(theta, (2, 3))
     close(result, first * np.array([2 + 2, -3 + 3]).reshape(1, 2, 1, 1))
-    result, theta, _ = told(own, first, "theorem", False, True)
+    result, theta, _ = cross_by_library(own, first, "theorem", False, True)
     close(theta, -0.5)
     close(result, first * np.array([2.5, -2.5]).reshape(1, 2, 1, 1))
 
@@ -203,13 +205,13 @@ def test_kernels_have_a_theta_each() -> None:
 def test_zero_gradients(shape: tuple[int, ...], form: str, normalise: bool, optimise: bool) -> None:
     """Without a g_0 nothing is crossed; nor is a g_k = 0 that cannot be normalised."""
     some, nothing = np.random.default_rng(3).uniform(-0.09, 0.09, size=shape), np.zeros(shape)
-    result, theta, beta = told(some, nothing, form, normalise, optimise)
+    result, theta, beta = cross_by_library(some, nothing, form, normalise, optimise)
     close(result, some)
     assert not theta.any()
     assert not beta.any()
     for own, first in ((nothing, some), (nothing, nothing)):
-        result, theta, beta = told(own, first, form, normalise, optimise)
-        close(result, crossed(own, first, form, normalise, optimise)[0])
+        result, theta, beta = cross_by_library(own, first, form, normalise, optimise)
+        close(result, cross_arrays(own, first, form, normalise, optimise)[0])
         assert not beta.any()
         assert np.isfinite(theta).all()
 
@@ -219,8 +221,8 @@ def test_a_zero_kernel_among_others(normalise: bool, optimise: bool) -> None:
     """The kernels without a g_0 stay as they are, the others are crossed."""
     own, first = np.random.default_rng(4).uniform(-0.02, 0.02, size=(2, 2, 2, 3, 3))
     first[0, 1] = own[1, 0] = 0
-    result, theta, _ = told(own, first, "released", normalise, optimise)
-    close(result, crossed(own, first, "released", normalise, optimise)[0])
+    result, theta, _ = cross_by_library(own, first, "released", normalise, optimise)
+    close(result, cross_arrays(own, first, "released", normalise, optimise)[0])
     close(result[0, 1], own[0, 1])
     assert np.abs(result[0, 0] - own[0, 0]).max() > 1e-4
     assert theta[1] == 0
@@ -260,7 +262,7 @@ def test_the_theorem_gives_the_nearest_point(shape: tuple[int, ...]) -> None:
     signs = []
     for seed in range(12):
         own, first = np.random.default_rng(seed).normal(size=(2, *shape))
-        result, theta, beta = told(own, first, "theorem", False, True)
+        result, theta, beta = cross_by_library(own, first, "theorem", False, True)
         close(result.ravel(), nearest(own.ravel(), first.ravel()), within=1e-6)
         assert (result * first).sum() >= -1e-12
         if beta >= 0:
@@ -295,7 +297,7 @@ def arrays(params: Mapping[str, Tensor]) -> Arrays:
     return {n: p.detach().double().numpy().copy() for n, p in params.items()}
 
 
-def trained(model: nn.Module, params: Arrays, party: ClientInfo, only: Sequence[str] | None = None) -> Arrays:
+def train_client(model: nn.Module, params: Arrays, party: ClientInfo, only: Sequence[str] | None = None) -> Arrays:
     """w_k − w after gradient descent on a whole client, of all the model's names or only some."""
     model = copy.deepcopy(model)
     mine = dict(model.named_parameters())
@@ -312,7 +314,7 @@ def trained(model: nn.Module, params: Arrays, party: ClientInfo, only: Sequence[
     return {n: mine[n].detach().numpy() - params[n] for n in moving}
 
 
-def averaged(deltas: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+def mean_by_name(deltas: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Name by name, over those who have it."""
     total: Arrays = {}
     weight: dict[str, float] = {}
@@ -326,7 +328,7 @@ def averaged(deltas: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
 def inco(delta: Arrays, partners: Mapping[str, str], *switch: Any) -> tuple[Arrays, dict[str, tuple[float, float]]]:
     """(delta with its layers crossed, mean θ and β by name)."""
     pairs = {k: o for k, o in partners.items() if k in delta and o in delta}
-    answers = {k: crossed(delta[k], delta[o], *switch) for k, o in pairs.items()}
+    answers = {k: cross_arrays(delta[k], delta[o], *switch) for k, o in pairs.items()}
     measured = {k: (float(theta.mean()), float(beta.mean())) for k, (_, theta, beta) in answers.items()}
     return {**delta, **{k: result for k, (result, _, _) in answers.items()}}, measured
 
@@ -342,8 +344,8 @@ def reference(
     """The parameters before the first round and after each."""
     path = [arrays(dict(deep().named_parameters()))]
     for number, took_part in enumerate(rounds):
-        deltas = [trained(deep(depth_of(k)), path[-1], clients[k], active(number)) for k in took_part]
-        delta = change(averaged(deltas, [weigh(clients[k]) for k in took_part]))
+        deltas = [train_client(deep(depth_of(k)), path[-1], clients[k], active(number)) for k in took_part]
+        delta = change(mean_by_name(deltas, [weigh(clients[k]) for k in took_part]))
         path.append({n: w + delta[n] if n in delta else w for n, w in path[-1].items()})
     return path
 
@@ -354,7 +356,7 @@ def agree(params: Mapping[str, Tensor], expected: Arrays, within: float = 1e-10)
         np.testing.assert_allclose(params[name].numpy(), value, rtol=0, atol=within, err_msg=name)
 
 
-def joined(params: Arrays) -> Vector:
+def flatten(params: Arrays) -> Vector:
     return np.concatenate([p.ravel() for p in params.values()])
 
 
@@ -388,7 +390,7 @@ def test_two_rounds(choice: str, partners: dict[str, str], form: str, normalise:
             assert float(state[f"beta/{name}"]) == pytest.approx(beta, rel=1e-6, abs=1e-12)
             assert not optimise or float(state[f"theta/{name}"]) == pytest.approx(theta, rel=1e-6, abs=1e-12)
     assert all(theta <= 0 for seen in measured for theta, _ in seen.values()) or form != "theorem"
-    differ(joined(path[2]), joined(reference(TWO, [[0, 1]] * 2, WEIGHTS["examples"])[2]))
+    differ(flatten(path[2]), flatten(reference(TWO, [[0, 1]] * 2, WEIGHTS["examples"])[2]))
 
 
 @switches
@@ -500,7 +502,7 @@ def overheard(fed: fs.Federation, monkeypatch: pytest.MonkeyPatch) -> Messages:
     return messages
 
 
-def said(message: tuple[Assignment, Update]) -> list[Tensors]:
+def message_tensors(message: tuple[Assignment, Update]) -> list[Tensors]:
     """Parameters, statistics, changes and statistics again, by the names that they have in the client's own model.
 
     Groups stand side by side in the server's model, each under a name of its own.
@@ -517,7 +519,7 @@ def assert_alike(mine: Messages, theirs: Messages, within: float) -> None:
     assert len(mine) == len(theirs)
     for message, other_message in zip(mine, theirs, strict=True):
         assert message[0].client == other_message[0].client or within > 0
-        for one, other in zip(said(message), said(other_message), strict=True):
+        for one, other in zip(message_tensors(message), message_tensors(other_message), strict=True):
             assert one.keys() == other.keys()
             for name, value in one.items():
                 torch.testing.assert_close(value, other[name], rtol=0, atol=within)
@@ -595,7 +597,7 @@ def arch_of(client: int) -> str:
     return ("one", "two", "")[client % 3]
 
 
-def mixed(method: str, clients: Sequence[ClientInfo] = SIX, **settings: Any) -> Any:
+def three_depths(method: str, clients: Sequence[ClientInfo] = SIX, **settings: Any) -> Any:
     """A federation of three depths."""
     archs = {name: deep(depth) for name, depth in ARCHS.items()}
     return prepared(method, clients, deep(), **{"archs": archs, "arch_of": arch_of, **settings})
@@ -613,7 +615,7 @@ def mixed(method: str, clients: Sequence[ClientInfo] = SIX, **settings: Any) -> 
 @pytest.mark.parametrize("participation", [6, 2])
 def test_three_depths_against_a_dictionary_loop(method: str, weight: str, form: str | None, participation: int) -> None:
     """Every name is averaged over the selected clients that hold it; one that none of them holds keeps its bits."""
-    fed = mixed(method, rounds=6, participation=participation, seed=3)
+    fed = three_depths(method, rounds=6, participation=participation, seed=3)
     states = [fed.state.params, *(fed.state.params for _ in fed.rounds())]
     change = (lambda delta: delta) if form is None else (lambda delta: inco(delta, FIRST, form, True, True)[0])
     path = reference(SIX, present(fed), WEIGHTS[weight], change, depth_of)
@@ -629,7 +631,7 @@ def test_three_depths_against_a_dictionary_loop(method: str, weight: str, form: 
 
 def test_the_deepest_layer_is_averaged_over_its_owners_only() -> None:
     """It moves as if there were nobody else; the shallow layers do not."""
-    everybody = next(iter_states(mixed("heteroavg", rounds=1)))
+    everybody = next(iter_states(three_depths("heteroavg", rounds=1)))
     owners = next(iter_states(prepared("heteroavg", [SIX[2], SIX[5]], deep(), rounds=1)))
     torch.testing.assert_close(everybody["body.4.weight"], owners["body.4.weight"], rtol=0, atol=1e-12)
     differ(everybody["body.0.weight"].numpy(), owners["body.0.weight"].numpy())
@@ -671,7 +673,7 @@ def test_equal_architectures_are_fedavg(one: str, other: str, arch: str, monkeyp
 
 def alikes() -> list[ClientInfo]:
     """Rows that are all the same in each of six clients: batches in any order give the same result."""
-    return [alike(count, seed % 3, seed) for seed, count in enumerate((2, 4, 6, 3, 5, 1))]
+    return [equal_rows(count, seed % 3, seed) for seed, count in enumerate((2, 4, 6, 3, 5, 1))]
 
 
 def visits(fed: fs.Federation, monkeypatch: pytest.MonkeyPatch) -> dict[int, Messages]:
@@ -704,7 +706,7 @@ def test_groups_are_federations_of_their_own(more: str, monkeypatch: pytest.Monk
     """Three depths, each of which gets what it would get without the others; clients take 1 to 6 steps."""
     settings: dict[str, Any] = {"rounds": 4, "epochs": 2, "batch_size": 2, "lr": 0.3}
     clients = alikes()
-    together = visits(mixed(f"{more} + groupavg" if more else "groupavg", clients, **settings), monkeypatch)
+    together = visits(three_depths(f"{more} + groupavg" if more else "groupavg", clients, **settings), monkeypatch)
     for first in range(3):
         alone = prepared(more or "fedavg", [clients[first], clients[first + 3]], deep(depth_of(first)), **settings)
         apart = visits(alone, monkeypatch)
@@ -713,12 +715,12 @@ def test_groups_are_federations_of_their_own(more: str, monkeypatch: pytest.Monk
 
 
 def test_the_order_of_groupavg_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (visits(mixed(m), monkeypatch) for m in ("groupavg + scaffold", "scaffold + groupavg"))
+    one, other = (visits(three_depths(m), monkeypatch) for m in ("groupavg + scaffold", "scaffold + groupavg"))
     for client in range(6):
         assert_alike(one[client], other[client], 0)
 
 
-def normed(depth: int) -> nn.Sequential:
+def normed_model(depth: int) -> nn.Sequential:
     """The model with a norm layer that everybody holds."""
     model = deep(depth)
     parts = {"stem": model.stem, "norm": nn.BatchNorm1d(4).double(), "body": model.body, "head": model.head}
@@ -727,12 +729,12 @@ def normed(depth: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("buffers", ["average", "local", "drop"])
 def test_running_statistics_stay_in_their_group(buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    archs = {name: normed(depth) for name, depth in ARCHS.items()}
+    archs = {name: normed_model(depth) for name, depth in ARCHS.items()}
     settings: dict[str, Any] = {"rounds": 3, "buffers": buffers}
-    together = prepared("groupavg", SIX, normed(3), archs=archs, arch_of=arch_of, **settings)
+    together = prepared("groupavg", SIX, normed_model(3), archs=archs, arch_of=arch_of, **settings)
     heard = visits(together, monkeypatch)
     for first in range(3):
-        alone = prepared("fedavg", [SIX[first], SIX[first + 3]], normed(depth_of(first)), **settings)
+        alone = prepared("fedavg", [SIX[first], SIX[first + 3]], normed_model(depth_of(first)), **settings)
         apart = visits(alone, monkeypatch)
         for index in (0, 1):
             assert_alike(heard[first + 3 * index], apart[index], 1e-10)
@@ -740,7 +742,7 @@ def test_running_statistics_stay_in_their_group(buffers: str, monkeypatch: pytes
 
 def test_a_group_moves_with_its_own_clients_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client a round: each group's parameters are those of its last visit plus what came back from it."""
-    fed = mixed("groupavg", rounds=12, participation=1, seed=1)
+    fed = three_depths("groupavg", rounds=12, participation=1, seed=1)
     messages = overheard(fed, monkeypatch)
     fed.fit()
     groups: dict[str, Messages] = {}
@@ -755,7 +757,7 @@ def test_a_group_moves_with_its_own_clients_only(monkeypatch: pytest.MonkeyPatch
 
 def test_other_groups_data_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [c if depth_of(k) == 2 else (c[0] + 1, c[1]) for k, c in enumerate(SIX)]
-    one, other = (visits(mixed("groupavg", clients), monkeypatch) for clients in (SIX, others))
+    one, other = (visits(three_depths("groupavg", clients), monkeypatch) for clients in (SIX, others))
     for client in (1, 4):
         assert_alike(one[client], other[client], 0)
 
@@ -764,10 +766,10 @@ def test_other_groups_data_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_any_name_of_a_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients 0, 2 and 4 hold a shallow model of that name, the others the server's own."""
     archs: dict[str, Any] = {"archs": {name: deep(1)}, "arch_of": lambda client: "" if client % 2 else name}
-    heard = visits(mixed("groupavg", **archs), monkeypatch)
+    heard = visits(three_depths("groupavg", **archs), monkeypatch)
     for client in range(6):
         own = dict(deep(3 if client % 2 else 1).named_parameters())
-        assert said(heard[client][0])[0].keys() == own.keys()
+        assert message_tensors(heard[client][0])[0].keys() == own.keys()
 
 
 # Company --------------------------------------------------------------------------------------------------
@@ -787,10 +789,10 @@ COMPANY = (
 @pytest.mark.parametrize("other", COMPANY)
 def test_with_others(other: str, form: str) -> None:
     """Both orders run on three depths, stay finite, and are not the other technique alone."""
-    alone = mixed(f"fedavg(weight='uniform') + {other}", participation=4)
+    alone = three_depths(f"fedavg(weight='uniform') + {other}", participation=4)
     alone.fit()
     for pair in (f"{other} + inco(form='{form}')", f"inco(form='{form}') + {other}"):
-        fed = mixed(f"fedavg(weight='uniform') + {pair}", participation=4)
+        fed = three_depths(f"fedavg(weight='uniform') + {pair}", participation=4)
         fed.fit()
         assert all(torch.isfinite(p).all() for p in fed.state.params.values())
         assert len(fed.records) == 3

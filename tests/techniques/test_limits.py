@@ -61,7 +61,7 @@ def test_defaults(full: str) -> None:
     assert fs.method(full.partition("(")[0]) == fs.method(full)
 
 
-def skewed(method: str, **settings: Any) -> dict[str, Tensor]:
+def end_of_skewed_run(method: str, **settings: Any) -> dict[str, Tensor]:
     """Where a small net ends on skewed clients of unequal size, with batches in random order."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -77,18 +77,18 @@ def skewed(method: str, **settings: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("method", NEUTRAL)
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.5)", "adam"])
 def test_neutral_settings_are_fedavg_bit_for_bit(method: str, optimizer: str) -> None:
-    plain, ours = (skewed(m, optimizer=optimizer, lr=0.01) for m in ("fedavg", method))
+    plain, ours = (end_of_skewed_run(m, optimizer=optimizer, lr=0.01) for m in ("fedavg", method))
     assert all(torch.equal(plain[n], ours[n]) for n in plain)
 
 
 def test_fednova_with_equal_steps_is_fedavg_bit_for_bit() -> None:
-    plain, ours = (skewed(m, steps=5) for m in ("fedavg", "fednova"))
+    plain, ours = (end_of_skewed_run(m, steps=5) for m in ("fedavg", "fednova"))
     assert all(torch.equal(plain[n], ours[n]) for n in plain)
 
 
 def test_scaffold_begins_as_fedavg() -> None:
     """In the first round c = c_k = 0."""
-    plain, ours = (skewed(m, rounds=1) for m in ("fedavg(weight='uniform')", "scaffold"))
+    plain, ours = (end_of_skewed_run(m, rounds=1) for m in ("fedavg(weight='uniform')", "scaffold"))
     assert all(torch.equal(plain[n], ours[n]) for n in plain)
 
 
@@ -96,7 +96,7 @@ def test_fedpart_begins_as_fedavg() -> None:
     """Up to the first partial round: warm-up, then full rounds; and not after it."""
     part = "fedpart(full_rounds=2, rounds_per_stratum=1, warmup=1)"
     for rounds in (3, 4):
-        plain, ours = (skewed(m, rounds=rounds) for m in ("fedavg", part))
+        plain, ours = (end_of_skewed_run(m, rounds=rounds) for m in ("fedavg", part))
         assert all(torch.equal(plain[n], ours[n]) for n in plain) == (rounds == 3)
 
 
@@ -117,7 +117,7 @@ def test_fedpart_moves_the_last_layer_as_a_model_whose_others_are_frozen() -> No
     assert all(torch.equal(theirs[n], ours[n]) for n in theirs)
 
 
-def pooled(clients: list[ClientInfo]) -> ClientInfo:
+def pool_clients(clients: list[ClientInfo]) -> ClientInfo:
     return np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
 
 
@@ -128,7 +128,7 @@ def test_one_full_step_of_fedavg_is_centralised_gradient_descent() -> None:
     two rounds of the other.
     """
     clients = parties()
-    everyone = pooled(clients)
+    everyone = pool_clients(clients)
     w = descend(flat(linear()), lambda v: gradient(v, everyone), steps=6)
     agree(run("fedavg", clients, steps=1, rounds=6), w)
     agree(run("centralised", clients, steps=1, rounds=2), w)
@@ -188,7 +188,7 @@ def bowls(method: str, rounds: int = 60, participation: int = 3) -> fs.Federatio
     return run(fs.chain(Bowl(), *fs.method(method).techniques), clients, model, **settings)
 
 
-def weighted(matrices: list[Vector]) -> Vector:
+def weighted_optimum(matrices: list[Vector]) -> Vector:
     """(Σ M_k)⁻¹ Σ M_k b_k."""
     return np.linalg.solve(sum(matrices), sum(m @ b for m, b in zip(matrices, B, strict=True)))
 
@@ -198,8 +198,8 @@ def test_fedavg_converges_to_the_wrong_point() -> None:
 
     The minimum of Σ f_k is weighted by A_k. For τ = 1, I − P_k = ηA_k and the two are the same.
     """
-    wrong = weighted([np.eye(3) - np.linalg.matrix_power(np.eye(3) - ETA * a, STEPS) for a in A])
-    assert np.linalg.norm(wrong - weighted(A)) > 0.4
+    wrong = weighted_optimum([np.eye(3) - np.linalg.matrix_power(np.eye(3) - ETA * a, STEPS) for a in A])
+    assert np.linalg.norm(wrong - weighted_optimum(A)) > 0.4
     agree(bowls("fedavg"), wrong, within=1e-6)
 
 
@@ -207,9 +207,9 @@ def test_fedavg_converges_to_the_wrong_point() -> None:
 @pytest.mark.parametrize("method", ["scaffold", "feddyn(alpha=1.0)"])
 def test_scaffold_and_feddyn_converge_to_the_right_point(method: str, participation: int) -> None:
     """Where nothing moves any more, the correction of each client is its gradient, and these sum to 0 on the server."""
-    agree(bowls(method, participation=participation), weighted(A), within=1e-4)
+    agree(bowls(method, participation=participation), weighted_optimum(A), within=1e-4)
 
 
 def test_fedspeed_without_perturbation_converges_to_the_right_point() -> None:
     """Where nothing moves any more ĝ_k = ∇f_k(w) and the mean of λĝ_k is 0."""
-    agree(bowls("fedspeed(rho=0.0, lambda_=1.0)"), weighted(A), within=1e-4)
+    agree(bowls("fedspeed(rho=0.0, lambda_=1.0)"), weighted_optimum(A), within=1e-4)

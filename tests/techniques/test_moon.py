@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client.train import train_client
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.techniques.moon import Moon
 from tests.client.test_train import assign, equal, normed, toy, workshop
 from tests.techniques.worlds import (
@@ -110,7 +110,7 @@ def normalising() -> nn.Sequential:
         return nn.Sequential(first, nn.BatchNorm1d(HIDDEN), Masked(), nn.Tanh(), last).double()
 
 
-def hidden(w: Vector, x: Vector, state: State | None, training: bool) -> Vector:
+def hidden_features(w: Vector, x: Vector, state: State | None, training: bool) -> Vector:
     """z = tanh(mask·(γ·(h − m)/√(v + ε) + β)), with the batch's own m and v where there is no state."""
     h = layer(w[:FIRST], x, HIDDEN)
     mean_, variance = (h.mean(0), h.var(0)) if state is None else state
@@ -119,19 +119,19 @@ def hidden(w: Vector, x: Vector, state: State | None, training: bool) -> Vector:
     return np.tanh(MASK * normal if training else normal)
 
 
-def moved(w: Vector, x: Vector, state: State) -> State:
+def move_statistics(w: Vector, x: Vector, state: State) -> State:
     """Running statistics after one more batch; torch takes the variance without its bias."""
     h = layer(w[:FIRST], x, HIDDEN)
     now = h.mean(0), h.var(0, ddof=1)
     return tuple((1 - MOMENTUM) * old + MOMENTUM * new for old, new in zip(state, now, strict=True))
 
 
-def trained(w: Vector, client: ClientInfo, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
+def train_visit(w: Vector, client: ClientInfo, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
     """A visit with μ = 2, τ = 0.3 whose contrast is against the features z_glob and z_prev: (w_k, its statistics)."""
     x, y = client
 
     def local(v: Vector) -> float:
-        z = hidden(v, x, None, True)
+        z = hidden_features(v, x, None, True)
         task = -np.log(softmax(layer(v[FIRST + NORM :], z))[np.arange(len(y)), y]).mean()
         if prev is None:
             return float(task)
@@ -140,7 +140,7 @@ def trained(w: Vector, client: ClientInfo, start: State, glob: Vector, prev: Vec
 
     state = start
     for _ in range(3):
-        state = moved(w, x, state)
+        state = move_statistics(w, x, state)
         w = w - 0.5 * differences(local, w)
     return w, state
 
@@ -152,14 +152,14 @@ def in_modes(clients: list[ClientInfo], rounds: list[list[int]], policy: str, tr
     last: dict[int, tuple[Vector, State]] = {}
 
     def features(v: Vector, x: Vector, state: State) -> Vector:
-        return hidden(v, x, None if training or policy == "drop" else state, training)
+        return hidden_features(v, x, None if training or policy == "drop" else state, training)
 
     for took_part in rounds:
         for k in took_part:
             x = clients[k][0]
             start = last[k][1] if policy == "local" and k in last else server
             prev = features(last[k][0], x, last[k][1]) if k in last else None
-            last[k] = trained(w, clients[k], start, features(w, x, start), prev)
+            last[k] = train_visit(w, clients[k], start, features(w, x, start), prev)
         sizes = [len(clients[k][1]) for k in took_part]
         w = mean([last[k][0] for k in took_part], sizes)
         if policy == "average":
@@ -195,7 +195,7 @@ def test_a_memory_without_statistics_is_read_with_the_received_ones() -> None:
     bare = {n: t for n, t in kept["moon"].items() if n not in update.buffers}
     visits = [
         train_client(context, asked, data, {"moon": memory})[0]
-        for memory in (bare, {**bare, **running(normed())}, kept["moon"])
+        for memory in (bare, {**bare, **running_statistics(normed())}, kept["moon"])
     ]
     assert equal(visits[0].delta, visits[1].delta)
     assert not equal(visits[0].delta, visits[2].delta)

@@ -12,8 +12,8 @@ from tests.techniques.worlds import (
     LR,
     STEPS,
     agree,
-    alike,
     differ,
+    equal_rows,
     fedavg,
     flat,
     gradient,
@@ -58,7 +58,7 @@ def test_clients_that_sit_out() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.5)"])
 def test_unequal_steps(optimizer: str) -> None:
     """Clients of 2, 8 and 6 steps: each c_i⁺ is the mean over its own steps; momentum does not enter c_i."""
-    clients = [parties()[0], alike(12, 1, seed=7), alike(7, 2, seed=8)]
+    clients = [parties()[0], equal_rows(12, 1, seed=7), equal_rows(7, 2, seed=8)]
     fed = run("scaffold", clients, epochs=2, batch_size=3, lr=0.1, optimizer=optimizer)
     rho = 0.5 if "momentum" in optimizer else 0.0
     x = flat(linear())

@@ -37,7 +37,7 @@ def parties(*labels: Sequence[int]) -> list[ClientInfo]:
     return [party(some, seed) for seed, some in enumerate(labels or SKEWED)]
 
 
-def alike(count: int, label: int, seed: int) -> ClientInfo:
+def equal_rows(count: int, label: int, seed: int) -> ClientInfo:
     """A client whose rows are all the same: any batch has the same gradient, in any order."""
     x, y = party([label], seed)
     return x.repeat(count, axis=0), y.repeat(count)

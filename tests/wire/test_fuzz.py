@@ -27,7 +27,7 @@ FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 SOUND = [encode(an_update()), encode(an_assignment())]
 
 
-def said(decode: Callable[[bytes], Any], data: bytes) -> str:
+def refusal(decode: Callable[[bytes], Any], data: bytes) -> str:
     """Why a decoder refuses bytes, nothing if it does not; whatever else it raises is a failure."""
     try:
         decode(data)
@@ -36,9 +36,9 @@ def said(decode: Callable[[bytes], Any], data: bytes) -> str:
     return ""
 
 
-def refused(data: bytes) -> bool:
+def is_refused(data: bytes) -> bool:
     """True if nobody takes the bytes for a message."""
-    sentences = [said(decode, data) for decode in (decode_update, decode_assignment)]
+    sentences = [refusal(decode, data) for decode in (decode_update, decode_assignment)]
     assert all(len(sentence) < 300 for sentence in sentences)
     return all(sentences)
 
@@ -46,19 +46,19 @@ def refused(data: bytes) -> bool:
 @given(st.binary(max_size=4096))
 @FUZZ
 def test_random_bytes(data: bytes) -> None:
-    assert refused(data)
+    assert is_refused(data)
 
 
 @given(st.sampled_from(SOUND), st.integers(0, 10_000))
 @FUZZ
 def test_truncated(sound: bytes, length: int) -> None:
-    assert refused(sound[: length % len(sound)])
+    assert is_refused(sound[: length % len(sound)])
 
 
 @given(st.sampled_from(SOUND), st.binary(min_size=1, max_size=64))
 @FUZZ
 def test_more_than_announced(sound: bytes, rest: bytes) -> None:
-    assert refused(sound + rest)
+    assert is_refused(sound + rest)
 
 
 @given(st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=8)), max_size=6))
@@ -68,7 +68,7 @@ def test_spliced(sound: bytes, cuts: list[tuple[int, bytes]]) -> None:
     for place, piece in cuts:
         at = place % (len(sound) + 1)
         sound = sound[:at] + piece + sound[at + len(piece) // 2 :]
-    refused(sound)
+    is_refused(sound)
 
 
 LENGTHS = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([2**k + d for k in range(64) for d in (-1, 0)]))
@@ -82,8 +82,8 @@ def test_announced_lengths(first: int, second: int, head: Any) -> None:
     data = first.to_bytes(8, "little") + text + second.to_bytes(8, "little") + b"{}      "
     right = len(text).to_bytes(8, "little") + text + second.to_bytes(8, "little") + b"{}      "
     with little_memory(64 * 2**20):
-        refused(data)
-        refused(right)
+        is_refused(data)
+        is_refused(right)
 
 
 SIZES = st.one_of(st.integers(-2, 6), st.integers(2**20, 2**64), st.floats(), st.text(max_size=2), st.none())
@@ -104,7 +104,7 @@ NAMES = st.sampled_from(["delta/a", "delta/", "param/a", "buffer/a", "slot:t/a",
 def test_hostile_indices(head: Any, index: Any, data: bytes) -> None:
     """Shapes and offsets of any size and type: tensors are no larger than the bytes that came."""
     with little_memory(64 * 2**20):
-        refused(message(head, index, data))
+        is_refused(message(head, index, data))
 
 
 @given(st.binary(max_size=2000), st.sampled_from(["delta", "buffer", "slot:t"]))
@@ -120,7 +120,7 @@ def peak_of(data: bytes) -> int:
     """Bytes that were taken while a message was refused, at most."""
     tracemalloc.start()
     try:
-        assert refused(data)
+        assert is_refused(data)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -168,7 +168,7 @@ def test_no_byte_takes_long(family: str, usual: float) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slow_messages_are_refused_in_a_sentence(family: str) -> None:
     """Or read, where they are nothing but large."""
-    refused(FAMILIES[family](5000))
+    is_refused(FAMILIES[family](5000))
 
 
 def with_slots(names: list[str]) -> bytes:
@@ -186,7 +186,7 @@ def with_slots(names: list[str]) -> bytes:
     ],
 )
 def test_what_an_update_may_not_list(data: bytes, why: str) -> None:
-    assert why in said(decode_update, data)
+    assert why in refusal(decode_update, data)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_what_an_update_may_not_list(data: bytes, why: str) -> None:
 def test_a_name_that_an_assignment_lists_twice(field: str, what: str) -> None:
     tensors = {"param/a": row("F32", [1], 4)}
     data = message({**ASSIGNMENT_HEAD, field: ["a", "a"]}, tensors, bytes(4))
-    assert said(decode_assignment, data) == f"the message lists one of its names to {what} twice"
+    assert refusal(decode_assignment, data) == f"the message lists one of its names to {what} twice"
 
 
 def test_as_many_slots_as_there_may_be() -> None:

@@ -74,11 +74,11 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return bits.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
 
 
-def named(max_size: int = 4) -> st.SearchStrategy[Tensors]:
+def named_tensors(max_size: int = 4) -> st.SearchStrategy[Tensors]:
     return st.dictionaries(NAMES, tensors(), max_size=max_size)
 
 
-SLOTS = st.dictionaries(st.sampled_from(["scaffold", "fedimpro", "moon"]), named(2), max_size=3)
+SLOTS = st.dictionaries(st.sampled_from(["scaffold", "fedimpro", "moon"]), named_tensors(2), max_size=3)
 
 
 @st.composite
@@ -90,8 +90,8 @@ def updates(draw: st.DrawFn) -> Update:
         method=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
         examples=draw(whole),
         steps=draw(whole),
-        delta=draw(named()),
-        buffers=draw(named()),
+        delta=draw(named_tensors()),
+        buffers=draw(named_tensors()),
         slots=draw(SLOTS),
         metrics=draw(st.dictionaries(NAMES, st.floats(), max_size=3)),
     )
@@ -99,12 +99,12 @@ def updates(draw: st.DrawFn) -> Update:
 
 @st.composite
 def assignments(draw: st.DrawFn) -> Assignment:
-    params = draw(named())
+    params = draw(named_tensors())
     names = list(params)
     some = st.lists(st.sampled_from(names), unique=True) if names else st.just([])
     trains = draw(some | st.just(names))
     ordered = tuple(n for n in names if n in trains)
-    buffers = {f"statistic {n}": t for n, t in draw(named()).items()}
+    buffers = {f"statistic {n}": t for n, t in draw(named_tensors()).items()}
     known = [*names, *buffers]
     either = st.lists(st.sampled_from(known), unique=True) if known else st.just([])
     fresh = draw(st.none() | either.map(lambda chosen: tuple(n for n in known if n in chosen)))
@@ -346,7 +346,7 @@ def test_the_form_is_a_json_head_and_a_safetensors_file():
     assert loaded["buffer/a.count"].dtype == torch.int64
 
 
-@given(named())
+@given(named_tensors())
 @settings(max_examples=60, deadline=None)
 def test_safetensors_reads_whatever_we_write(tensors: Tensors):
     message = pack({}, {f"x/{n}": t for n, t in tensors.items()})

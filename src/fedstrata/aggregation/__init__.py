@@ -1,1 +1,1 @@
-"""How the updates of a round become one: one rule, one file."""
+"""How do the updates of a round become one? One rule, one file, and one row in `rules`."""

@@ -14,25 +14,20 @@ from fedstrata.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 WIDTH = 2**14
 """Elements of a tensor that are looked at together, in all clients."""
-
-
 ROUNDING = 1e-6
 """Part of a vector's norm below which distances that come from inner products in double precision mean nothing."""
-
-
 LONGEST = 1e280
 """Squared norm from which a delta counts as infinitely long: what is computed from shorter ones stays finite."""
 
 
-def computing_type(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type to compute in."""
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
 
 
-def back_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_back(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A result in the type of what it was computed from."""
     return tensor.to(dtype) if dtype.is_floating_point else tensor.round().to(dtype)
 
@@ -47,18 +42,18 @@ def holders_of(clients: Sequence[Tensors]) -> dict[str, list[int]]:
 
 
 def blocks(tensors: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """(first element, matrix with a row a tensor), some elements at a time: no second copy of all of them is made."""
+    """(first element, matrix with a row per tensor), some elements at a time: no second copy of all of them is made."""
     flat = [t.detach().reshape(-1) for t in tensors]
     for start in range(0, flat[0].numel(), WIDTH):
         yield start, torch.stack([f[start : start + WIDTH].to(dtype) for f in flat])
 
 
-def part(share: float, count: int) -> int:
+def floor_share(share: float, count: int) -> int:
     """⌊share · count⌋ for the share as it was written: 0.29 of 100 is 29, although 0.29 · 100 is a little less."""
     return math.floor(Fraction(str(share)) * count)
 
 
-def distances(deltas: Sequence[Tensors]) -> Tensor:
+def squared_distances(deltas: Sequence[Tensors]) -> Tensor:
     """Squared distances between any two deltas, for each element that both hold; infinite where they share none."""
     sums = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
     counts = torch.zeros_like(sums)
@@ -72,8 +67,8 @@ def distances(deltas: Sequence[Tensors]) -> Tensor:
     return means + means.T
 
 
-def grams(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
-    """Inner products of all deltas, apart for each group of names that the same clients hold.
+def gram_matrices(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inner products of all deltas, separately for each group of names that the same clients hold.
 
     Returns (groups × clients × clients: inner products, groups × clients: 1 for holders, groups: numbers of elements).
     """
@@ -94,5 +89,6 @@ def grams(deltas: Sequence[Tensors]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_below_half(kind: str, share: float) -> None:
+    """Refuse a share of the clients that a rule cannot do without."""
     if not 0 <= share < 0.5:
         raise UsageError(f"{kind}'s share must be 0 or more and below 0.5, not {share}")

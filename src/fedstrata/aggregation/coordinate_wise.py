@@ -1,4 +1,4 @@
-"""Rules that look at every coordinate by itself: the median and the trimmed mean."""
+"""Rules that look at every coordinate on its own: the median and the trimmed mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.aggregation.arithmetic import back_to, blocks, check_below_half, computing_type, holders_of, part
+from fedstrata.aggregation.arithmetic import blocks, cast_back, check_below_half, compute_dtype, floor_share, holders_of
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=64)
-def network(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even merge sort of so many things: pairs of places to put in order, one after the other."""
+def sorting_network(count: int) -> tuple[tuple[int, int], ...]:
+    """Batcher's odd-even merge sort of `count` things: pairs of places to put in order, one after the other."""
     pairs = []
     sizes = [2**k for k in range((count - 1).bit_length())]
     for size in sizes:
@@ -29,31 +29,31 @@ def network(count: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def in_order(block: Tensor) -> Tensor:
+def sort_columns(block: Tensor) -> Tensor:
     """Each column sorted, smallest first. Whole rows are compared: several times as fast as `torch.sort`."""
     rows = list(block.clone())
     spare = torch.empty_like(rows[0])
-    for low, high in network(len(rows)):
+    for low, high in sorting_network(len(rows)):
         torch.minimum(rows[low], rows[high], out=spare)
         torch.maximum(rows[low], rows[high], out=rows[high])
         rows[low], spare = spare, rows[low]
     return torch.stack(rows)
 
 
-def by_coordinate(clients: Sequence[Tensors], reduce: Callable[[Tensor], Tensor]) -> Tensors:
-    """Reduce each element on its own: `reduce` is given a column of sorted values an element, smallest first."""
+def reduce_by_coordinate(clients: Sequence[Tensors], reduce: Callable[[Tensor], Tensor]) -> Tensors:
+    """Reduce each element on its own: `reduce` is given a column of sorted values per element, smallest first."""
     out: Tensors = {}
     for name, holders in holders_of(clients).items():
         tensors = [clients[k][name] for k in holders]
         like = tensors[0]
-        flat = torch.empty(like.numel(), dtype=computing_type(like.dtype), device=like.device)
+        flat = torch.empty(like.numel(), dtype=compute_dtype(like.dtype), device=like.device)
         for start, block in blocks(tensors, flat.dtype):
-            flat[start : start + block.shape[1]] = reduce(in_order(block))
-        out[name] = back_to(flat, like.dtype).reshape(like.shape)
+            flat[start : start + block.shape[1]] = reduce(sort_columns(block))
+        out[name] = cast_back(flat, like.dtype).reshape(like.shape)
     return out
 
 
-def middle(ordered: Tensor) -> Tensor:
+def median_of_sorted(ordered: Tensor) -> Tensor:
     """The median of sorted rows; of an even number, the mean of the middle two."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
@@ -76,7 +76,8 @@ class Median:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
-        return by_coordinate(deltas, middle), by_coordinate(buffers, middle)
+        """The median of every element, over the clients that hold it."""
+        return reduce_by_coordinate(deltas, median_of_sorted), reduce_by_coordinate(buffers, median_of_sorted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,9 @@ class TrimmedMean:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
-        return by_coordinate(deltas, self._trimmed), by_coordinate(buffers, self._trimmed)
+        """The trimmed mean of every element, over the clients that hold it."""
+        return reduce_by_coordinate(deltas, self._trimmed_mean), reduce_by_coordinate(buffers, self._trimmed_mean)
 
-    def _trimmed(self, ordered: Tensor) -> Tensor:
-        drop = part(self.share, len(ordered))
+    def _trimmed_mean(self, ordered: Tensor) -> Tensor:
+        drop = floor_share(self.share, len(ordered))
         return ordered[drop : len(ordered) - drop].mean(0)

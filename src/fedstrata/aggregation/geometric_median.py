@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, grams
+from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, gram_matrices
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 def weiszfeld(
     inner: Tensor, holds: Tensor, sizes: Tensor, alphas: Tensor, smooth: float, steps: int, tolerance: float
 ) -> Tensor:
-    """The clients' weights in their geometric median, which sum to 1; see GeometricMedian. The rest is from `grams`.
+    """The clients' weights in their geometric median, which sum to 1; see GeometricMedian.
+
+    `inner`, `holds` and `sizes` are what `gram_matrices` returns.
 
     What happens in the space of all parameters is computed from inner products alone: with v = Σ_k m_k w_k in a group
     of names, ‖v − w_k‖² = ⟨w_k, w_k⟩ − 2⟨w_k, v⟩ + ⟨v, v⟩. So one look at the deltas is enough for any number of steps.
     """
 
-    def mixed(betas: Tensor) -> Tensor:
+    def mix_weights(betas: Tensor) -> Tensor:
         mix = holds * betas
         return mix / mix.sum(1, keepdim=True)
 
@@ -34,13 +36,13 @@ def weiszfeld(
     norms = inner.diagonal(dim1=1, dim2=2)
     least = (ROUNDING * (norms.sum(0) * stretch).sqrt()).clamp(min=smooth)
     alphas = alphas / alphas.sum()
-    betas, mix = alphas, mixed(alphas)
+    betas, mix = alphas, mix_weights(alphas)
     for _ in range(steps):
         along = (inner @ mix[:, :, None])[:, :, 0]
         squares = norms - 2 * along + (mix * along).sum(1, keepdim=True)
         far = ((squares * holds).sum(0) * stretch).clamp(min=0).sqrt()
         betas = alphas / torch.maximum(far, least)
-        before, mix = mix, mixed(betas)
+        before, mix = mix, mix_weights(betas)
         step = mix - before
         moved = (step[:, None] @ inner @ step[:, :, None]).sum().clamp(min=0).sqrt()
         if moved <= tolerance / betas.sum():
@@ -51,8 +53,8 @@ def weiszfeld(
 def median_weights(
     deltas: Sequence[Tensors], weights: Sequence[float], smooth: float, steps: int, tolerance: float
 ) -> list[float]:
-    """The clients' weights in their geometric median; 0 for a client whose delta is empty or endlessly long."""
-    inner, holds, sizes = grams(deltas)
+    """The clients' weights in their geometric median; 0 for a client whose delta is empty or infinitely long."""
+    inner, holds, sizes = gram_matrices(deltas)
     near = (inner.diagonal(dim1=1, dim2=2).sum(0) < LONGEST) & (sizes @ holds > 0)
     if not near.any():
         return list(weights)
@@ -87,7 +89,7 @@ class GeometricMedian:
     statistics are averaged with the last β_k.
 
     Args:
-        smooth: ν, the shortest distance that is told from none.
+        smooth: ν, the shortest distance that counts as one.
         steps: largest number of steps.
         tolerance: v rests when it moves by no more than this part of the harmonic mean of the distances.
     """
@@ -109,5 +111,6 @@ class GeometricMedian:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The mean, weighted by the clients' β_k."""
         found = median_weights(deltas, weights, self.smooth, self.steps, self.tolerance)
         return mean_of(deltas, found), mean_of(buffers, found)

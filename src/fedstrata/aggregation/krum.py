@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.aggregation.arithmetic import check_below_half, distances, part
+from fedstrata.aggregation.arithmetic import check_below_half, floor_share, squared_distances
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
@@ -35,7 +35,7 @@ def krum_weights(deltas: Sequence[Tensors], weights: Sequence[float], suspects: 
     """The weights of the `keep` clients with the lowest scores, and 0 for all others."""
     if not any(tensor.numel() for delta in deltas for tensor in delta.values()):
         return list(weights)
-    kept = set(krum_order(distances(deltas), suspects)[:keep])
+    kept = set(krum_order(squared_distances(deltas), suspects)[:keep])
     return [weight if k in kept else 0.0 for k, weight in enumerate(weights)]
 
 
@@ -66,7 +66,8 @@ class Krum:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
-        found = krum_weights(deltas, weights, part(self.share, len(deltas)), keep=1)
+        """The delta and the buffers of the chosen client."""
+        found = krum_weights(deltas, weights, floor_share(self.share, len(deltas)), keep=1)
         if len(chosen := [k for k, weight in enumerate(found) if weight > 0]) == 1:
             found[chosen[0]] = 1.0  # so that the mean of one is that one, to the bit
         return mean_of(deltas, found), mean_of(buffers, found)
@@ -100,6 +101,7 @@ class MultiKrum:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
-        suspects = part(self.share, len(deltas))
+        """The weighted mean of the chosen clients."""
+        suspects = floor_share(self.share, len(deltas))
         found = krum_weights(deltas, weights, suspects, self.keep or len(deltas) - suspects)
         return mean_of(deltas, found), mean_of(buffers, found)

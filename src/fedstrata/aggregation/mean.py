@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstrata.aggregation.arithmetic import back_to, computing_type
+from fedstrata.aggregation.arithmetic import cast_back, compute_dtype
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 
@@ -33,7 +33,7 @@ class RunningMean:
         for name in new:
             tensor = tensors[name]
             self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
-            self._sums[name] = torch.zeros_like(tensor, dtype=computing_type(tensor.dtype))
+            self._sums[name] = torch.zeros_like(tensor, dtype=compute_dtype(tensor.dtype))
         sums = [self._sums[n] for n in tensors]
         values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
         torch._foreach_add_(sums, values, alpha=weight)
@@ -45,7 +45,7 @@ class RunningMean:
         if not self._sums:
             return {}
         means = torch._foreach_div(list(self._sums.values()), list(self._weights.values()))
-        return {name: back_to(mean, dtype) for (name, dtype), mean in zip(self._dtypes.items(), means, strict=True)}
+        return {name: cast_back(mean, dtype) for (name, dtype), mean in zip(self._dtypes.items(), means, strict=True)}
 
 
 def mean_of(clients: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
@@ -70,4 +70,5 @@ class WeightedMean:
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:
+        """The weighted mean, name by name."""
         return mean_of(deltas, weights), mean_of(buffers, weights)

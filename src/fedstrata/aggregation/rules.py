@@ -1,4 +1,6 @@
-"""How the updates of a round become one: the mean, folded as updates arrive, and robust reducers that look at all.
+"""The rules by name: the mean, folded as updates arrive, and robust reducers that look at all updates of a round.
+
+To add a rule, write it in a file of its own and give it a row in `REDUCERS`.
 
 A reducer takes one delta, one dict of buffers and one weight per client, in client order, and returns (delta, buffers).
 Clients may hold different names. Coordinate-wise reducers (`median`, `trimmed_mean`) go name by name over the clients

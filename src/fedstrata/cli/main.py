@@ -110,14 +110,14 @@ def _is_file(word: str) -> bool:
 
 def _run_guarded(arguments: list[str], debug: bool) -> int:
     """Run the command, report what goes wrong, and return the exit code."""
-    with signals.stopping() as stop:
+    with signals.handle_signals() as stop:
         try:
             code = app(_join_values(arguments), standalone_mode=False, prog_name="fedstrata") or 0
             if code == Stopped.exit_code:  # what typer makes of Ctrl-C
                 raise Stopped("stopped")
             return code
         except BaseException as error:
-            asked = stop.heard()
+            asked = stop.acknowledge()
             # What went wrong on the way out of an interrupt, such as printing to a closed terminal, is not the news.
             news = Stopped("stopped") if asked and not isinstance(error, FedstrataError) else error
             code = _report(news, debug)

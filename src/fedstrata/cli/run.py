@@ -34,7 +34,7 @@ from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.text import percent, plural
 from fedstrata.errors import Diverged, Stopped, one_line
-from fedstrata.system.signals import work_begins
+from fedstrata.system.signals import begin_work
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +141,7 @@ def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunC
 
     federation = open_federation()
     screen = open_screen()
-    work_begins()
+    begin_work()
     try:
         history = _fit(federation, config, screen, wanted)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedstrata.errors import UsageError, one_line
-from fedstrata.models.layouts import guarded, is_foreign
+from fedstrata.models.layouts import guard_convolutions, is_foreign
 
 _OPTIONS: dict[str, Any] = {"layout_optimization": False}
 """The layout of convolutions is chosen by fedstrata.models.layouts; the compiler would put every channel last."""
@@ -34,9 +34,9 @@ class CompiledForward:
         trains = tuple(p.requires_grad for p in self._model.parameters())
         form = (x.shape, x.dtype, trains, tuple(m.training for m in self._modules))
         if form in self._known:
-            with guarded(self._foreign):
+            with guard_convolutions(self._foreign):
                 return self._compiled(x)  # type: ignore[no-any-return]
-        with _lift_recompile_limit(), guarded(self._foreign):
+        with _lift_recompile_limit(), guard_convolutions(self._foreign):
             result: Tensor = _run_first(lambda: self._compiled(x))
         self._known.add(form)
         return result

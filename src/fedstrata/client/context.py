@@ -16,11 +16,11 @@ from fedstrata.core.method import Method
 from fedstrata.core.tensors import Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
-from fedstrata.models.layouts import is_foreign, lay_out, release
-from fedstrata.models.norms import constants, normalises_batches, running, without_statistics
-from fedstrata.models.passes import untouched
+from fedstrata.models.layouts import is_foreign, lay_out, release_guard
+from fedstrata.models.norms import constants, normalises_batches, running_statistics, without_statistics
+from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 
 BUFFERS = "(buffers)"
 """Where a client's memory keeps its own running statistics under the policy `local`."""
@@ -84,7 +84,7 @@ class ModelReplica:
         """How many classes the model tells apart."""
         if self.sample is None:
             raise FedstrataError("a context without a sample of inputs cannot tell the number of classes")
-        with untouched(self.model):  # a copy may be impossible: a model may keep something of its last step
+        with preserve_model(self.model):  # a copy may be impossible: a model may keep something of its last step
             outputs: Tensor = self.model(self.inputs(self.sample))
         return outputs.shape[1]
 
@@ -127,11 +127,11 @@ class ClientContext:
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:
         """torch as it is to be wherever one of this worker's models runs, and as it was before afterwards."""
-        with computing(threads):
+        with compute_with(threads):
             try:
                 yield
             finally:
-                release()
+                release_guard()
 
     def replica(self, arch: str) -> ModelReplica:
         """The scratch model of an architecture, made at its first use."""
@@ -144,8 +144,8 @@ class ClientContext:
                 model=model,
                 forward=CompiledForward(model) if self.compile else model,
                 params=dict(model.named_parameters()),
-                buffers=running(model),
-                initial=clone(running(model)),
+                buffers=running_statistics(model),
+                initial=clone(running_statistics(model)),
                 constants=constants(model),
                 strata=self.strata[arch] if arch in self.strata else strata(model, sample),
                 batch_norm=normalises_batches(model),
@@ -165,7 +165,7 @@ class ClientContext:
         model = self.build(arch)
         if turn:
             _turn(dict(model.named_parameters()), lay_out(model, self.channels_last))
-        mine: Tensors = {**dict(model.named_parameters()), **running(model)}
+        mine: Tensors = {**dict(model.named_parameters()), **running_statistics(model)}
         load(mine, {n: t for n, t in {**params, **buffers}.items() if n in mine})
         if self.method.buffers == "drop":
             without_statistics(model)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.models.flops import FlopCount
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> 
     missing = sorted(set(sizes) - estimate.steps.keys())
     if known is not None and not missing:
         return estimate
-    with own_rng():
+    with preserve_rng():
         visit.prepare()
         with FlopCount() as before:
             hooks = visit.build_hooks()

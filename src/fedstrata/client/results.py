@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Slots, Update, altered
+from fedstrata.core.types import Slots, Update, replace_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +33,14 @@ class TrainResult:
     @staticmethod
     def of(place: int, update: Update, memory: Slots) -> TrainResult:
         """What came of one visit."""
-        bare = altered(update, delta={}, buffers={}, slots={})
+        bare = replace_fields(update, delta={}, buffers={}, slots={})
         return TrainResult((place,), (bare,), update.delta, update.buffers, update.slots, memory, False)
 
     def copy(self) -> TrainResult:
         """The same in memory of its own."""
         slots = {name: clone(slot) for name, slot in self.slots.items()}
         memory = {name: clone(slot) for name, slot in self.memory.items()}
-        return altered(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+        return replace_fields(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that travel."""
@@ -52,7 +52,7 @@ class TrainResult:
     def visits(self) -> Iterator[tuple[int, Update, Slots]]:
         """(place, whole update, what its client will remember), one by one."""
         if not self.stacked:
-            whole = altered(self.updates[0], delta=self.delta, buffers=self.buffers, slots=self.slots)
+            whole = replace_fields(self.updates[0], delta=self.delta, buffers=self.buffers, slots=self.slots)
             yield self.places[0], whole, self.memory
             return
         deltas, buffers = _rows(self.delta, len(self.places)), _rows(self.buffers, len(self.places))
@@ -60,7 +60,7 @@ class TrainResult:
         memory = {name: _rows(slot, len(self.places)) for name, slot in self.memory.items()}
         for c, (place, update) in enumerate(zip(self.places, self.updates, strict=True)):
             mine = {name: rows[c] for name, rows in slots.items()}
-            whole = altered(update, delta=deltas[c], buffers=buffers[c], slots=mine)
+            whole = replace_fields(update, delta=deltas[c], buffers=buffers[c], slots=mine)
             yield place, whole, {name: rows[c] for name, rows in memory.items()}
 
 

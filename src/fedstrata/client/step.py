@@ -23,12 +23,12 @@ from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.technique import Batch, Buffers
-from fedstrata.core.tensors import Tensors, apart, clone, lent, scale, whole_norm
+from fedstrata.core.tensors import Tensors, are_disjoint, clone, scale, swap_values, whole_norm
 from fedstrata.core.types import Precision, Slots, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.models.frozen_prefix import Cut
 from fedstrata.models.norms import evaluation_mode
-from fedstrata.models.taps import at_place, seen_at, stages_to
+from fedstrata.models.taps import hook_place, stages_to, value_at
 from fedstrata.system.timing import timed
 from fedstrata.tasks.classification import task_loss
 
@@ -98,7 +98,7 @@ class Objective:
         handles = []
         for functions in self.hooks.all("features"):
             for name in (name for name in functions if name != ""):
-                handles.append(at_place(self.model, name, partial(self._replace_features, functions[name])))
+                handles.append(hook_place(self.model, name, partial(self._replace_features, functions[name])))
         try:
             yield
         finally:
@@ -115,10 +115,10 @@ class Objective:
         try:
             with self._evaluation(len(x)):
                 if not self.functional and not torch.is_grad_enabled():
-                    with lent(self._own_tensors, given):
+                    with swap_values(self._own_tensors, given):
                         return self._run_to(x, module)
                 values = {**self.params, **given}
-                return seen_at(self.model, module, partial(functional_call, self.model, values, (x,)))
+                return value_at(self.model, module, partial(functional_call, self.model, values, (x,)))
         finally:
             self._silent = False
 
@@ -139,7 +139,7 @@ class Objective:
         if stages is None:
             stages = self._stages[place] = stages_to(self.model, place)
         if not stages:
-            return seen_at(self.model, place, partial(self.model, x))
+            return value_at(self.model, place, partial(self.model, x))
         for stage in stages:
             x = stage(x)
         return x
@@ -164,7 +164,7 @@ class Objective:
             if self.functional:
                 grads: Tensors = grad(elsewhere)(given)
                 return grads
-            with lent(self._own_tensors, {**given, **buffers}):
+            with swap_values(self._own_tensors, {**given, **buffers}):
                 return compute_gradient(lambda: loss(self.params, self.model), {n: self.params[n] for n in given})
         finally:
             self._current[:], self._nested = before, False
@@ -240,7 +240,7 @@ class LocalSteps(ABC):
                 # A layer that this step did not use has no gradient and gets none.
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
                 self.tallies = self.hooks.update_tallies(self.tallies, used, batch)
-                used = self.hooks.correct_gradients(used, batch, own=apart(used, self.tallies))
+                used = self.hooks.correct_gradients(used, batch, own=are_disjoint(used, self.tallies))
                 used = clip_gradients(used, self.clip)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):

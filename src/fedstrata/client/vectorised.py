@@ -29,10 +29,10 @@ from fedstrata.client.visit import ClientVisit, count_classes, personal_names, p
 from fedstrata.core.method import Method
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
-from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
+from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.errors import UsageError, one_line
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.system.timing import timed
 from fedstrata.tasks.classification import padded_task_loss
 
@@ -65,7 +65,7 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
             raise CannotVectorise(f"{what}: it draws random numbers")
         if isinstance(module, nn.RNNBase):
             raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
-    buffers = running(model)
+    buffers = running_statistics(model)
     if buffers:
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(buffers))}')")
     if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
@@ -206,7 +206,7 @@ class VectorisedVisit:
         a, params = self.assignment, given.params
         trained = {n: p + _zero_like(given.last) for n, p in start.items()}
         moved = {n: trained[n] for n in a.trains if n not in self.idle}
-        work = altered(a.work, lr=given.lr)
+        work = replace_fields(a.work, lr=given.lr)
         steps = FunctionalSteps(self.replica, self.method.buffers, hooks, work, {**params, **start}, moved)
         total = _zero_like(given.last)
         final: Trained | None = None
@@ -228,8 +228,8 @@ class VectorisedVisit:
             assert given.counts is not None
             return given.counts
 
-        work = altered(self.assignment.work, lr=given.lr)
-        assignment = altered(self.assignment, params=given.params, slots=given.slots, work=work)
+        work = replace_fields(self.assignment.work, lr=given.lr)
+        assignment = replace_fields(self.assignment, params=given.params, slots=given.slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
         data = _UnreadableExamples()
         asked = (lambda name: none), counts, data.outputs, data.observe
@@ -287,7 +287,7 @@ def _train_alike(context: ClientContext, places: tuple[int, ...], visits: Sequen
     sizes = [batch_sizes(len(visit.data), a.work, False) for visit in visits]
     kind = (a.arch, a.trains, a.uploads, replace(a.work, lr=0.0), _structure(a.slots), _structure(first.memory))
     flops, idle = _estimate_costs(visits, sizes, kind)
-    altered(first, memory={}).prepare()
+    replace_fields(first, memory={}).prepare()
     with timed("batches"):
         padded = draw_padded(visits, sizes, context.compile)
     ends = sorted(set(padded.steps))

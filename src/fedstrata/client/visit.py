@@ -13,12 +13,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext, ModelReplica
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.core.rng import generator
-from fedstrata.core.tensors import Tensors, laid_out, load
-from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.core.tensors import Tensors, load, match_layout
+from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
 from fedstrata.models.norms import evaluation_mode
-from fedstrata.models.taps import seen_at, watched
+from fedstrata.models.taps import value_at, watch_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +73,14 @@ class ClientVisit:
     def build_hooks(self) -> HookSet:
         """Every technique's hooks; they see the parameters in the replica's layout."""
         replica, method = self.replica, self.context.method
-        a = altered(self.assignment, params=laid_out(self.assignment.params, replica.params))
+        a = replace_fields(self.assignment, params=match_layout(self.assignment.params, replica.params))
 
         def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
             for run, y in self._passes():
-                yield seen_at(replica.model, place, run), y
+                yield value_at(replica.model, place, run), y
 
         def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
-            with watched(replica.model, watch):
+            with watch_places(replica.model, watch):
                 for run, _ in self._passes():
                     run()
 

@@ -26,7 +26,7 @@ from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.runs.files import read_object
 from fedstrata.runs.reader import read_records
 from fedstrata.runs.records import Record, rounds_to
-from fedstrata.system.signals import stopping, work_begins
+from fedstrata.system.signals import begin_work, handle_signals
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
         _check_some_fit(runs)
         if jobs > 1 and not plan.workers:
             runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
-        work_begins()
+        begin_work()
         (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
     except KeyboardInterrupt:
         total = len({run.directory for run in plan.runs})
@@ -308,13 +308,13 @@ def run_job() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()
-    with stopping() as stop:
-        work_begins()
+    with handle_signals() as stop:
+        begin_work()
         try:
             failure = _attempt(
                 validate_settings(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None
             )
         except KeyboardInterrupt:
-            stop.heard()
+            stop.acknowledge()
             sys.exit(Stopped.exit_code)
     print(json.dumps({"failure": failure and str(failure), "code": failure and failure.exit_code}))

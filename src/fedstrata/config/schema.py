@@ -104,11 +104,11 @@ class Settings(BaseModel):
     def _check_names(self) -> Settings:
         """All names but the engine's, whose table is not for those who only look."""
         from fedstrata.core.optim import build_optimizer, build_schedule
-        from fedstrata.probes.registry import chosen
+        from fedstrata.probes.registry import choose_probes
 
         build_optimizer(self.optimizer)
         build_schedule(self.schedule)
-        chosen(self.probe)
+        choose_probes(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
         return self

@@ -3,10 +3,10 @@
 `import torch` takes two seconds, and much of what the command does needs none of it: help, lists, reports and
 diagnoses of stored runs. So modules that hold names and settings (whatever stands in a table, and what it imports) say
 
-    from fedstrata.lazy import nn, torch
+    from fedstrata.core.lazy import nn, torch
 
 and use both as always inside functions; types that only annotations name are imported under `TYPE_CHECKING`. Modules
-that only compute import torch itself. `tests/cli/test_start.py` tells when torch has crept in.
+that only compute import torch itself. `tests/cli/test_start.py` fails when torch has crept in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How techniques become a Method: on top of a mean, in an order, each other's company accepted or refused."""
+"""How techniques become a Method: on top of a mean, in an order, unless they refuse each other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fedstrata.core.technique import Buffers, Technique, changed, overrides
-from fedstrata.core.types import Reducer, Weight
+from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
+from fedstrata.core.types import Reducer, Slots, Weight
 from fedstrata.errors import UsageError
 
 
@@ -17,18 +17,38 @@ class Base(Protocol):
     """The mean that a method stands on: `fedavg`, with its arguments, None for what the techniques decide."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As written in a method string."""
+        ...
+
     @property
-    def weight(self) -> Weight | None: ...
+    def weight(self) -> Weight | None:
+        """How the mean weighs clients."""
+        ...
+
     @property
-    def buffers(self) -> Buffers | None: ...
+    def buffers(self) -> Buffers | None:
+        """What happens to running statistics."""
+        ...
+
     @property
-    def server_lr(self) -> float | None: ...
+    def server_lr(self) -> float | None:
+        """How far the server moves along the mean."""
+        ...
+
     @property
-    def reduce(self) -> str | None: ...
+    def reduce(self) -> str | None:
+        """What takes the mean's place, as it was written."""
+        ...
+
     @property
-    def reducer(self) -> Reducer | None: ...
-    def with_buffers(self, buffers: Buffers) -> Base: ...
+    def reducer(self) -> Reducer | None:
+        """What takes the mean's place; None for the mean itself."""
+        ...
+
+    def with_buffers(self, buffers: Buffers) -> Base:
+        """The same mean under another policy for running statistics."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,24 +59,38 @@ class Method:
     base: Base
 
     def __post_init__(self) -> None:
-        seen: dict[str, Technique] = {}
+        self._check_pairs()
+        for key in ("weight", "buffers", "server_lr"):
+            self._setting(key, None)
+        self._check_base()
+        if self.reducer is not None:
+            self._check_reducer(self.reducer)
+
+    def _check_pairs(self) -> None:
+        """Refuse a technique that is named twice, and techniques that refuse each other."""
+        seen: set[str] = set()
         for technique in self.techniques:
             if technique.name in seen:
                 raise UsageError(f"the method names '{technique.name}' twice")
-            seen[technique.name] = technique
+            seen.add(technique.name)
         for one in self.techniques:
-            others = [name for name in seen if name != one.name]
-            for other, why in [*one.refuses.items(), *((other, one.exclusive) for other in others if one.exclusive)]:
+            others = [t.name for t in self.techniques if t.name != one.name]
+            refused = [*one.refuses.items(), *((other, one.exclusive) for other in others if one.exclusive)]
+            for other, why in refused:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
-        for key in ("weight", "buffers", "server_lr"):
-            self._setting(key, None)
+
+    def _check_base(self) -> None:
+        """Refuse arguments of the mean that have no meaning for a technique that stands alone."""
         for one in (t for t in self.techniques if t.exclusive):
-            for key, value in changed(self.base).items():
+            for key, value in non_default_fields(self.base).items():
                 if key in ("server_lr", "reduce") or (one.personalised and value == "average"):
                     raise UsageError(f"'{one.name}' and fedavg({key}={value!r}) cannot be combined: {one.exclusive}")
-        for technique in self.techniques if self.reducer is not None else ():
-            if technique.branches and self.reducer is not None and not self.reducer.by_name:
+
+    def _check_reducer(self, reducer: Reducer) -> None:
+        """Refuse techniques that take something from the clients past the rule in the mean's place."""
+        for technique in self.techniques:
+            if technique.branches and not reducer.by_name:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
                     "clients, and groups would no longer be apart"
@@ -68,6 +102,7 @@ class Method:
                 )
 
     def _setting(self, key: str, otherwise: Any) -> Any:
+        """An argument of the mean: as given, or else as all techniques that have a wish want it."""
         chosen = getattr(self.base, key)
         if chosen is not None:
             return chosen
@@ -128,6 +163,14 @@ class Method:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
 
+    def publish(self, states: Slots) -> Figures:
+        """What the techniques publish of their states after a round: figure → layer → number."""
+        found: dict[str, dict[str, float]] = {}
+        for technique in self.at("publish"):
+            for figure, by_layer in technique.publish(states.get(technique.name, {})).items():
+                found.setdefault(figure, {}).update(by_layer)
+        return found
+
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits that identify the method on the wire."""
@@ -141,6 +184,6 @@ class Method:
 
     def __str__(self) -> str:
         shown = [str(t) for t in self.techniques]
-        if changed(self.base) or not shown:
+        if non_default_fields(self.base) or not shown:
             shown.insert(0, str(self.base))
         return " + ".join(shown)

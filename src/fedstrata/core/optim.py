@@ -1,7 +1,7 @@
 """Local optimisers and learning-rate schedules, by name.
 
-A visit makes its optimiser anew. The optimisers compute a direction d, multiply it by the techniques' `scale`, and move
-w ← w − lr·d, so that a scale means the same under SGD and under Adam.
+Every visit makes a new optimiser. The optimisers compute a direction d, multiply it by the techniques' `scale`, and
+move w ← w − lr·d, so that a scale means the same under SGD and under Adam.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Step = Callable[[Sequence["Tensor | None"]], None]
 class Optimizer(Protocol):
     """Settings of an optimiser; `start` makes the step function of one visit."""
 
-    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step: ...
+    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+        """The step function of one visit, for these parameters; `scale` multiplies the direction, one per parameter."""
+        ...
 
 
 def _pick(lists: Sequence[list[Tensor]], grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[list[Tensor]]]:
@@ -55,6 +57,7 @@ class Sgd:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 
     def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+        """The step function of one visit, with a velocity of zero."""
         state = [params, [torch.zeros_like(p) for p in params] if self.momentum else [], scale or []]
 
         def step(grads: Sequence[Tensor | None]) -> None:
@@ -90,6 +93,7 @@ class Adam:
             raise UsageError("adam's beta1 and beta2 must be below 1")
 
     def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+        """The step function of one visit, with moments of zero."""
         state = [params, [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params], scale or []]
         counts = [0] * len(params)
 

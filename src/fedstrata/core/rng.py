@@ -27,7 +27,7 @@ def generator(*parts: int | str) -> torch.Generator:
 
 
 @contextmanager
-def own_rng() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Give the global generators of torch, Python and NumPy back as they were."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:

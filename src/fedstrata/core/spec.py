@@ -41,11 +41,11 @@ def _literal(node: ast.expr, text: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UsageError(f"in '{text}': {_shown(node)} is not a literal value") from None
+        raise UsageError(f"in '{text}': {_quote(node)} is not a literal value") from None
     return tuple(value) if isinstance(value, list) else value
 
 
-def _shown(node: ast.expr) -> str:
+def _quote(node: ast.expr) -> str:
     try:
         return f"'{ast.unparse(node)}'"
     except RecursionError:

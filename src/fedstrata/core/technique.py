@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from fedstrata.core.types import Examples
 
 
+Figures = Mapping[str, Mapping[str, float]]
+"""Name of a figure, such as `theta` → layer → number."""
+
+
 class Times(NamedTuple):
     """factor · tensors, as a correction: the product is taken while it is added, in one pass and in place.
 
@@ -116,7 +120,7 @@ class ClientView:
         outputs: module name (or `Into`) → pairs (what is there, labels), batch by batch over all of the client's data,
             with the received model as the run would evaluate it.
         observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
-            its place whenever the model comes by.
+            its place whenever the model runs it.
     """
 
     model: nn.Module
@@ -131,7 +135,7 @@ class ClientView:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
 
-    def remembered(self, names: Sequence[str]) -> Tensors:
+    def recall(self, names: Sequence[str]) -> Tensors:
         """What this technique remembers under parameters' names; zeros where there is nothing yet."""
         params, memory = self.assignment.params, self.memory
         return {n: memory[n] if n in memory else torch.zeros_like(params[n]) for n in names}
@@ -248,8 +252,9 @@ class Technique:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
-        """Server, for every assignment: narrow `trains`, `uploads`, `upload_buffers` and `update_buffers`, or the
-        `work`.
+        """Server, for every assignment: narrow what trains and travels, or the `work`.
+
+        The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
         may lack some, and names that it lacks do no harm.
@@ -282,7 +287,7 @@ class Technique:
         """Before a client's memory is used again: why it cannot be what this technique's `finish` gave, or None.
 
         A file may have been edited. `params` and `buffers` are the tensors of the client's model; what is remembered
-        under one of their names has its shape and type. `strange` compares names.
+        under one of their names has its shape and type. `memory_mismatch` compares names.
         """
         return None
 
@@ -297,11 +302,15 @@ class Technique:
         """Server, after the mean: (delta to apply, new state)."""
         return delta, state
 
+    def publish(self, state: Tensors) -> Figures:
+        """After a round: the numbers in its state that a reader may want to see; nobody else reads state keys."""
+        return {}
+
     def __str__(self) -> str:
-        return text_of(self.name, changed(self))
+        return text_of(self.name, non_default_fields(self))
 
 
-def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
+def memory_mismatch(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable[str] = ()) -> str | None:
     """What is wrong with the names in a memory, if they must be known ones and all the needed ones; else None."""
     names = set(known)
     unknown = next((n for n in memory if n not in names), None)
@@ -311,7 +320,7 @@ def strange(memory: Mapping[str, Tensor], known: Iterable[str], needed: Iterable
     return None if missing is None else f"'{missing}' is missing"
 
 
-def changed(settings: Any) -> dict[str, Any]:
+def non_default_fields(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
 

@@ -12,16 +12,14 @@ from fedstrata.core.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 Tensors = dict[str, "Tensor"]
-
-
+"""Tensors by name, such as a model's parameters."""
 LINE = 64
 """Bytes of a cache line, at whose beginning torch's own tensors lie."""
 
 
 def whole_lines(count: int, dtype: torch.dtype) -> int:
-    """The number of elements in the whole cache lines that so many of them take."""
+    """How many elements the cache lines hold that `count` elements fill, the last one perhaps in part."""
     line = LINE // dtype.itemsize
     return -(-count // line) * line
 
@@ -112,7 +110,7 @@ def scale(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     return dict(zip(tensors, each("mul", list(tensors.values()), factor), strict=True))
 
 
-def laid_out(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
+def match_layout(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
     """The same, in memory as others of the same names are: kernels are fastest on tensors of one layout."""
     return {n: t if t.stride() == like[n].stride() else torch.empty_like(like[n]).copy_(t) for n, t in tensors.items()}
 
@@ -125,7 +123,7 @@ def load(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+def swap_values(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, a model's own tensors have other values; nothing is copied, so every bit comes back."""
     before = [(own[n], own[n].data) for n in values]
     for (tensor, _), value in zip(before, values.values(), strict=True):
@@ -137,7 +135,7 @@ def lent(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[No
             tensor.data = data
 
 
-def apart(tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> bool:
+def are_disjoint(tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> bool:
     """True if none of the tensors is held by others."""
     if not others:
         return True

@@ -1,4 +1,7 @@
-"""What travels between server and clients, and what everything is told in: assignments, updates, strata, examples."""
+"""The data that the whole code speaks in: assignments and updates, which travel; strata, examples, reducers.
+
+Plain types without behaviour; what a technique may do with them is in `fedstrata.core.technique`.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
-from fedstrata.core.spec import Buffers as Buffers
 from fedstrata.core.tensors import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-
-
-def altered(value: T, **fields: Any) -> T:
-    """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
-    new = object.__new__(type(value))
-    new.__dict__.update(value.__dict__)
-    new.__dict__.update(fields)
-    return new
-
 
 Slots = dict[str, Tensors]
 """Technique name → its own tensors."""
@@ -61,7 +54,7 @@ class Work:
         epochs: passes over the client's data; ignored where `steps` is given.
         steps: number of optimiser steps, over as many passes as they need.
         batch_size: examples per step.
-        optimizer: name with arguments, such as `sgd(momentum=0.9)`; made anew for every visit.
+        optimizer: name with arguments, such as `sgd(momentum=0.9)`; every visit makes a new one.
         lr: this round's learning rate.
         clip: largest norm of the whole gradient, None for no clipping.
         precision: of the forward pass; `bf16` is torch's autocast, and changes nothing else.
@@ -152,14 +145,14 @@ class Update:
 
 @dataclass(frozen=True)
 class Absence:
-    """What an engine has instead of an update: why nothing that can be used came from a client."""
+    """What an engine has instead of an update: why a client sent nothing that can be used."""
 
     client: int
     why: str
 
 
 Visit = tuple[Update | Absence, Slots]
-"""What comes of an assignment, and what its client will remember if it is accepted."""
+"""The result of an assignment, and what its client will remember if the update is accepted."""
 
 
 @dataclass(frozen=True)
@@ -205,11 +198,21 @@ class Examples(Protocol):
 
 
 class Reducer(Protocol):
-    """Makes one (delta, buffers) of one delta, one dict of buffers and one weight per client, in client order."""
+    """What takes the mean's place: makes one (delta, buffers) of all clients', which are given in client order."""
 
     by_name: ClassVar[bool]
     """True if it looks at every name by itself; others choose among whole clients."""
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
-    ) -> tuple[Tensors, Tensors]: ...
+    ) -> tuple[Tensors, Tensors]:
+        """(delta, buffers) of all clients together."""
+        ...
+
+
+def replace_fields(value: T, **fields: Any) -> T:
+    """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    new.__dict__.update(fields)
+    return new

@@ -1,7 +1,7 @@
 """Augmentations: what is done, anew on every read, to a batch of images (channels first, floats in [0, 1]).
 
 Named like everything else, and combined with `+` from left to right: `rrc`, `cj(hue=0.0)`, `rrc + flip`.
-kornia does the work, one draw an image; the draws come from torch's global CPU generator, so
+kornia does the work, with one draw per image; the draws come from torch's global CPU generator, so
 `torch.manual_seed` fixes them.
 """
 
@@ -107,6 +107,7 @@ class Augmentation:
     steps: Steps
 
     def __call__(self, images: Tensor) -> Tensor:
+        """The images after all steps."""
         with torch.no_grad():
             for step in self.steps if len(images) else ():
                 images = step(images)

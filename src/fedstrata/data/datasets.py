@@ -1,4 +1,4 @@
-"""Datasets by name, `load_dataset("fashion-mnist", "data")`: one table, what is embedded, what is made up.
+"""Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and the two datasets that need no files.
 
 Every entry is a function of the data folder; the arguments a user may give are its keyword-only ones.
 """
@@ -92,10 +92,10 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian examples of any shape around one pattern a class, for tests and benchmarks; needs no files.
+    """Gaussian examples of any shape around one pattern per class, for tests and benchmarks; needs no files.
 
     x = (separation · pattern[y] + noise · ε) / √(separation² + noise²), with ε and the patterns standard
-    normal. The pattern of an image (C, H, W) is coarse, at most 4×4 blocks a channel, so that convolutions
+    normal. The pattern of an image (C, H, W) is coarse, at most 4×4 blocks per channel, so that convolutions
     find it too. Classes are of equal size, up to one example, in random order.
 
     Args:
@@ -134,16 +134,16 @@ def synthetic(
     return Dataset("synthetic", train, part(test_examples), classes, tuple(str(label) for label in range(classes)))
 
 
-def adjusted(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
+def with_image_options(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """The image dataset with three more arguments.
 
-    - `examples`, `test_examples`: so many of them, drawn once and for all;
-    - `resolution`: images of that many pixels a side, resized once. They are scaled by the statistics of the original
+    - `examples`, `test_examples`: only so many of them, the same in every run;
+    - `resolution`: images of that many pixels per side, resized once. They are scaled by the statistics of the original
       ones.
     """
 
     @wraps(load)
-    def loaded(
+    def load_with_options(
         data_dir: Path | None,
         *,
         examples: int | None = None,
@@ -151,18 +151,18 @@ def adjusted(load: Callable[..., Dataset]) -> Callable[..., Dataset]:
         resolution: int | None = None,
         **others: Any,
     ) -> Dataset:
-        return _resized(_part(load(data_dir, **others), examples, test_examples), resolution)
+        return _resize(_draw_examples(load(data_dir, **others), examples, test_examples), resolution)
 
     known, more = inspect.signature(load), ("examples", "test_examples", "resolution")
     own = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None") for name in more
     ]
-    loaded.__signature__ = known.replace(parameters=[*known.parameters.values(), *own])  # type: ignore[attr-defined]
-    loaded.__annotations__ = {**load.__annotations__, **dict.fromkeys(more, "int | None")}
-    return loaded
+    load_with_options.__signature__ = known.replace(parameters=[*known.parameters.values(), *own])  # type: ignore[attr-defined]
+    load_with_options.__annotations__ = {**load.__annotations__, **dict.fromkeys(more, "int | None")}
+    return load_with_options
 
 
-def _part(whole: Dataset, examples: int | None, test_examples: int | None) -> Dataset:
+def _draw_examples(whole: Dataset, examples: int | None, test_examples: int | None) -> Dataset:
     """So many of a dataset's examples, the same every time; all of them where None."""
     asked = {"training": (whole.train, examples), "test": (whole.test, test_examples)}
     said, kept = [], []
@@ -175,8 +175,8 @@ def _part(whole: Dataset, examples: int | None, test_examples: int | None) -> Da
     return replace(whole, train=kept[0], test=kept[1], note=join_notes(whole.note, *said))
 
 
-def _resized(dataset: Dataset, side: int | None) -> Dataset:
-    """The dataset with images of that many pixels a side; as they are where None."""
+def _resize(dataset: Dataset, side: int | None) -> Dataset:
+    """The dataset with images of that many pixels per side; as they are where None."""
     before = dataset.input_shape[1:]
     if side is None or before == (side, side):
         return dataset
@@ -184,7 +184,7 @@ def _resized(dataset: Dataset, side: int | None) -> Dataset:
         raise UsageError(f"{dataset.name}: a resolution is 1 or more pixels per side, not {side}")
     note = f"images resized from {before[0]}×{before[1]} to {side}×{side}"
     try:
-        train, test = dataset.train.resized(side), dataset.test.resized(side)
+        train, test = dataset.train.resize(side), dataset.test.resize(side)
     except (RuntimeError, MemoryError, OverflowError):  # torch, of sizes that no machine holds
         count = len(dataset.train) + len(dataset.test)
         raise UsageError(
@@ -195,15 +195,15 @@ def _resized(dataset: Dataset, side: int | None) -> Dataset:
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": adjusted(digits),
+    "digits": with_image_options(digits),
     "synthetic": synthetic,
-    "mnist": adjusted(mnist),
-    "fashion-mnist": adjusted(fashion_mnist),
-    "cifar-10": adjusted(cifar10),
-    "cifar-100": adjusted(cifar100),
-    "svhn": adjusted(svhn),
-    "cinic-10": adjusted(cinic10),
-    "tiny-imagenet": adjusted(tiny_imagenet),
+    "mnist": with_image_options(mnist),
+    "fashion-mnist": with_image_options(fashion_mnist),
+    "cifar-10": with_image_options(cifar10),
+    "cifar-100": with_image_options(cifar100),
+    "svhn": with_image_options(svhn),
+    "cinic-10": with_image_options(cinic10),
+    "tiny-imagenet": with_image_options(tiny_imagenet),
     "femnist": femnist,
     "shakespeare": shakespeare,
 }

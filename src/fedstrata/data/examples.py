@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from fedstrata.core.lazy import functional, torch
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples
 from fedstrata.data.labels import class_numbers, class_of
 from fedstrata.errors import UsageError
@@ -56,7 +56,7 @@ class TensorExamples:
         object.__setattr__(part, "index", index if self.index is None else self.index[index])
         return part
 
-    def resized(self, side: int) -> TensorExamples:
+    def resize(self, side: int) -> TensorExamples:
         """The same images in `side` × `side` pixels (bilinear, antialiased), of the same type and scaled alike."""
         resized = torch.empty(len(self), *self.x.shape[1:-2], side, side, dtype=self.x.dtype)
         for begin in range(0, len(self), 1000):  # the floats of all at once would take four times the room
@@ -74,9 +74,11 @@ class TensorExamples:
         return Split(self, small, ends)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return self.y if self.index is None else self.y[self.index]
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs, scaled, and labels of the examples at `index`."""
         if self.index is not None:
             index = self.index[index]
         x, y = self.x[index], self.y[index]
@@ -131,7 +133,7 @@ def sizes(clients: Sequence[Examples]) -> Callable[[int], int]:
 class MapExamples:
     """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read.
 
-    `whose` it is, such as "client 3", is told where a label is none.
+    The refusal of a label that is none says `whose` it is, such as "client 3".
     """
 
     dataset: Any
@@ -141,6 +143,7 @@ class MapExamples:
         return len(self.dataset)
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`, read one by one."""
         places = index.tolist()
         rows = [self.dataset[i] for i in places]
         x = torch.stack([torch.as_tensor(row[0]) for row in rows])
@@ -148,6 +151,7 @@ class MapExamples:
         return (x if augment is None else augment(x)), self._classes([row[1] for row in rows], places)
 
     def labels(self) -> Tensor:
+        """All labels, in order; every example is read."""
         places = range(len(self.dataset))
         return self._classes([self.dataset[i][1] for i in places], places)
 
@@ -157,7 +161,7 @@ class MapExamples:
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class CheckedExamples:
     """A user's own examples, whose labels are looked at whenever they are read."""
 
     examples: Examples
@@ -167,14 +171,16 @@ class Checked:
         return len(self.examples)
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`."""
         x, y = self.examples.batch(index, augment)
         return x, class_numbers(y, self.whose, index)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return class_numbers(self.examples.labels(), self.whose)
 
 
-class Loaded:
+class LazyExamples:
     """Examples that a function makes where they are first read, and once in each process: only the function travels.
 
     It must make the same examples every time. What it draws from global random generators changes nobody else's.
@@ -195,7 +201,7 @@ class Loaded:
     def open(self) -> Examples:
         """The examples themselves."""
         if self._made is None:
-            with own_rng():
+            with preserve_rng():
                 self._made = as_examples(self._load(), self.whose)
             self._size = len(self._made)
         return self._made
@@ -208,15 +214,17 @@ class Loaded:
         return len(self.open()) if self._size is None else self._size
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`."""
         return self.open().batch(index, augment)
 
     def labels(self) -> Tensor:
+        """All labels, in order."""
         return self.open().labels()
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """Several parties' examples as one's, one party after the other."""
+class JoinedExamples:
+    """Several parties' examples as those of one, one party after the other."""
 
     parts: tuple[Examples, ...]
     ends: Tensor
@@ -226,6 +234,7 @@ class Joined:
         return int(self.ends[-1])
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`, in its order, whoever holds them."""
         owner = torch.searchsorted(self.ends, index, right=True)
         x: Tensor | None = None
         y = torch.zeros(len(index), dtype=torch.int64)
@@ -239,15 +248,16 @@ class Joined:
         return x, y
 
     def labels(self) -> Tensor:
+        """All labels, party after party."""
         return torch.cat([part.labels() for part in self.parts])
 
 
-def joined(clients: Sequence[Examples]) -> Examples:
+def join_examples(clients: Sequence[Examples]) -> Examples:
     """Everybody's examples as one party's."""
     if isinstance(clients, Split):
         return clients.all()
     parts = tuple(data for data in clients if len(data))
-    return Joined(parts, torch.tensor([len(part) for part in parts]).cumsum(0))
+    return JoinedExamples(parts, torch.tensor([len(part) for part in parts]).cumsum(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +274,7 @@ class _Inputs:
         return found[0] if isinstance(found, tuple | list) else found, 0
 
 
-def unlabelled(data: Any, what: str = "public data") -> Examples:
+def as_unlabelled(data: Any, what: str = "public data") -> Examples:
     """Whatever a user hands over as inputs without labels: an array of them, a pair, Examples or a map-style Dataset.
 
     Labels, where there are any, are never looked at. A refusal begins with `what` it is.
@@ -288,7 +298,7 @@ def unlabelled(data: Any, what: str = "public data") -> Examples:
 
 def labels_at_hand(examples: Examples) -> Tensor | None:
     """All labels, where reading them means reading no inputs; else None."""
-    if isinstance(examples, Loaded):
+    if isinstance(examples, LazyExamples):
         return labels_at_hand(examples.open())
     if isinstance(examples, TensorExamples):
         return examples.labels()
@@ -309,14 +319,14 @@ def labels_at_hand(examples: Examples) -> Tensor | None:
 def as_examples(data: Any, whose: str = "") -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, a map-style Dataset.
 
-    Or a function without arguments that returns one of these. `whose` it is tells where a label is that is none.
+    Or a function without arguments that returns one of these. The refusal of a label that is none says `whose` it is.
     """
-    if isinstance(data, TensorExamples | Loaded | Joined | Checked):
+    if isinstance(data, TensorExamples | LazyExamples | JoinedExamples | CheckedExamples):
         return data
     if isinstance(data, MapExamples):
         return data if data.whose else MapExamples(data.dataset, whose)
     if isinstance(data, Examples):
-        return Checked(data, whose)
+        return CheckedExamples(data, whose)
     arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
@@ -328,7 +338,7 @@ def as_examples(data: Any, whose: str = "") -> Examples:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return MapExamples(data, whose)
     if callable(data) and not isinstance(data, type):
-        return Loaded(data, whose)
+        return LazyExamples(data, whose)
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 
@@ -353,9 +363,9 @@ class Dataset:
         train: training examples.
         test: test examples.
         classes: number of classes.
-        class_names: one name a class, in order (empty where there are none).
+        class_names: one name per class, in order (empty where there are none).
         groups: the natural clients, one index tensor into `train` each (a writer, a role); empty where there are none.
-        group_names: one name a natural client.
+        group_names: one name per natural client.
         note: what a reader of results must know, such as which part of the dataset was found; shown in a run's header.
     """
 

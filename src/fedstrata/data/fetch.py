@@ -92,7 +92,7 @@ def fetch(
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
     paths = []
-    with _alone_in(folder):
+    with _lock_folder(folder):
         for remote in SOURCES[name]:
             if remote.optional and not optional:
                 continue
@@ -109,7 +109,7 @@ def _silent(done: int, total: int | None, name: str) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder against a second download into it: two writers of one part would mix their bytes."""
     if sys.platform == "win32":
         yield
@@ -136,7 +136,7 @@ class _Pace:
         self._timeout, self._grace, self._slowest = timeout, grace, slowest
         self._began, self.come = time.monotonic(), 0
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds, below 0 where it took too long."""
         return self._grace + self.come / self._slowest - (time.monotonic() - self._began)
 
@@ -146,7 +146,7 @@ class _Pace:
         Raises:
             TimeoutError: if there are none left.
         """
-        left = self.left()
+        left = self.seconds_left()
         if left <= 0:
             raise TimeoutError(self.complaint())
         return min(self._timeout, left)
@@ -199,14 +199,15 @@ class _AtPace:
 
 
 class _Http(_AtPace, urllib.request.HTTPHandler):
-    pass
+    """For http."""
 
 
 class _Https(_AtPace, urllib.request.HTTPSHandler):
-    pass
+    """For https."""
 
 
-def _opened(request: urllib.request.Request, pace: _Pace) -> Any:
+def _open(request: urllib.request.Request, pace: _Pace) -> Any:
+    """The answer to a request, read at a pace."""
     handlers: list[_Http | _Https] = [_Http(), _Https()]
     for handler in handlers:
         handler.pace = pace
@@ -216,6 +217,7 @@ def _opened(request: urllib.request.Request, pace: _Pace) -> Any:
 def _fetch_file(
     remote: Remote, url: str, folder: Path, progress: Progress, attempts: int, pause: float, pace: _Pace
 ) -> Path:
+    """One file, attempt after attempt, under its own name once it is whole."""
     final = folder / remote.name
     part = folder / f"{remote.name}.part"
     try:
@@ -225,14 +227,14 @@ def _fetch_file(
         with part.open("r+b" if part.exists() else "w+b") as file:
             for attempt in range(attempts):
                 if attempt:
-                    time.sleep(max(0.0, min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE, pace.left())))
+                    time.sleep(max(0.0, min(pause * 2 ** (attempt - 1), _LONGEST_PAUSE, pace.seconds_left())))
                 broken = _transfer(file, url, remote, progress, pace)
                 if broken is None:
                     break
-                if pace.left() <= 0:
-                    raise _given_up(file, part, f"{url}: {pace.complaint()}, given up")
+                if pace.seconds_left() <= 0:
+                    raise _giving_up_error(file, part, f"{url}: {pace.complaint()}, given up")
             else:
-                raise _given_up(file, part, f"{url}: {broken}, given up after {_times(attempts)}")
+                raise _giving_up_error(file, part, f"{url}: {broken}, given up after {_times(attempts)}")
             file.flush()
             os.fsync(file.fileno())
         fault = _fault(part, remote)
@@ -248,7 +250,7 @@ def _fetch_file(
     return final
 
 
-def _given_up(file: BinaryIO, part: Path, why: str) -> UsageError:
+def _giving_up_error(file: BinaryIO, part: Path, why: str) -> UsageError:
     kept = f"; what came is kept in {part} and the next fetch goes on from there"
     return UsageError(f"{why}{kept if file.seek(0, os.SEEK_END) else ''}")
 
@@ -273,18 +275,18 @@ def _fault(path: Path, remote: Remote) -> str | None:
 def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace: _Pace) -> str | None:
     """One attempt to bring `file` to its full length: None when it is whole, else why it broke off."""
     have = file.seek(0, os.SEEK_END)
-    if remote.size is not None and have >= remote.size:
-        if have == remote.size:
-            return None
+    if have == remote.size:
+        return None
+    if remote.size is not None and have > remote.size:
         have = _empty(file)
     headers = {"User-Agent": f"fedstrata/{__version__}"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        response = _opened(urllib.request.Request(url, headers=headers), pace)
+        response = _open(urllib.request.Request(url, headers=headers), pace)
     except urllib.error.HTTPError as error:
         with error:
-            return _refused(file, url, error, have)
+            return _explain_refusal(file, url, error, have)
     except (OSError, http.client.HTTPException) as error:
         return f"no answer ({_reason(error)})"
     with response:
@@ -296,30 +298,50 @@ def _transfer(file: BinaryIO, url: str, remote: Remote, progress: Progress, pace
         else:  # the server ignores Range and sends the whole file
             have = _empty(file)
             total = _number(response.headers.get("Content-Length"))
-        if remote.size is not None and total is not None and total != remote.size:
-            raise _WrongFileError(
-                f"{url} is not the file that was expected: it has {total:,} bytes, not {remote.size:,}"
-            )
-        whole = total if remote.size is None else remote.size
-        while True:
-            try:
-                block = response.read1(_BLOCK)
-            except (OSError, http.client.HTTPException) as error:
-                return f"the connection broke after {have:,} bytes ({_reason(error)})"
-            if not block:
-                break
-            file.write(block)
-            have += len(block)
-            pace.come += len(block)
-            if whole is not None and have > whole:
-                raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
-            progress(have, whole, remote.name)
+        whole = _whole_length(url, total, remote)
+        return _receive(response, file, url, have, whole, pace, lambda done: progress(done, whole, remote.name))
+
+
+def _whole_length(url: str, announced: int | None, remote: Remote) -> int | None:
+    """The file's length, as the table or else the server says; a refusal where they disagree."""
+    if remote.size is None:
+        return announced
+    if announced is not None and announced != remote.size:
+        raise _WrongFileError(
+            f"{url} is not the file that was expected: it has {announced:,} bytes, not {remote.size:,}"
+        )
+    return remote.size
+
+
+def _receive(
+    response: Any,
+    file: BinaryIO,
+    url: str,
+    have: int,
+    whole: int | None,
+    pace: _Pace,
+    progress: Callable[[int], None],
+) -> str | None:
+    """Append what comes to the `have` bytes that are there: None when all has come, else why it broke off."""
+    while True:
+        try:
+            block = response.read1(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            return f"the connection broke after {have:,} bytes ({_reason(error)})"
+        if not block:
+            break
+        file.write(block)
+        have += len(block)
+        pace.come += len(block)
+        if whole is not None and have > whole:
+            raise _WrongFileError(f"{url} is not the file that was expected: it has more than {whole:,} bytes")
+        progress(have)
     if whole is not None and have < whole:
         return f"the connection ended after {have:,} of {whole:,} bytes"
     return None
 
 
-def _refused(file: BinaryIO, url: str, error: urllib.error.HTTPError, have: int) -> str | None:
+def _explain_refusal(file: BinaryIO, url: str, error: urllib.error.HTTPError, have: int) -> str | None:
     """What an HTTP error means: the part is whole (None), try again (why), or there is no hope (raises)."""
     if error.code == 416 and have:
         if _content_range(error.headers.get("Content-Range"))[1] == have:

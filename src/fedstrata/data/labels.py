@@ -1,4 +1,4 @@
-"""Labels are whole numbers from 0 on, one for each example: whatever they come in, nothing is cut or guessed."""
+"""Labels are whole numbers from 0 on, one per example: whatever type they come in, nothing is rounded or guessed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def class_of(label: Any, whose: str = "", row: int | None = None) -> int:
-    """One example's label; `whose` example it is, and the number of it, are told where it is none."""
+    """One example's label; a refusal says `whose` example it is, and its number."""
     if type(label) is int and label >= 0:
         return label
     number = label.item() if isinstance(label, torch.Tensor | np.ndarray | np.generic) and _one(label) else label
@@ -65,7 +65,7 @@ class UnknownClass(UsageError):
 
 
 def check_range(labels: Tensor, outputs: int, whose: str = "", index: Tensor | None = None) -> None:
-    """Refuse labels that a model with so many outputs cannot tell."""
+    """Refuse labels that a model has no output for."""
     if not labels.numel():
         return
     low, high = (int(end) for end in torch.aminmax(labels))

@@ -71,9 +71,13 @@ class Partitioner(Protocol):
     dataset: Any
 
     @property
-    def num_partitions(self) -> int: ...
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        ...
 
-    def load_partition(self, partition_id: int) -> Any: ...
+    def load_partition(self, partition_id: int) -> Any:
+        """One of them, as a `datasets.Dataset`."""
+        ...
 
 
 def iid(task: PartitionTask) -> Ints:
@@ -93,7 +97,7 @@ def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) ->
     "unbalanced", so it is not used. Nor is a client kept from growing beyond the mean size, as some code
     bases do without saying so.
 
-    A draw in which a client stays below `min_size` is thrown away as a whole and drawn anew, a bounded number
+    A draw in which a client stays below `min_size` is thrown away as a whole and drawn again, a bounded number
     of times.
 
     Args:
@@ -116,7 +120,7 @@ def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) ->
     best = 0
     for _ in range(tries):
         shares = np.cumsum(dirichlet_shares(task.rng, alpha, shape), axis=1)
-        # A random offset a class: rounding then favours no client, in one class or over all of them.
+        # A random offset per class: rounding then favours no client, in one class or over all of them.
         cuts = np.minimum(np.floor(shares * sizes + task.rng.random((len(sizes), 1))).astype(np.int64), sizes)
         cuts[:, -1:] = sizes
         counts = np.diff(cuts, axis=1, prepend=0)
@@ -150,7 +154,7 @@ def shards(task: PartitionTask, *, classes: int = 2, balanced: bool = False) -> 
     FedNLR's Shards(n, S) gives each of n clients S classes and is "unbalanced, allocating un-uniform size of
     data across clients"; how the sizes are drawn, the paper does not say. Here, a class is held by a number
     of clients in proportion to its size, at random ones; its examples, shuffled, are cut at uniformly random
-    places into one piece a holder, none empty. With `balanced` the pieces are equal up to one example, which
+    places into one piece per holder, none empty. With `balanced` the pieces are equal up to one example, which
     comes close to the equal shards of McMahan et al. (2017), except that a client's classes always differ
     from each other.
 
@@ -212,7 +216,7 @@ def _holders(task: PartitionTask, numbers: Ints, classes: int) -> list[Ints]:
 
 
 def _pieces(rng: np.random.Generator, size: int, pieces: int, balanced: bool) -> Ints:
-    """`size` examples cut into so many pieces, none empty: evenly, or at uniformly random places."""
+    """`size` examples cut into that many pieces, none empty: evenly, or at uniformly random places."""
     if balanced:
         return size // pieces + (rng.permutation(pieces) < size % pieces).astype(np.int64)
     cuts = np.sort(rng.choice(size - 1, pieces - 1, replace=False)) + 1
@@ -309,7 +313,7 @@ def _deal(task: PartitionTask, counts: Ints) -> Ints:
 
 
 def _owners(parts: Sequence[Ints], examples: int, what: str) -> Ints:
-    """The owner of each example, from one index array a client, where these fit together."""
+    """The owner of each example, from one index array per client, where these fit together."""
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     if not len(sizes):
         raise UsageError(f"{what}: there are none")

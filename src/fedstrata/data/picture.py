@@ -69,12 +69,12 @@ def terminal(
     Args:
         counts: examples of each class (row) at each client (column).
         class_names: one name per class; empty for numbers.
-        max_clients: show at most the first so many clients.
-        max_classes: show at most the first so many classes.
+        max_clients: show only the first clients, at most this many.
+        max_classes: show only the first classes, at most this many.
     """
     if max_clients < 1 or max_classes < 1:
         raise UsageError("a picture shows at least 1 client and 1 class")
-    table, names = _checked(counts, class_names)
+    table, names = _check_table(counts, class_names)
     return HeatMap(table, names, max_clients, max_classes)
 
 
@@ -138,7 +138,7 @@ def _place(what: object, width: int, digits: int) -> str:
 
 
 def _cell(count: int, most: int, width: int, digits: int, glyphs: str) -> Text:
-    """One cell: the number on its shade or, where numbers have no digits to go, a bar with a gap beside it."""
+    """One cell: the number on its shade or, where there is no room for numbers, a bar with a gap beside it."""
     if not count:
         return Text(_place(glyphs[0], width, digits) if digits else glyphs[0].ljust(width), style="dim")
     if digits:
@@ -173,7 +173,7 @@ def _ruler(clients: int, width: int, digits: int) -> str:
 
 
 def _fit(name: str, width: int, ascii_only: bool) -> str:
-    """The name in exactly so many columns."""
+    """The name in exactly `width` columns."""
     name = "".join(c if c.isprintable() else "?" for c in name)
     if cell_len(name) <= width:
         return set_cell_size(name, width)
@@ -215,7 +215,7 @@ def plot(counts: Tensor, path: str | os.PathLike[str], class_names: Sequence[str
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise UsageError(f"a picture ends in .png, .svg or .pdf, not in '{path.suffix}': {path}")
-    table, names = _checked(counts, class_names)
+    table, names = _check_table(counts, class_names)
     try:
         import matplotlib
     except ImportError:
@@ -236,15 +236,24 @@ def plot(counts: Tensor, path: str | os.PathLike[str], class_names: Sequence[str
 
 def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     """The figure: a heat map, bars of the clients' sizes above it, a colour scale beside it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    figure, (grid, top, scale), cell = _lay_out_axes(*counts.shape)
+    mesh = _draw_grid(grid, counts, names, cell)
+    _draw_sizes(top, counts.sum(0))
+    for axes in (grid, top):
+        for side in axes.spines.values():
+            side.set_visible(False)
+    _draw_scale(figure, scale, mesh, max(1, int(counts.max())))
+    _write_title(top, counts, title)
+    return figure
 
-    classes, clients = counts.shape
-    cell = min(0.46, max(0.11, 9.5 / clients)), min(0.34, max(0.105, 7.0 / classes))  # inches
-    wide, high = min(13.0, max(2.6, cell[0] * clients)), min(30.0, max(1.2, cell[1] * classes))
-    cell = wide / clients, high / classes
+
+def _lay_out_axes(classes: int, clients: int) -> tuple[Figure, tuple[Axes, Axes, Axes], tuple[float, float]]:
+    """(figure, (grid, bars above it, scale beside it), width and height of a cell in inches)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wanted = min(0.46, max(0.11, 9.5 / clients)), min(0.34, max(0.105, 7.0 / classes))
+    wide, high = min(13.0, max(2.6, wanted[0] * clients)), min(30.0, max(1.2, wanted[1] * classes))
     bars, gap = 0.75, 0.07
     figure = Figure(figsize=(wide, high + gap + bars))
     FigureCanvasAgg(figure)
@@ -252,10 +261,16 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     grid = figure.add_axes((0, 0, 1, high / tall))
     top = figure.add_axes((0, (high + gap) / tall, 1, bars / tall))
     scale = figure.add_axes((1 + 0.15 / wide, max(0, high - 2.4) / tall, 0.11 / wide, min(high, 2.4) / tall))
+    return figure, (grid, top, scale), (wide / clients, high / classes)
 
-    most = max(1, int(counts.max()))
+
+def _draw_grid(grid: Axes, counts: Ints, names: tuple[str, ...], cell: tuple[float, float]) -> Any:
+    """Draw a shade, and where there is room a number, per class and client."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    classes, clients = counts.shape
     ramp = LinearSegmentedColormap.from_list("fedstrata", RAMP).with_extremes(bad=_BLANK)
-    look: dict[str, Any] = {"cmap": ramp, "norm": PowerNorm(0.5, vmin=0, vmax=most)}
+    look: dict[str, Any] = {"cmap": ramp, "norm": PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))}
     cells = np.ma.masked_equal(counts, 0)
     mesh: Any
     if counts.size > 20_000:  # as pixels, not as so many shapes
@@ -267,8 +282,14 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     _number_cells(grid, counts, cell)
     _tick(grid, names, cell)
     grid.set_xlabel("client")
+    return mesh
 
-    sizes = counts.sum(0)
+
+def _draw_sizes(top: Axes, sizes: Ints) -> None:
+    """Draw a bar per client, as high as it has examples."""
+    from matplotlib.ticker import MaxNLocator
+
+    clients = len(sizes)
     if clients <= 200:
         top.bar(np.arange(clients) + 0.5, sizes, width=0.86, color=RAMP[2])
     else:
@@ -281,10 +302,10 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     top.set_ylabel("examples", fontsize=7, color=_FAINT)
     top.grid(axis="y", color="#d9dde2", linewidth=0.6)
     top.set_axisbelow(True)
-    for axes in (grid, top):
-        for side in axes.spines.values():
-            side.set_visible(False)
 
+
+def _draw_scale(figure: Figure, scale: Axes, mesh: Any, most: int) -> None:
+    """Draw the colour scale, from one example to the most that a cell has."""
     marks = sorted({1, most, *(_round(most * share) for share in (1 / 16, 1 / 4, 9 / 16))})
     colours = figure.colorbar(mesh, cax=scale, ticks=marks)
     colours.ax.set_yticks([], minor=True)
@@ -293,6 +314,10 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
     colours.ax.tick_params(length=0, labelsize=7)
     colours.ax.set_title("examples", fontsize=7, color=_FAINT, loc="left", pad=8)
 
+
+def _write_title(top: Axes, counts: Ints, title: str) -> None:
+    """Write the partition in numbers above the bars, and a title above that."""
+    (classes, clients), sizes = counts.shape, counts.sum(0)
     facts = f"{classes:,} classes, {clients:,} clients, {int(sizes.sum()):,} examples"
     facts += f"; {int(sizes.min()):,} to {int(sizes.max()):,} per client"
     top.set_title(facts, fontsize=8, color=_FAINT, loc="left", pad=8)
@@ -300,7 +325,6 @@ def _draw(counts: Ints, names: tuple[str, ...], title: str) -> Figure:
         top.annotate(
             title, (0, 1), (0, 24), "axes fraction", "offset points", fontsize=11, weight="bold", parse_math=False
         )
-    return figure
 
 
 def _number_cells(grid: Axes, counts: Ints, cell: tuple[float, float]) -> None:
@@ -340,7 +364,7 @@ def _step(needed: float, each: float) -> int:
     return next(step for step in steps if step * each >= needed)
 
 
-def _checked(counts: Tensor, class_names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+def _check_table(counts: Tensor, class_names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     """The counts as an array and one name per row, or a refusal."""
     table = counts.detach().cpu().numpy()
     if table.ndim != 2 or not table.size or table.dtype.kind not in "iu" or int(table.min()) < 0:

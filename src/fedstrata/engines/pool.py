@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.types import Assignment, Examples, Slots, Update, altered
+from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes
 from fedstrata.engines.grouping import Trainer
@@ -339,7 +339,7 @@ class WorkerPool(ABC, Generic[W]):
         store = self._tensors
         return [
             VisitSpec(
-                assignment=altered(a, params={}, buffers={}, slots={}),
+                assignment=replace_fields(a, params={}, buffers={}, slots={}),
                 params=store.put(a.params),
                 buffers=store.put(a.buffers),
                 slots={name: store.put(slot) for name, slot in a.slots.items()},

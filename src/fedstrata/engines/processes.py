@@ -30,8 +30,8 @@ from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
 from fedstrata.errors import UsageError, one_line
-from fedstrata.system.signals import held
-from fedstrata.system.timing import current
+from fedstrata.system.signals import block_signals
+from fedstrata.system.timing import current_clock
 
 LONG_MESSAGE = 32 << 10
 """Bytes of a message from which on it is sent only to a worker that is waiting for it: a full pipe would block both."""
@@ -107,7 +107,7 @@ class Processes(WorkerPool[_Worker]):
         forks = self._multiprocessing.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
         context = replace(self._context, replicas={}, flops=dict(self._context.flops))
-        loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current() is not None)
+        loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current_clock() is not None)
         lasting = threading.current_thread() is threading.main_thread()
         parent = ParentProcess(theirs, others, os.getpid(), lasting)
         process = self._multiprocessing.Process(
@@ -210,7 +210,7 @@ class Processes(WorkerPool[_Worker]):
 
 def _start(process: Any, forks: bool) -> None:
     """Start a process, or refuse in one sentence."""
-    with warnings.catch_warnings(), held():
+    with warnings.catch_warnings(), block_signals():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the progress bar's thread
         try:
             process.start()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
-from fedstrata.data.examples import Loaded, Split, TensorExamples
+from fedstrata.data.examples import LazyExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import MAX_DEATHS, PoolTask, Worker, WorkerPool
@@ -37,7 +37,7 @@ from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorSt
 from fedstrata.engines.worker import EvaluateTask, Failure, Report, TensorRefs, TrainTask, WorkerLoop, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.machine import cores, keep_memory
-from fedstrata.system.timing import Clock, current, use
+from fedstrata.system.timing import Clock, current_clock, set_clock
 
 START_SECONDS, BUSY_SECONDS = 60.0, 600.0
 """Seconds in which the first actor must have started: where no node is large enough, and where one is but busy."""
@@ -142,7 +142,7 @@ class RayWorker:
         self._clients.update((client, unpack_examples(data)) for client, data in bundle.clients.items())
         if bundle.test is not None:
             self._loop.test = unpack_examples(bundle.test)
-        use(self._clock)
+        set_clock(self._clock)
         # Every time: threads of a pool may differ in what they do with denormal numbers.
         with self._loop.context.computing(self._threads):
             result: Any = self._loop.answer(bundle.task)
@@ -222,7 +222,7 @@ class RayActors(WorkerPool[_Actor]):
             workers = workers or cluster.room(self._ray.cluster_resources())
         super().__init__(context, clients, test, workers, threads, trainer)
         for data in () if isinstance(clients, Split) else clients:
-            if isinstance(data, Loaded):
+            if isinstance(data, LazyExamples):
                 data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
         self._queues: list[list[tuple[int, int, PoolTask]]] = [[] for _ in range(workers)]
@@ -264,7 +264,7 @@ class RayActors(WorkerPool[_Actor]):
         return self._store
 
     def _start_worker(self, place: int) -> _Actor:
-        profile = current() is not None
+        profile = current_clock() is not None
         handle = self._actor_class.remote(self._context_object, self._trainer, self._threads, profile)
         return _Actor(handle=handle, start=handle.ping.remote(), place=place)
 

@@ -16,14 +16,14 @@ from typing import Any
 from fedstrata.client.context import ClientContext
 from fedstrata.client.results import TrainResult
 from fedstrata.core.tensors import Tensors, all_finite
-from fedstrata.core.types import Assignment, Examples, Slots, altered
+from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan_layout
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, score_batches
-from fedstrata.system.machine import end_with, keep_memory
+from fedstrata.system.machine import end_with_parent, keep_memory
 from fedstrata.system.signals import leave_to_parent
-from fedstrata.system.timing import Clock, timed, use
+from fedstrata.system.timing import Clock, set_clock, timed
 
 STORE = 0
 """The segment that holds the server's tensors; every other one belongs to a task at a time."""
@@ -79,7 +79,7 @@ class Report:
 
     def read(self, memory: SegmentedMemory) -> TrainResult:
         """The result, its tensors in place."""
-        return altered(
+        return replace_fields(
             self.result,
             delta=memory.read(*self.delta),
             buffers=memory.read(*self.buffers),
@@ -132,8 +132,8 @@ class _ResultWriter:
             buffers = self._write(result.buffers)
             slots, self._end = write_slots(self._memory, self._segment, result.slots, self._end)
             memory, self._end = write_slots(self._memory, self._segment, result.memory, self._end)
-        updates = tuple(altered(u, finite=finite) for u in result.updates)
-        bare = altered(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
+        updates = tuple(replace_fields(u, finite=finite) for u in result.updates)
+        bare = replace_fields(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
         return Report(bare, delta, buffers, slots, memory)
 
     def _written_delta(self, delta: Tensors) -> TensorRef | None:
@@ -179,7 +179,7 @@ class WorkerLoop:
             return found[id(ref)]
 
         return [
-            altered(
+            replace_fields(
                 visit.assignment,
                 params=read(visit.params),
                 buffers=read(visit.buffers),
@@ -228,14 +228,14 @@ class ParentProcess:
 
 def serve(loop: WorkerLoop, parent: ParentProcess, threads: int) -> None:
     """What a worker process does: one task after the other, until its pipe is closed or the main process dies."""
-    end_with(parent.pid, parent.lasting)
+    end_with_parent(parent.pid, parent.lasting)
     for other in parent.others:
         other.close()
     leave_to_parent()
     pipe = parent.pipe
     keep_memory()
     clock = Clock() if loop.profile else None
-    use(clock)
+    set_clock(clock)
     with loop.context.computing(threads):
         while True:
             try:

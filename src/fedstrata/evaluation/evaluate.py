@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ModelReplica
-from fedstrata.core.rng import derive, own_rng, seed_global
+from fedstrata.core.rng import derive, preserve_rng, seed_global
 from fedstrata.core.technique import Buffers
 from fedstrata.core.tensors import Tensors, load
 from fedstrata.core.types import Examples
@@ -44,7 +44,7 @@ def score_batches(
     model = replica.model
     device = next(iter(replica.params.values())).device
     scores = []
-    with own_rng(), torch.inference_mode(), evaluation_mode(model, request.policy, len(examples)):
+    with preserve_rng(), torch.inference_mode(), evaluation_mode(model, request.policy, len(examples)):
         for part in which:
             seed_global(derive(request.seed, part), device, everything=not isinstance(examples, TensorExamples))
             x, y = examples.batch(parts[part])

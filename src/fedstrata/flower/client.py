@@ -17,7 +17,7 @@ from fedstrata import techniques, wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.examples import as_examples
@@ -36,9 +36,9 @@ from fedstrata.flower.messages import (
 from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
 from fedstrata.flower.site_store import ClientStore, ContextStore, DirectoryStore, SiteStore
 from fedstrata.models.isolated_architectures import isolate_architectures
-from fedstrata.models.norms import running
-from fedstrata.server.compatibility import memory_mismatch
-from fedstrata.system.machine import device_of
+from fedstrata.models.norms import running_statistics
+from fedstrata.server.compatibility import client_memory_mismatch
+from fedstrata.system.machine import device_by_name
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -54,7 +54,7 @@ def make_model(model: Model) -> nn.Module:
     """A model, made if need be; random numbers are given back as they were."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).cpu()
-    with own_rng():
+    with preserve_rng():
         made = model()
     if not isinstance(made, nn.Module):
         raise UsageError(
@@ -139,7 +139,7 @@ class Site:
     def examples(self, client: int, config: NodeConfig) -> Examples:
         """A client's data."""
         arguments = (client, config)[: min(len(inspect.signature(self.data).parameters), 2)]
-        with own_rng():
+        with preserve_rng():
             return as_examples(self.data(*arguments), f"client {client}")
 
     def greeting(self, config: NodeConfig) -> Greeting:
@@ -203,11 +203,11 @@ class Site:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != client_context.method.digest:
             raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
-        if memory and memory_mismatch(
+        if memory and client_memory_mismatch(
             client_context.method, memory, assignment.params, client_context.replica(assignment.arch).buffers
         ):
             return TrainReply(lost="memory"), None
-        with own_rng(), client_context.computing(ask.regime.threads):
+        with preserve_rng(), client_context.computing(ask.regime.threads):
             update, kept = train_client(client_context, assignment, data, memory)
         update = leave(assignment, update)
         if ask.holds:
@@ -232,7 +232,7 @@ class Site:
             build=lambda arch: copy.deepcopy(models[arch]),
             method=chosen,
             augment=build_augment(regime.augment, tuple(like.shape[1:])),
-            device=device_of(self.device),
+            device=device_by_name(self.device),
             sample=like,
             channels_last=regime.channels_last,
             compile=regime.compile,
@@ -244,11 +244,11 @@ def _like(data: Examples) -> Tensor:
     """Two inputs of the data's shape and type, all zeros: what a model must know of it."""
     if not len(data):
         return torch.zeros(2)
-    with own_rng():
+    with preserve_rng():
         first, _ = data.batch(torch.arange(1))
     return torch.zeros(2, *first.shape[1:], dtype=first.dtype)
 
 
 def weights_of(models: Iterable[nn.Module]) -> int:
     """Bytes of all parameters and running statistics."""
-    return sum(t.nbytes for m in models for t in (*m.parameters(), *running(m).values()))
+    return sum(t.nbytes for m in models for t in (*m.parameters(), *running_statistics(m).values()))

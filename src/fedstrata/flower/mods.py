@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedstrata import wire
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.errors import UsageError, one_line
@@ -55,7 +55,7 @@ def masks(mod: Mod) -> bool:
 @contextmanager
 def fresh_numbers() -> Iterator[None]:
     """Random numbers that nobody can know: a visit's streams are known to the server."""
-    with own_rng():
+    with preserve_rng():
         random.seed()
         np.random.seed()
         torch.seed()

@@ -17,7 +17,7 @@ from fedstrata.config.identity import ENGINE_FIELDS, PROBE_FIELDS
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
-from fedstrata.core.rng import derive, own_rng
+from fedstrata.core.rng import derive, preserve_rng
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
@@ -28,7 +28,7 @@ from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, chec
 from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.records import Record
 from fedstrata.server.state import Architecture, ServerState
@@ -218,7 +218,7 @@ class ServerSpec:
         """The models by architecture, with weights that the run's seed decides where they are made here."""
         seed = derive(int(self.settings.get("seed", 0)), "model")
         made = {}
-        with own_rng():
+        with preserve_rng():
             for name, model in {"": self.model, **self.archs}.items():
                 torch.default_generator.manual_seed(seed)
                 made[name] = make_model(model)
@@ -297,7 +297,7 @@ def build_engine(
     }
     if not spec.given["secure"]:
         return Flower(**common)
-    names = Architecture(tuple(dict(models[""].named_parameters())), tuple(running(models[""])), ())
+    names = Architecture(tuple(dict(models[""].named_parameters())), tuple(running_statistics(models[""])), ())
     return SecAggEngine(
         **common,
         validate=UpdateValidator(method, {"": names}),

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.errors import UsageError
-from fedstrata.models.strata import one_call
+from fedstrata.models.units import is_whole
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_")
 
@@ -68,18 +68,18 @@ def cut_at(
         sample = torch.cat([sample, sample])  # norm layers cannot train on one row
     parts = {name for name, _ in model.named_children()} if isinstance(model, nn.Sequential) else set()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        twin = _in_training(model, frozenset(still))
+        twin = _training_copy(model, frozenset(still))
         for whole in (
-            lambda module, name: one_call(module) or name in places,
-            lambda module, name: name in parts or one_call(module),
+            lambda module, name: is_whole(module) or name in places,
+            lambda module, name: name in parts or is_whole(module),
         ):
-            graph = _traced(twin, whole, sample)
+            graph = _trace(twin, whole, sample)
             if graph is None:
                 continue
-            halves = _halves(twin, graph, frozenset(trains), frozenset(still), sample, places)
+            halves = _cut_graph(twin, graph, frozenset(trains), frozenset(still), sample, places)
             if halves is None:
                 return None
-            _check(twin, halves, trains, sample)
+            _check_cut(twin, halves, trains, sample)
             return Cut(*(fx.GraphModule(model, half) for half in halves))
     raise UsageError(
         f"what lies below a stratum of this {type(model).__name__} cannot be computed apart, for its code cannot be "
@@ -87,7 +87,7 @@ def cut_at(
     )
 
 
-def _in_training(model: nn.Module, still: frozenset[str]) -> nn.Module:
+def _training_copy(model: nn.Module, still: frozenset[str]) -> nn.Module:
     """A copy of the model in the modes that it trains in."""
     twin = copy.deepcopy(model).train()
     for name, module in twin.named_modules():
@@ -97,17 +97,17 @@ def _in_training(model: nn.Module, still: frozenset[str]) -> nn.Module:
     return twin
 
 
-def _traced(twin: nn.Module, whole: Callable[[nn.Module, str], bool], sample: Tensor) -> fx.Graph | None:
+def _trace(twin: nn.Module, whole: Callable[[nn.Module, str], bool], sample: Tensor) -> fx.Graph | None:
     """The model's graph, if it computes what the model computes, also from the random numbers that it draws."""
     try:
         graph = _Tracer(whole).trace(twin)
-        same = all(_alike(twin, fx.GraphModule(twin, graph), sample, seed) for seed in (1, 2))
+        same = all(_same_outputs(twin, fx.GraphModule(twin, graph), sample, seed) for seed in (1, 2))
     except Exception:  # tracing runs the model's code on stand-ins, so it may fail in any way
         return None
     return graph if same else None
 
 
-def _alike(model: nn.Module, other: Callable[[Tensor], Any], sample: Tensor, seed: int) -> bool:
+def _same_outputs(model: nn.Module, other: Callable[[Tensor], Any], sample: Tensor, seed: int) -> bool:
     """True if both give the same for the same inputs and the same random numbers."""
     found = []
     for run in (model, other):
@@ -129,7 +129,7 @@ class _Values(fx.Interpreter):
         return self.seen[n.name]
 
 
-def _halves(
+def _cut_graph(
     twin: nn.Module,
     graph: fx.Graph,
     trains: frozenset[str],
@@ -144,7 +144,7 @@ def _halves(
     for node in graph.nodes:
         rows = values.seen.get(node.name)
         by_row = isinstance(rows, Tensor) and rows.dim() > 0 and len(rows) == len(sample)
-        if by_row and below.issuperset(node.all_input_nodes) and _fixed(twin, node, trains, still, places):
+        if by_row and below.issuperset(node.all_input_nodes) and _is_fixed(twin, node, trains, still, places):
             below.add(node)
     crossing = [n for n in graph.nodes if n in below and not below.issuperset(n.users)]
     if all(n.op == "placeholder" for n in crossing):
@@ -162,7 +162,7 @@ def _halves(
     return lower, upper
 
 
-def _check(twin: nn.Module, halves: tuple[fx.Graph, fx.Graph], trains: Collection[str], sample: Tensor) -> None:
+def _check_cut(twin: nn.Module, halves: tuple[fx.Graph, fx.Graph], trains: Collection[str], sample: Tensor) -> None:
     """Refuse a cut that code no list of layers knows makes wrong: random numbers, rows that mix, changes in place."""
     below, above = (fx.GraphModule(twin, half) for half in halves)
     first, again, alone = (below(x) for x in (sample.clone(), sample.clone(), sample[:1].clone()))
@@ -171,7 +171,7 @@ def _check(twin: nn.Module, halves: tuple[fx.Graph, fx.Graph], trains: Collectio
     for name in trains:
         param = twin.get_parameter(name)
         param.add_(torch.randn_like(param), alpha=0.1)  # what is below must not depend on it
-    whole = _alike(twin, lambda x: above(*(t.clone() for t in first)), sample, 3)
+    whole = _same_outputs(twin, lambda x: above(*(t.clone() for t in first)), sample, 3)
     if not (same and by_row and whole):
         raise UsageError(
             f"what lies below a stratum of this {type(twin).__name__} cannot be computed once for all steps: it draws "
@@ -179,7 +179,7 @@ def _check(twin: nn.Module, halves: tuple[fx.Graph, fx.Graph], trains: Collectio
         )
 
 
-def _fixed(
+def _is_fixed(
     model: nn.Module, node: fx.Node, trains: frozenset[str], still: frozenset[str], places: Collection[str]
 ) -> bool:
     """True if a node gives the same rows for the same rows in every step, and nobody looks."""
@@ -194,10 +194,10 @@ def _fixed(
     module = model.get_submodule(where)
     if any(f"{where}.{name}" in trains for name, _ in module.named_parameters()):
         return False
-    return all(_quiet(m, f"{where}.{name}" if name else where, still) for name, m in module.named_modules())
+    return all(_is_deterministic(m, f"{where}.{name}" if name else where, still) for name, m in module.named_modules())
 
 
-def _quiet(module: nn.Module, name: str, still: frozenset[str]) -> bool:
+def _is_deterministic(module: nn.Module, name: str, still: frozenset[str]) -> bool:
     """True if a layer draws no random numbers and does not look at the whole batch."""
     if isinstance(module, _DropoutNd):
         return module.p == 0

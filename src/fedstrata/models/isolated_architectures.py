@@ -21,6 +21,7 @@ class IsolatedArchitectures(nn.Module):
         self.main = main
 
     def forward(self, x: Tensor) -> Tensor:
+        """What the main model answers."""
         out: Tensor = self.get_submodule(self.main)(x)
         return out
 
@@ -43,8 +44,10 @@ def isolate_architectures(
         branch.add_module(names[arch], models[arch])
     whole = IsolatedArchitectures({names[arch]: models[arch] for arch in used}, names[main])
     own_name = next(name for name in ("whole", *(f"whole-{at}" for at in range(2, len(used) + 2))) if name not in used)
-    told = {arch: arch or own_name for arch in used}
-    return {"": whole, **{told[arch]: branch for arch, branch in own.items()}}, lambda client: told[arch_of(client)]
+    renamed = {arch: arch or own_name for arch in used}
+    return {"": whole, **{renamed[arch]: branch for arch, branch in own.items()}}, lambda client: renamed[
+        arch_of(client)
+    ]
 
 
 def _word(arch: str) -> str:
@@ -53,5 +56,5 @@ def _word(arch: str) -> str:
 
 
 def copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
-    """A model of one's own."""
+    """A copy of the model of an architecture."""
     return copy.deepcopy(models[arch])

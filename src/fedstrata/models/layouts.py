@@ -52,7 +52,7 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
         The names of the weights that are to have their channels last; none if the model has no use for it.
     """
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
-    others = [m for m in convolutions if not _allowed(m)]
+    others = [m for m in convolutions if not _module_allows(m)]
     for convolution in others:
         if _contiguous_inputs not in convolution._forward_pre_hooks.values():
             convolution.register_forward_pre_hook(_contiguous_inputs)
@@ -76,7 +76,7 @@ def _is_foreign(module: nn.Module) -> bool:
     return not type(module).__module__.startswith(("torch.nn.", "fedstrata."))
 
 
-def _allowed(module: _ConvNd) -> bool:
+def _module_allows(module: _ConvNd) -> bool:
     transposed = isinstance(module, _ConvTransposeNd)
     channels = module.in_channels // module.groups
     form = allows_channels_last(module.kernel_size, module.stride, channels, transposed)
@@ -90,17 +90,15 @@ def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any,
 
 def contiguous(x: Tensor) -> Tensor:
     """The tensor in the usual layout, also by its strides: those of axes of length 1 count for convolutions."""
-    return x if x.stride() == _usual(x.shape) else x.clone(memory_format=torch.contiguous_format)
+    return x if x.stride() == _contiguous_strides(x.shape) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _usual(shape: Sequence[int]) -> tuple[int, ...]:
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides = [1]
     for length in reversed(shape[1:]):
         strides.append(strides[-1] * max(length, 1))
     return tuple(reversed(strides))
 
-
-# What a model's own code calls without a module.
 
 _PLAIN = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -159,16 +157,16 @@ def _leave(module: nn.Module, inputs: object, outputs: object) -> None:
     if not torch.compiler.is_compiling():
         _thread.depth -= 1
         if not _thread.depth:
-            release()
+            release_guard()
 
 
-def release() -> None:
+def release_guard() -> None:
     """Take the guard down; an interrupt in the middle of a model leaves it up."""
     _thread.depth = 0
     _thread.up.close()
 
 
-def guarded(foreign: bool) -> AbstractContextManager[object]:
+def guard_convolutions(foreign: bool) -> AbstractContextManager[object]:
     """Inside, convolutions that are called as functions are guarded, for a model whose own hooks cannot see to it."""
     guard: AbstractContextManager[object] = _Guard()
     return guard if foreign else nullcontext()

@@ -17,7 +17,7 @@ def normalises_batches(model: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 
-def running(model: nn.Module) -> Tensors:
+def running_statistics(model: nn.Module) -> Tensors:
     """A model's buffers by name, without those that its own state_dict leaves out (constants, caches)."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}

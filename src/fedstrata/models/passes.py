@@ -1,6 +1,7 @@
-"""What one pass through a model shows: which modules are called, and which parameters the outputs depend on.
+"""What one pass through a model shows: which modules are called, and which parameters a gradient would reach.
 
-A pass changes nothing: modes, attributes, buffers, flags and random generators are as before afterwards.
+A pass changes nothing: modes, attributes, buffers, flags and random generators are as before afterwards. `strata` reads
+the order of layers from passes; `fedstrata.models.taps` is for what is computed on the way.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import Lazy, nn, torch
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Pass:
 
 
 @contextmanager
-def untouched(model: nn.Module, training: bool = False) -> Iterator[None]:
+def preserve_model(model: nn.Module, training: bool = False) -> Iterator[None]:
     """One of the modes inside, without gradients; afterwards everything is what it was."""
     modules = list(model.modules())
     attributes = [(m, dict(vars(m)), [dict(vars(m)[kind]) for kind in _REGISTERED]) for m in modules]
@@ -47,7 +48,7 @@ def untouched(model: nn.Module, training: bool = False) -> Iterator[None]:
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no submodules
-        with own_rng(), torch.random.fork_rng(devices=devices), torch.no_grad():
+        with preserve_rng(), torch.random.fork_rng(devices=devices), torch.no_grad():
             model.train(training)
             yield
     finally:
@@ -68,7 +69,7 @@ def calls(model: nn.Module, sample: Tensor, training: bool = False) -> list[nn.M
     return _run(model, sample, training, lambda outputs: None, None)[0]
 
 
-def passed(
+def run_pass(
     model: nn.Module, sample: Tensor, training: bool = False, without: tuple[nn.Module, int] | None = None
 ) -> Pass:
     """A pass in one of the modes; no gradient goes back through what one call, `without`, puts out.
@@ -80,7 +81,7 @@ def passed(
     try:
         for p in params:
             p.requires_grad_()
-        called, reached = _run(model, sample, training, _reached, without)
+        called, reached = _run(model, sample, training, _reached_leaves, without)
         return Pass(tuple(called), reached)
     except UsageError:  # such as a module that writes into its own parameters
         return Pass(tuple(calls(model, sample, training)), None)
@@ -100,15 +101,15 @@ def _run(
     seen: list[nn.Module] = []
     if training and len(sample) == 1:
         sample = torch.cat([sample, sample])  # norm layers cannot train on one row
-    with untouched(model, training):
+    with preserve_model(model, training):
         handles = [module.register_forward_pre_hook(lambda m, args: seen.append(m)) for module in model.modules()]
         if without is not None:
             module, call = without
             handles.append(
-                module.register_forward_hook(lambda m, args, out: _detached(out) if seen.count(m) == call else out)
+                module.register_forward_hook(lambda m, args, out: _detach(out) if seen.count(m) == call else out)
             )
         try:
-            with torch.set_grad_enabled(read is _reached):
+            with torch.set_grad_enabled(read is _reached_leaves):
                 return seen, read(model(sample))
         except Exception as error:  # whatever a user's own model raises
             shape = tuple(sample.shape)
@@ -118,11 +119,11 @@ def _run(
                 handle.remove()
 
 
-def _detached(outputs: Any) -> Any:
+def _detach(outputs: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
 
-def _reached(outputs: Any) -> frozenset[int]:
+def _reached_leaves(outputs: Any) -> frozenset[int]:
     """The leaves of the tape that outputs end, found by walking along it: nothing is computed."""
     tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
     found = {id(t) for t in tensors if t.is_leaf and t.requires_grad}

@@ -1,7 +1,7 @@
 """The zoo: every model by its name, such as `resnet8(width=16)`.
 
 Every model is an `nn.Sequential` with named children, its *stages*, so that it can be tapped after any stage
-and run from there (`strata.tap`, `strata.run_from`). The last stage, `head`, is the linear classifier alone:
+and run from there (`fedstrata.tap`, `fedstrata.run_from`). The last stage, `head`, is the linear classifier alone:
 the features that leave the stage before it are the penultimate ones. To add a model, write a builder and give
 it a row in `MODELS`; what a user may set are its keyword-only parameters, and its help is the first line of
 its docstring.
@@ -19,7 +19,7 @@ from fedstrata.core import spec
 from fedstrata.core.lazy import nn, torch
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.convnets import cnn2, cnn4, cnn8, vgg9
-from fedstrata.models.zoo.parts import named, positive, tokens
+from fedstrata.models.zoo.parts import check_positive, check_tokens, sequential
 from fedstrata.models.zoo.resnets import RESNETS
 from fedstrata.models.zoo.vits import swin, vit
 
@@ -39,13 +39,16 @@ def mlp(
 
     Stages: `flatten`, `fc1`, `fc2`, …, `head`. Any input shape.
     """
-    positive("mlp", input_shape=input_shape, classes=classes, hidden=hidden)
+    check_positive("mlp", input_shape=input_shape, classes=classes, hidden=hidden)
     sizes = (math.prod(input_shape), *hidden)
     dense: list[tuple[str, nn.Module]] = [
-        (f"fc{index}", named(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, _ACTIVATIONS[activation])())))
+        (
+            f"fc{index}",
+            sequential(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, _ACTIVATIONS[activation])())),
+        )
         for index, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
     ]
-    return named(("flatten", nn.Flatten()), *dense, ("head", nn.Linear(sizes[-1], classes)))
+    return sequential(("flatten", nn.Flatten()), *dense, ("head", nn.Linear(sizes[-1], classes)))
 
 
 def logreg(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -53,8 +56,8 @@ def logreg(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
     Stages: `flatten`, `head`. Any input shape.
     """
-    positive("logreg", input_shape=input_shape, classes=classes)
-    return named(("flatten", nn.Flatten()), ("head", nn.Linear(math.prod(input_shape), classes)))
+    check_positive("logreg", input_shape=input_shape, classes=classes)
+    return sequential(("flatten", nn.Flatten()), ("head", nn.Linear(math.prod(input_shape), classes)))
 
 
 def chargru(
@@ -72,16 +75,16 @@ def chargru(
     length). Stages: `embed`, `gru1`, `gru2`, … (one GRU layer each, so that each is a stratum), `pool` (the
     last step), `head`.
     """
-    tokens("chargru", input_shape, classes)
+    check_tokens("chargru", input_shape, classes)
     vocab = classes if vocab is None else vocab
-    positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
+    check_positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
     from fedstrata.models.zoo.layers import First, TakeStep
 
     recurrent: list[tuple[str, nn.Module]] = [
         (f"gru{index + 1}", First(nn.GRU(hidden if index else embedding, hidden, batch_first=True)))
         for index in range(layers)
     ]
-    return named(
+    return sequential(
         ("embed", nn.Embedding(vocab, embedding)),
         *recurrent,
         ("pool", TakeStep(-1)),

@@ -1,4 +1,8 @@
-"""The stages of a sequential model: features at a stage, the model from there on, and layers that are alike."""
+"""The stages of a sequential model: features after a stage, the model from there on, and weights that are alike.
+
+A *stage* is a child of an `nn.Sequential`, such as `layer1`. Strata (`fedstrata.models.strata`) are finer, and models
+without stages have them too. `fedstrata.models.taps` looks at any module of any model while it runs.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def stage_of(name: str) -> str:
-    """The stage that a module or parameter name lies in: its first part."""
-    return name.partition(".")[0]
-
-
-def composes(model: nn.Module) -> bool:
-    """Whether forward is the composition of the children, in order."""
-    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
-
-
-# Stages -----------------------------------------------------------------------------------------------------
-
-
-def _children(model: nn.Module) -> dict[str, nn.Module]:
-    """A staged model's children by name, or a refusal."""
-    if not composes(model):
-        raise UsageError(
-            f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
-        )
-    return {name: child for name, child in model._modules.items() if child is not None}
-
-
-def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules that run up to and including a stage, and those after it."""
-    if stage not in (known := positions(model)):
-        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, known)}")
-    below: list[nn.Module] = []
-    above: list[nn.Module] = []
-    while stage:
-        here, _, stage = stage.partition(".")
-        children = _children(model)
-        at = list(children).index(here)
-        model, before, after = children[here], list(children.values())[:at], list(children.values())[at + 1 :]
-        below, above = [*below, *before], [*after, *above]
-    return [*below, model], above
-
-
 def stages(model: nn.Module) -> tuple[str, ...]:
     """The stages of an `nn.Sequential`: the names of its children, in order."""
     return tuple(_children(model))
@@ -62,15 +29,9 @@ def positions(model: nn.Module) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name, child in _children(model).items():
-        inside = positions(child) if composes(child) else ()
+        inside = positions(child) if is_plain_sequential(child) else ()
         found += [*(f"{name}.{position}" for position in inside), name]
     return tuple(found)
-
-
-def above(model: nn.Module, stage: str) -> tuple[str, ...]:
-    """The names of the parameters that are used after a stage."""
-    own = {id(p) for module in split(model, stage)[1] for p in module.parameters()}
-    return tuple(name for name, p in model.named_parameters() if id(p) in own)
 
 
 def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
@@ -90,7 +51,39 @@ def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     return features
 
 
-def alike(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
+def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules that run up to and including a stage, and those after it."""
+    if stage not in (known := positions(model)):
+        raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, known)}")
+    below: list[nn.Module] = []
+    above: list[nn.Module] = []
+    while stage:
+        here, _, stage = stage.partition(".")
+        children = _children(model)
+        at = list(children).index(here)
+        model, before, after = children[here], list(children.values())[:at], list(children.values())[at + 1 :]
+        below, above = [*below, *before], [*after, *above]
+    return [*below, model], above
+
+
+def params_above(model: nn.Module, stage: str) -> tuple[str, ...]:
+    """The names of the parameters that are used after a stage."""
+    own = {id(p) for module in split(model, stage)[1] for p in module.parameters()}
+    return tuple(name for name, p in model.named_parameters() if id(p) in own)
+
+
+def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
+    """For each weight, the earliest weight before it with the same shape in the same stage, if any.
+
+    Weights are the parameters with two or more axes. The stage is that of the parameter's own name; a stage that is
+    repeated counts as one (`repeated_stages`). This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
+    """
+    stages = repeated_stages(params, strata)
+    weights = (n for stratum in strata for n in stratum.params if params[n].dim() >= 2)
+    return first_of_kind(weights, lambda name: (stages[stage_of(name)], params[name].shape))
+
+
+def repeated_stages(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
     """Stage → the first one of those in a row, itself among them, that hold tensors of the same names and shapes.
 
     A transformer's blocks and a perceptron's equal layers are one stage repeated.
@@ -106,19 +99,27 @@ def alike(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, 
     return first
 
 
-def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:
-    """For each weight, the earliest weight before it with the same shape in the same stage, if any.
-
-    Weights are the parameters with two or more axes; the stage is that of the parameter's own name, and stages in a row
-    that are `alike` count as one. This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
-    """
-    stages = alike(params, strata)
-    weights = (n for stratum in strata for n in stratum.params if params[n].dim() >= 2)
-    return earliest(weights, lambda name: (stages[stage_of(name)], params[name].shape))
-
-
-def earliest(names: Iterable[str], kind: Callable[[str], Hashable]) -> dict[str, str]:
+def first_of_kind(names: Iterable[str], kind: Callable[[str], Hashable]) -> dict[str, str]:
     """Name → the first one of its kind, without those that are it."""
     first: dict[Hashable, str] = {}
     found = {name: first.setdefault(kind(name), name) for name in names}
     return {name: other for name, other in found.items() if other != name}
+
+
+def stage_of(name: str) -> str:
+    """The stage that a module or parameter name lies in: its first part."""
+    return name.partition(".")[0]
+
+
+def is_plain_sequential(model: nn.Module) -> bool:
+    """Whether forward is the composition of the children, in order."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
+def _children(model: nn.Module) -> dict[str, nn.Module]:
+    """A staged model's children by name, or a refusal."""
+    if not is_plain_sequential(model):
+        raise UsageError(
+            f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
+        )
+    return {name: child for name, child in model._modules.items() if child is not None}

@@ -1,4 +1,4 @@
-"""Strata: the ordered layer groups of any PyTorch model, and the stages of a sequential one.
+"""Strata: the ordered layer groups of any PyTorch model.
 
 A *stratum* is one weight layer with the norm layers that run after it: the unit that the whole library plans,
 trains, sends, aggregates and measures in. Every parameter and every buffer of a model lies in exactly one
@@ -28,7 +28,7 @@ leave them out. Their running statistics may still change.
 
 **The classifier** is the weight layer that is called last in evaluation, among those that a gradient of the outputs
 reaches, if all gradients come through that call, and if it is the same layer for all inputs that were tried. An
-auxiliary head is none: one that never runs, that runs in training only, or whose results are not in the outputs.
+auxiliary head is not one: it never runs, runs in training only, or its results are not in the outputs.
 Where outputs are put together from several layers or calls, or a layer's weight is only read, no classifier is
 found, and whoever needs one asks for a module by name.
 """
@@ -45,8 +45,9 @@ from typing import TYPE_CHECKING
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.models.passes import Pass, passed, untouched
-from fedstrata.models.stages import composes, stage_of
+from fedstrata.models.passes import Pass, preserve_model, run_pass
+from fedstrata.models.stages import is_plain_sequential, stage_of
+from fedstrata.models.units import Unit, find_units, is_whole, take_over
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -54,24 +55,6 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Idle layers that a note names."""
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """A module that is placed whole, with its tensors and those it takes over from containers around it."""
-
-    module: nn.Module
-    name: str
-    opens: bool
-    params: list[Tensor]
-    buffers: list[Tensor]
-
-
-def check_patterns(refusal: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse name patterns of which one names nothing: `refusal`, the pattern, and the nearest name."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"{refusal} '{pattern}'{did_you_mean(pattern, names)}")
 
 
 def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...]:
@@ -90,11 +73,11 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
         raise UsageError("the model has lazy layers; run it once on a batch, then ask for its strata")
     names |= {id(b): name for name, b in model.named_buffers()}
 
-    shown = _read(model, frozenset(names)) if sample is None else _tried(model, sample)
-    units = {id(unit.module): unit for unit in _units(model)}
+    shown = _trace_passes(model, frozenset(names)) if sample is None else _run_passes(model, sample)
+    units = {id(unit.module): unit for unit in find_units(model)}
     parts = [[units.pop(key) for key in dict.fromkeys(map(id, called)) if key in units] for called in shown.called]
     parts = [*parts, list(units.values())]
-    ordered = _take_over(model, [unit for part in parts for unit in part])
+    ordered = take_over(model, [unit for part in parts for unit in part])
     found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
     used = {names[key] for key in shown.reached}
     last = _classifier(model, parts[0], shown.evaluated)
@@ -122,8 +105,15 @@ def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:
     return (f"idle layers, which no gradient of the outputs reaches, {why}: {names}; their parameters are not trained",)
 
 
+def check_patterns(refusal: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse name patterns of which one names nothing: `refusal`, the pattern, and the nearest name."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"{refusal} '{pattern}'{did_you_mean(pattern, names)}")
+
+
 @dataclass(frozen=True, eq=False)
-class _Shown:
+class _PassFacts:
     """What passes have shown.
 
     Args:
@@ -137,13 +127,7 @@ class _Shown:
     evaluated: Sequence[tuple[Pass, Tensor | None]]
 
 
-def _read(model: nn.Module, everything: frozenset[int]) -> _Shown:
-    """What can be told without running a model, in which everything then counts as used."""
-    called = tuple(_traced(model))
-    return _Shown((called, ()), everything, [(Pass(called, everything), None)])
-
-
-def _tried(model: nn.Module, sample: Tensor) -> _Shown:
+def _run_passes(model: nn.Module, sample: Tensor) -> _PassFacts:
     """Run a model in both modes: on two rows and, as long as something is idle, on all, one by one: it may choose."""
     own = frozenset(map(id, model.parameters()))
     called: tuple[list[nn.Module], list[nn.Module]] = [], []
@@ -153,50 +137,65 @@ def _tried(model: nn.Module, sample: Tensor) -> _Shown:
     for rows in (few, *(torch.split(sample, 1) if len(sample) > 1 else ())):
         for mode, training in enumerate((False, True)):
             try:
-                seen = passed(model, rows, training)
+                seen = run_pass(model, rows, training)
             except UsageError:
                 if rows is few and not training:
                     raise
                 continue  # it may be unable to train on so few
             called[mode].extend(seen.called)
-            reached |= own & _used(seen)
+            reached |= own & _used_params(seen)
             if not training:
                 evaluated.append((seen, rows))
         if reached == own:
             break
-    return _Shown(called, reached, evaluated)
+    return _PassFacts(called, reached, evaluated)
 
 
-def _used(seen: Pass) -> frozenset[int]:
+def _used_params(seen: Pass) -> frozenset[int]:
     """The parameters, by identity, that a pass reached; those of all modules that it called where it cannot tell."""
     if seen.reached is not None:
         return seen.reached
-    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=one_call(module)))
+    return frozenset(id(p) for module in seen.called for p in module.parameters(recurse=is_whole(module)))
 
 
-def _classifier(
-    model: nn.Module, units: Sequence[_Unit], evaluated: Sequence[tuple[Pass, Tensor | None]]
-) -> str | None:
-    """The name of the unit that is the last one in every pass: which of the others run may hang on the input."""
-    opening = {id(unit.module): unit for unit in units if unit.opens}
-    last = _last(model, opening, *evaluated[0])
-    return last if all(_last(model, opening, *one) == last for one in evaluated[1:]) else None
+def _trace_passes(model: nn.Module, everything: frozenset[int]) -> _PassFacts:
+    """What can be told without running a model, in which everything then counts as used."""
+    called = tuple(_traced_calls(model))
+    return _PassFacts((called, ()), everything, [(Pass(called, everything), None)])
 
 
-def _last(model: nn.Module, opening: Mapping[int, _Unit], seen: Pass, rows: Tensor | None) -> str | None:
-    """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
-    used = _used(seen)
-    weights = (m for m in reversed(seen.called) if id(m) in opening)
-    last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
-    if last is None:
-        return None
-    call = last, seen.called.count(last)
-    beside = frozenset() if rows is None else passed(model, rows, without=call).reached or frozenset()
-    # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
-    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name
+def _traced_calls(model: nn.Module) -> list[nn.Module]:
+    """The modules in the order of their calls where tracing can tell, else in the order of registration."""
+    if is_whole(model):
+        return [model]
+    if is_plain_sequential(model):
+        return [called for child in model.children() for called in _traced_calls(child)]
+    try:
+        optional = {
+            p.name: p.default
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.default is not inspect.Parameter.empty
+        }
+        with preserve_model(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
+            graph = _tracer().trace(model, concrete_args=optional)
+    except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way
+        return list(model.modules())
+    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
 
 
-def _group(units: Sequence[_Unit], begins: Collection[int], names: dict[int, str]) -> tuple[Stratum, ...]:
+def _tracer() -> fx.Tracer:
+    """One that looks into containers only."""
+    from torch import fx
+
+    class UnitTracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return is_whole(m)
+
+    return UnitTracer()
+
+
+def _group(units: Sequence[Unit], begins: Collection[int], names: dict[int, str]) -> tuple[Stratum, ...]:
     """Units in order as strata; where a part of them begins, its first one opens a stratum, whatever it is.
 
     `names`: all tensors' names, by identity.
@@ -225,111 +224,21 @@ def _group(units: Sequence[_Unit], begins: Collection[int], names: dict[int, str
     )
 
 
-# Units ------------------------------------------------------------------------------------------------------
+def _classifier(model: nn.Module, units: Sequence[Unit], evaluated: Sequence[tuple[Pass, Tensor | None]]) -> str | None:
+    """The name of the unit that is the last one in every pass: which of the others run may hang on the input."""
+    opening = {id(unit.module): unit for unit in units if unit.opens}
+    last = _last(model, opening, *evaluated[0])
+    return last if all(_last(model, opening, *one) == last for one in evaluated[1:]) else None
 
 
-def _is_weight(module: nn.Module) -> bool:
-    """Whether a module is one of torch's weight layers."""
-    dense = nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag | nn.MultiheadAttention
-    return isinstance(module, nn.modules.conv._ConvNd | nn.RNNBase | nn.RNNCellBase | dense)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's norm layers."""
-    return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
-
-
-def _is_bare(module: nn.Module) -> bool:
-    return isinstance(module, nn.ParameterList | nn.ParameterDict)
-
-
-def _owned(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that a module owns directly, including those in its parameter lists and dicts."""
-    bare = [p for child in module.children() if _is_bare(child) for p in _owned(child)]
-    return [*module.parameters(recurse=False), *bare]
-
-
-def _inner(module: nn.Module) -> list[nn.Module]:
-    """The modules inside a module, except parameter lists and dicts."""
-    return [m for m in module.modules() if m is not module and not _is_bare(m)]
-
-
-def _opens(module: nn.Module) -> bool | None:
-    """True for a weight layer, False for what joins one, None for a container or what holds nothing."""
-    if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
+def _last(model: nn.Module, opening: Mapping[int, Unit], seen: Pass, rows: Tensor | None) -> str | None:
+    """The name of the unit that a pass called last, if all outputs come through that call: one place to look at."""
+    used = _used_params(seen)
+    weights = (m for m in reversed(seen.called) if id(m) in opening)
+    last = next((m for m in weights if any(id(p) in used for p in m.parameters())), None)
+    if last is None:
         return None
-    if _is_weight(module):
-        return True
-    if is_norm(module):
-        return False
-    if any(True for m in _inner(module) for _ in m.parameters(recurse=False)):
-        return None
-    if _owned(module):
-        return any(p.ndim >= 2 for p in _owned(module))
-    return False if any(True for _ in module.buffers(recurse=False)) else None
-
-
-def _units(model: nn.Module) -> list[_Unit]:
-    """The modules that are placed whole, in the order of registration, each with the tensors inside it."""
-    units: list[_Unit] = []
-    covered: set[int] = set()
-    for name, module in model.named_modules():
-        opens = None if id(module) in covered or _is_bare(module) else _opens(module)
-        if opens is not None:
-            covered.update(map(id, module.modules()))
-            units.append(_Unit(module, name, opens, list(module.parameters()), list(module.buffers())))
-    return units
-
-
-def _take_over(model: nn.Module, units: Sequence[_Unit]) -> list[_Unit]:
-    """Give what containers own directly to the first weight layer inside them, else to the first unit."""
-    placed = {id(m) for unit in units for m in unit.module.modules()}
-    containers = [m for m in model.modules() if id(m) not in placed and not _is_bare(m)]
-    for container in reversed(containers):  # inner containers first: nearer things stand nearer
-        params, buffers = _owned(container), list(container.buffers(recurse=False))
-        if params or buffers:
-            inside = {id(m) for m in container.modules()}
-            candidates = [unit for unit in units if id(unit.module) in inside] or units
-            home = next((unit for unit in candidates if unit.opens), candidates[0])
-            home.params.extend(params)
-            home.buffers.extend(buffers)
-    return list(units)
-
-
-# Execution order --------------------------------------------------------------------------------------------
-
-
-def one_call(module: nn.Module) -> bool:
-    """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
-    return _opens(module) is not None or not any(True for _ in module.children())
-
-
-def _tracer() -> fx.Tracer:
-    """One that looks into containers only."""
-    from torch import fx
-
-    class UnitTracer(fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return one_call(m)
-
-    return UnitTracer()
-
-
-def _traced(model: nn.Module) -> list[nn.Module]:
-    """The modules in the order of their calls where tracing can tell, else in the order of registration."""
-    if one_call(model):
-        return [model]
-    if composes(model):
-        return [called for child in model.children() for called in _traced(child)]
-    try:
-        optional = {
-            p.name: p.default
-            for p in inspect.signature(model.forward).parameters.values()
-            if p.default is not inspect.Parameter.empty
-        }
-        with untouched(model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about specialising on defaults, which is what is wanted
-            graph = _tracer().trace(model, concrete_args=optional)
-    except Exception:  # tracing runs the user's code on stand-ins, so it may fail in any way
-        return list(model.modules())
-    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
+    call = last, seen.called.count(last)
+    beside = frozenset() if rows is None else run_pass(model, rows, without=call).reached or frozenset()
+    # Scalars and vectors, such as a temperature or a norm layer's, may well come after the classifier.
+    return None if any(p.dim() > 1 and id(p) in beside for p in model.parameters()) else opening[id(last)].name

@@ -20,7 +20,7 @@ def shares(text: str) -> dict[str, float]:
     """Architecture → its share of the clients, from names with a semicolon between; `name*2` counts twice.
 
     Raises:
-        UsageError: for an unknown name, a wrong argument, a weight that is none, or a name that stands twice.
+        UsageError: for an unknown name, a wrong argument, a weight that is no number, or a name that is given twice.
     """
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedstrata.core.types import Stratum
 from fedstrata.models.flops import FlopCount
 from fedstrata.models.passes import calls
-from fedstrata.models.receptive import Field, following, run_on_one
-from fedstrata.models.strata import is_norm, strata
+from fedstrata.models.receptive import Field, follow_fields, run_on_one
+from fedstrata.models.strata import strata
+from fedstrata.models.units import is_norm
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def describe_model(model: nn.Module, input_shape: Sequence[int]) -> ModelFacts:
         input_shape: of one example, without the batch.
     """
     try:
-        groups, flops, fields = run_on_one(model, input_shape, lambda sample: _observed(model, sample))
+        groups, flops, fields = run_on_one(model, input_shape, lambda sample: _observe(model, sample))
     except Exception:  # a user's model may fail in any way, and none may keep a run from starting
         groups, flops, fields = strata(model), {}, ()
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -123,9 +124,9 @@ def _in_norm(model: nn.Module, name: str) -> bool:
     return is_norm(model.get_submodule(name.rpartition(".")[0]))
 
 
-def _observed(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:
+def _observe(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:
     """(strata, FLOPs of each by name, fields); the last two from one run."""
-    with _counting(model) as spent, following(model, sample) as fields:
+    with _count_calls(model) as spent, follow_fields(model, sample) as fields:
         calls(model, sample)
     groups = strata(model, sample)
     names = [group.name for group in groups]
@@ -138,7 +139,7 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], di
 
 
 @contextmanager
-def _counting(model: nn.Module) -> Iterator[list[tuple[str, int]]]:
+def _count_calls(model: nn.Module) -> Iterator[list[tuple[str, int]]]:
     """Note every call inside: (name of the module, FLOPs until the next call)."""
     marks: list[tuple[str, int]] = []
     spent: list[tuple[str, int]] = []

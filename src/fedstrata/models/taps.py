@@ -1,4 +1,7 @@
-"""Looking into a model while it runs: what is at a module's input or output."""
+"""Looking into a model while it runs: what is at a module's input or output, to see it or to replace it.
+
+For any model, by hooks; `fedstrata.models.stages` runs a sequential model piece by piece instead.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fedstrata.core.types import Into
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.models.stages import composes
+from fedstrata.models.stages import is_plain_sequential
 
 
-def at_place(model: nn.Module, place: str, function: Callable[[Tensor], Tensor]) -> RemovableHandle:
+def hook_place(model: nn.Module, place: str, function: Callable[[Tensor], Tensor]) -> RemovableHandle:
     """Let a function replace a module's output or, for an `Into`, its input, until the handle is removed."""
     module = _module(model, place)
     if isinstance(place, Into):
@@ -30,13 +33,13 @@ class _Seen(BaseException):
         self.there = there
 
 
-def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
+def value_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
     """What is at a place of the model while it runs, which it does no further than there."""
 
     def see(there: Tensor) -> Tensor:
         raise _Seen(there)
 
-    handle = at_place(model, place, see)
+    handle = hook_place(model, place, see)
     try:
         run()
     except _Seen as seen:
@@ -49,7 +52,7 @@ def seen_at(model: nn.Module, place: str, run: Callable[[], Any]) -> Tensor:
 def stages_to(model: nn.Module, place: str) -> list[nn.Module]:
     """The stages of a plain `nn.Sequential` whose composition ends at a place; none where it is no end of a stage."""
     hooked = model._forward_hooks or model._forward_pre_hooks
-    if not composes(model) or hooked or str(place) not in model._modules:
+    if not is_plain_sequential(model) or hooked or str(place) not in model._modules:
         return []
     names = list(model._modules)
     end = names.index(str(place)) + (not isinstance(place, Into))
@@ -57,9 +60,9 @@ def stages_to(model: nn.Module, place: str) -> list[nn.Module]:
 
 
 @contextmanager
-def watched(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-    """Every function is called with what is at its place whenever the model comes by."""
-    handles = [at_place(model, place, partial(_shown, look)) for place, look in watch.items()]
+def watch_places(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Call every function with what is at its place, whenever the model runs that place."""
+    handles = [hook_place(model, place, partial(_show, look)) for place, look in watch.items()]
     try:
         yield
     finally:
@@ -67,7 +70,8 @@ def watched(model: nn.Module, watch: Mapping[str, Callable[[Tensor], None]]) -> 
             handle.remove()
 
 
-def _shown(look: Callable[[Tensor], None], there: Tensor) -> Tensor:
+def _show(look: Callable[[Tensor], None], there: Tensor) -> Tensor:
+    """Call a function that only looks; what is there stays."""
     look(there)
     return there
 

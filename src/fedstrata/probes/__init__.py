@@ -1,4 +1,4 @@
-"""What a round did, layer by layer: measures as pure functions, and the probes that take them during a run.
+"""What did a round do, layer by layer? Measures as pure functions, and the probes that take them during a run.
 
 The measures (`fedstrata.probes.measures`) can be used from here by themselves: `fedstrata.probes.divergence(…)`. They
 are imported when the first of them is asked for.
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    # Not `from fedstrata.probes import measures`, which would ask for the attribute `measures` and end up here again.
     measures = importlib.import_module("fedstrata.probes.measures")
     if name in measures.__all__:
         return getattr(measures, name)

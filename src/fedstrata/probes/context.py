@@ -63,33 +63,33 @@ class ProbeContext:
         """An architecture's part of a state, as the run would evaluate it."""
         return self.context.model(state.params, state.buffers, arch)
 
-    def trained(self, by_stratum: Mapping[str, float]) -> dict[str, float]:
+    def without_idle(self, by_stratum: Mapping[str, float]) -> dict[str, float]:
         """What was found stratum by stratum, without idle ones: nothing parts there, which would look like unity."""
         idle = {stratum.name for stratum in self.strata if stratum.idle}
         return {name: value for name, value in by_stratum.items() if name not in idle}
 
     @cached_property
-    def starts(self) -> dict[str, nn.Module]:
+    def _starts(self) -> dict[str, nn.Module]:
         """Architecture → the model that its clients began the round with."""
         return {arch: self.model(self.before, arch) for arch in dict.fromkeys(visit.arch for visit in self.visits)}
 
     @cached_property
-    def begun(self) -> list[nn.Module]:
+    def start_models(self) -> list[nn.Module]:
         """The model that each client began with."""
-        return [self.starts[visit.arch] for visit in self.visits]
+        return [self._starts[visit.arch] for visit in self.visits]
 
     @cached_property
-    def local(self) -> list[nn.Module]:
+    def local_models(self) -> list[nn.Module]:
         """Each client's model after its training."""
         if self.context.method.personalised:
             raise UsageError("clients keep what they train: their models are not in their updates")
-        return [self._local(visit) for visit in self.visits]
+        return [self._local_model(visit) for visit in self.visits]
 
-    def _local(self, visit: ObservedVisit) -> nn.Module:
+    def _local_model(self, visit: ObservedVisit) -> nn.Module:
         params = {n: t + visit.delta[n] if n in visit.delta else t for n, t in self.before.params.items()}
         return self.context.model(params, {**self.before.buffers, **visit.buffers}, visit.arch)
 
     @cached_property
-    def held(self) -> list[frozenset[int]]:
+    def classes_held(self) -> list[frozenset[int]]:
         """For each client, the classes that it has."""
         return [self.classes[visit.client] for visit in self.visits]

@@ -1,4 +1,8 @@
-"""The probes by name: each is a function of a round's context, and gives what is written to probes.jsonl."""
+"""The probes by name: each is a function of a round's context, and gives what is written to probes.jsonl.
+
+To add one, write a measure (a pure function, in `fedstrata.probes.measures`), a probe here that takes it, and a row in
+`PROBES`.
+"""
 
 from __future__ import annotations
 
@@ -23,52 +27,49 @@ else:
 
 
 STEPS = 8
-"""Of `gradnorm`, on either side."""
-
-
+"""Steps of `gradnorm`, from either model."""
 POINTS = 400
-"""Of `embedding`, at most."""
-
-
-# The probes -------------------------------------------------------------------------------------------------
+"""Points of `embedding`, at most."""
+ALL = "all"
+"""What a setting says for every probe."""
 
 
 def _divergence(context: ProbeContext) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
     found = [
         measures.client_gradients(m, [context.data[v.client]])[0]
-        for m, v in zip(context.begun, context.visits, strict=True)
+        for m, v in zip(context.start_models, context.visits, strict=True)
     ]
-    return context.trained(measures.divergence(found, context.strata))
+    return context.without_idle(measures.divergence(found, context.strata))
 
 
 def _proxy(context: ProbeContext) -> dict[str, Any]:
     """The same measure of the clients' updates, which costs nothing."""
-    return context.trained(measures.divergence([visit.delta for visit in context.visits], context.strata))
+    return context.without_idle(measures.divergence([visit.delta for visit in context.visits], context.strata))
 
 
 def _weightdiv(context: ProbeContext) -> dict[str, Any]:
     """How far clients' weights are from their mean (FedImpro, §5.2)."""
-    return context.trained(
+    return context.without_idle(
         measures.weight_divergence_by_stratum([visit.delta for visit in context.visits], context.strata)
     )
 
 
 def _cosine(context: ProbeContext) -> dict[str, Any]:
     """Whether clients' updates go the same way: the mean cosine of every two."""
-    return context.trained(measures.update_cosine([visit.delta for visit in context.visits], context.strata))
+    return context.without_idle(measures.update_cosine([visit.delta for visit in context.visits], context.strata))
 
 
 def _cka(context: ProbeContext) -> dict[str, Any]:
     """How alike clients' features are, stage by stage, on the same examples: linear CKA (InCo Aggregation, §2)."""
-    found = measures.layer_similarity(context.local, context.shared[0])
+    found = measures.layer_similarity(context.local_models, context.shared[0])
     means = {stage: mean for stage, mean in found.means.items() if not math.isnan(mean)}
     return {"mean": means, "matrix": {stage: matrix.tolist() for stage, matrix in found.matrices.items()}}
 
 
 def _gradnorm(context: ProbeContext) -> dict[str, Any]:
     """A client's gradient norms step by step: from its own model on, and from the averaged one (FedPart, Fig. 2)."""
-    visit, own = context.visits[0], context.local[0]
+    visit, own = context.visits[0], context.local_models[0]
     found = measures.gradient_trace(
         own,
         context.model(context.after, visit.arch),
@@ -84,13 +85,13 @@ def _gradnorm(context: ProbeContext) -> dict[str, Any]:
 
 def _drift(context: ProbeContext) -> dict[str, Any]:
     """What local training does to the neurons that are bound to a class (FedNLR, Definition 1)."""
-    found = measures.neuron_drift(context.begun, context.local, context.held, *context.shared)
+    found = measures.neuron_drift(context.start_models, context.local_models, context.classes_held, *context.shared)
     return {"held": found.held, "missing": found.missing}
 
 
 def _calibration(context: ProbeContext) -> dict[str, Any]:
     """Accuracy class by class before and after local training: what clients forget."""
-    found = measures.forgetting(context.begun, context.local, context.held, *context.shared)
+    found = measures.forgetting(context.start_models, context.local_models, context.classes_held, *context.shared)
     means = {"held": found.held, "missing": found.missing, "forgetting": found.forgetting}
     return {"before": found.before, "after": found.after} | {n: v for n, v in means.items() if v is not None}
 
@@ -110,12 +111,11 @@ def _statistics(context: ProbeContext) -> dict[str, Any]:
 
 def _crossing(context: ProbeContext) -> dict[str, Any]:
     """The θ and β of a technique that crosses layers, layer by layer (InCo Aggregation, Fig. 9)."""
-    slots = context.after.techniques.values()
-    state = {n: t for slot in slots for n, t in slot.items() if n.partition("/")[0] in ("theta", "beta")}
-    if not state:
+    published = context.context.method.publish(context.after.techniques)
+    found = {figure: dict(published.get(figure, {})) for figure in ("theta", "beta")}
+    if not any(found.values()):
         raise UsageError("the method does not cross layers, as inco does")
-    found = measures.crossing([state])
-    return {"theta": {n: v[0] for n, v in found.theta.items()}, "beta": {n: v[0] for n, v in found.beta.items()}}
+    return found
 
 
 def _embedding(context: ProbeContext) -> dict[str, Any]:
@@ -123,13 +123,16 @@ def _embedding(context: ProbeContext) -> dict[str, Any]:
     if not context.last:
         return {}
     x, y = context.shared
-    rows = torch.arange(min(len(y), max(POINTS // len(context.local), 1)))
+    rows = torch.arange(min(len(y), max(POINTS // len(context.local_models), 1)))
     last = [classifier(context.architectures[visit.arch].strata) for visit in context.visits]
     if None in last:
         raise UsageError("no single last layer was found in this model, whose inputs could be shown")
     places = [Into(stratum.name) for stratum in last if stratum is not None]
     shown = TensorExamples(x, y)
-    seen = [measures.features_at(model, shown, place, rows) for model, place in zip(context.local, places, strict=True)]
+    seen = [
+        measures.features_at(model, shown, place, rows)
+        for model, place in zip(context.local_models, places, strict=True)
+    ]
     features, labels = (torch.cat(part) for part in zip(*seen, strict=True))
     owners = torch.tensor([visit.client for visit in context.visits]).repeat_interleave(len(rows))
     found = measures.embedding(features, labels, owners, perplexity=min(30.0, len(labels) / 4), limit=None)
@@ -142,7 +145,7 @@ def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 Probe = Callable[[ProbeContext], dict[str, Any]]
-
+"""What a round's context shows, by name; {} where there is nothing to write."""
 
 PROBES: Mapping[str, Probe] = {
     "divergence": _divergence,
@@ -159,10 +162,7 @@ PROBES: Mapping[str, Probe] = {
 }
 
 
-ALL = "all"
-
-
-def chosen(text: str | None) -> tuple[str, ...]:
+def choose_probes(text: str | None) -> tuple[str, ...]:
     """The probes that a setting names, in the table's order: `"cka divergence"`, or `"all"`."""
     asked = (text or "").replace(",", " ").split()
     for name in asked:

@@ -10,14 +10,14 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Examples, Update, Work
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes.context import ObservedVisit, ProbeContext
 from fedstrata.probes.registry import PROBES
-from fedstrata.system.timing import Clock, timed, using
+from fedstrata.system.timing import Clock, timed, use_clock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 DIGITS = 6
-"""Significant ones of what is written."""
-
-
-# During a run -----------------------------------------------------------------------------------------------
+"""Significant digits of what is written."""
 
 
 @dataclass(eq=False)
@@ -50,32 +47,63 @@ class Limits(Protocol):
     """What a run's settings say of its probes."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """Of the run."""
+        ...
+
     @property
-    def rounds(self) -> int: ...
+    def rounds(self) -> int:
+        """How many rounds are planned."""
+        ...
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """How many threads torch computes with."""
+        ...
+
     @property
-    def probe_every(self) -> int: ...
+    def probe_every(self) -> int:
+        """The rounds from one that is measured to the next."""
+        ...
+
     @property
-    def probe_clients(self) -> int: ...
+    def probe_clients(self) -> int:
+        """Clients that are measured in a round, at most."""
+        ...
+
     @property
-    def probe_examples(self) -> int: ...
+    def probe_examples(self) -> int:
+        """Examples that a model is shown, at most."""
+        ...
 
 
 class ObservedRound(Protocol):
-    """A round that is closed, and was watched."""
+    """A round that is closed, some of whose updates were recorded."""
 
     @property
-    def before(self) -> ServerState: ...
+    def before(self) -> ServerState:
+        """The state that it began with."""
+        ...
+
     @property
-    def after(self) -> ServerState: ...
+    def after(self) -> ServerState:
+        """The one that it ended with."""
+        ...
+
     @property
-    def outcome(self) -> Outcome: ...
+    def outcome(self) -> Outcome:
+        """Whose updates were used, among others."""
+        ...
+
     @property
-    def assignments(self) -> Sequence[Assignment]: ...
+    def assignments(self) -> Sequence[Assignment]:
+        """What was asked of the clients."""
+        ...
+
     @property
-    def watch(self) -> UpdateRecorder | None: ...
+    def watch(self) -> UpdateRecorder | None:
+        """The recorded updates; None if nobody asked for any."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +127,12 @@ class Prober:
     test: Examples | None
 
     def due(self, number: int) -> bool:
-        """Whether a round is to be measured: every so many, and the last one that is planned."""
+        """Whether a round is to be measured: every `probe_every`-th, and the last one that is planned."""
         every = (number + 1) % self.settings.probe_every == 0 or number + 1 == self.settings.rounds
         return bool(self.probes) and every and number < self.settings.rounds
 
     def watch(self, asked: Sequence[Assignment]) -> UpdateRecorder:
-        """For a round that is to be measured: some of its clients, by lot, of all architectures alike."""
+        """Choose the clients of a round that is to be measured: at random, equally many of every architecture."""
         lot = torch.randperm(len(asked), generator=generator(self.settings.seed, "probes", asked[0].round)).tolist()
         groups: dict[str, list[int]] = {}
         for at in lot:
@@ -114,8 +142,6 @@ class Prober:
 
     def measure(self, watched: ObservedRound, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""
-        from fedstrata.core.rng import seed_global
-
         before, asked = watched.before, watched.assignments
         arch = {assignment.client: assignment.arch for assignment in asked}
         seen = {} if watched.watch is None else watched.watch.seen
@@ -126,9 +152,9 @@ class Prober:
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
         missed: dict[str, str] = {}
-        with own_rng(), self.context.computing(self.settings.threads), using(clock), timed("probe"):
+        with preserve_rng(), self.context.computing(self.settings.threads), use_clock(clock), timed("probe"):
             seed_global(derive(self.settings.seed, "probes", before.round), torch.device("cpu"))
-            context = self._sight(before, watched.after, visits, asked[0].work) if visits else None
+            context = self._build_context(before, watched.after, visits, asked[0].work) if visits else None
             for name in self.probes:
                 start = time.perf_counter()
                 try:
@@ -138,15 +164,16 @@ class Prober:
                 except Exception as error:  # a user's model may raise anything on what it is shown here
                     missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
                 else:
-                    row |= {name: plain(found)} if found else {}
+                    row |= {name: to_json(found)} if found else {}
                 row["seconds"][name] = round(time.perf_counter() - start, 4)
         seen.clear()
         return {**row, "missed": missed} if missed else row
 
-    def _sight(
+    def _build_context(
         self, before: ServerState, after: ServerState, visits: Sequence[ObservedVisit], work: Work
     ) -> ProbeContext:
-        data = {visit.client: self._some(self.clients[visit.client], visit.client) for visit in visits}
+        """What the probes may see of a round."""
+        data = {visit.client: self._choose_examples(self.clients[visit.client], visit.client) for visit in visits}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
         return ProbeContext(
             before=before,
@@ -156,33 +183,34 @@ class Prober:
             work=work,
             data=data,
             classes={client: frozenset(examples.labels().tolist()) for client, examples in held.items()},
-            shared=self._shown(data),
+            shared=self._shared_examples(data),
             strata=self.architectures[""].strata,
             architectures=self.architectures,
             context=self.context,
         )
 
-    def _shown(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+    def _shared_examples(self, data: Mapping[int, Examples]) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) that all models are shown: of the test set or, where there is none, of the clients' data."""
         if self.test is not None:
-            some = self._some(self.test, "shared")
+            some = self._choose_examples(self.test, "shared")
             return some.batch(torch.arange(len(some)))
         each = max(self.settings.probe_examples // len(data), 1)
         parts = [held.batch(torch.arange(min(each, len(held)))) for held in data.values()]
         x, y = zip(*parts, strict=True)
         return torch.cat(x), torch.cat(y)
 
-    def _some(self, examples: Examples, *salt: int | str) -> TensorExamples:
+    def _choose_examples(self, examples: Examples, *salt: int | str) -> TensorExamples:
         """A choice of examples that is the same in every round, as tensors."""
         order = torch.randperm(len(examples), generator=generator(derive(self.settings.seed, "probes", *salt)))
         return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))
 
 
-def plain(found: Any) -> Any:
+def to_json(found: Any) -> Any:
     """What JSON has: a few digits, None for what is not a finite number."""
     if isinstance(found, Mapping):
-        return {str(name): plain(value) for name, value in found.items()}
+        return {str(name): to_json(value) for name, value in found.items()}
     if isinstance(found, list | tuple):
-        return [plain(value) for value in found]
+        return [to_json(value) for value in found]
     if isinstance(found, float):
         return float(f"{found:.{DIGITS}g}") if math.isfinite(found) else None
     return found

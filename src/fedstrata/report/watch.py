@@ -185,4 +185,4 @@ def serve(directory: Path, port: int = 0, ready: Sequence[Callable[[str], object
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            signals.heard()
+            signals.acknowledge_interrupt()

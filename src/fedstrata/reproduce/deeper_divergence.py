@@ -41,7 +41,7 @@ from fedstrata.reproduce.parts import (
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
-from fedstrata.system.machine import computing, device_of
+from fedstrata.system.machine import compute_with, device_by_name
 
 KINDS = {"noise": "noise on an image", "class": "images of one class"}
 STATES = {"trained": "trained", "new": "before training"}
@@ -67,7 +67,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     found: dict[str, Any] = {}
     for label, model in settings["models"].items():
         federation = open_run(build_config(settings, seed, resources, model=model), None)
-        with computing(1):
+        with compute_with(1):
             images = _first_of_each_class(federation.clients[0], settings["images"])
             new = gradient_spreads(federation.model, *images, settings["draws"], seed)
             federation.fit()
@@ -172,7 +172,7 @@ def measure_rounds(settings: Mapping[str, Any], seed: int, resources: PartResour
     clients, layers = list(federation.clients), federation.strata
     rounds = []
     for _ in federation.rounds():
-        with computing(1):
+        with compute_with(1):
             rounds.append(divergence(client_gradients(federation.model, clients), layers))
     return {"rounds": rounds, "stages": {layer.name: layer.stage for layer in layers}}
 
@@ -311,8 +311,8 @@ def _measure_divergence(directory: Path, config: RunConfig, seed: int) -> dict[s
         dataset.train.labels(), config.partition, config.clients, derive(seed, "partition"), dataset.groups
     )
     model = final_model(directory, config, dataset)
-    with computing(1):
-        gradients = client_gradients(model.to(device_of(config.device)), list(dataset.train.split(dealt)))
+    with compute_with(1):
+        gradients = client_gradients(model.to(device_by_name(config.device)), list(dataset.train.split(dealt)))
         return divergence(gradients, strata(model))
 
 

@@ -17,7 +17,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import plural
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.federation import Federation
-from fedstrata.models.stages import above as upper
+from fedstrata.models.stages import params_above as upper
 from fedstrata.probes.measures import (
     Labelled,
     client_gradients,
@@ -36,8 +36,8 @@ from fedstrata.reproduce.local_models import read_local_models, store_local_mode
 from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
-from fedstrata.system.machine import computing
-from fedstrata.techniques.fedimpro import FedImpro, drawn
+from fedstrata.system.machine import compute_with
+from fedstrata.techniques.fedimpro import FedImpro, draw_features
 
 # --- watching a run --------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ def balanced_labels(state: Tensors, count: int) -> Tensor:
 def shared_features(state: Tensors, labels: Tensor, rng: torch.Generator) -> Tensor:
     """A feature for every label, sampled from the global Gaussians."""
     std = state["variance"].clamp(min=0).sqrt()
-    return drawn(state["mean"][labels], std[labels], state["mean"].shape[1:], rng)
+    return draw_features(state["mean"][labels], std[labels], state["mean"].shape[1:], rng)
 
 
 def variances(
@@ -181,7 +181,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     place, found = settings["place"], dict[str, Any]()
     for label, text in settings["methods"].items():
         federation = build_federation(build_config(settings, seed, resources, method=text), LocalModels())
-        with computing(1):
+        with compute_with(1):
             found[label] = measure_run(federation, settings["looks"])
             model, clients = federation.model, list(federation.clients)
             state = federation.state.techniques.get(FedImpro.name)

@@ -19,7 +19,7 @@ from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 
 DECIBELS = plain_unit(2, suffix=" dB")
 
@@ -29,7 +29,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         history = open_run(build_config(settings, seed, resources), directory).fit()
-        with computing(1):
+        with compute_with(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {
         "accuracy": history.accuracy,

@@ -13,7 +13,7 @@ from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
-from fedstrata.probes.measures.training import activation_change, bound_neurons
+from fedstrata.probes.measures.neurons import activation_change, bound_neurons
 from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.run import deal, open_run

@@ -33,9 +33,8 @@ from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
 from fedstrata.run import deal
-from fedstrata.system.machine import computing
+from fedstrata.system.machine import compute_with
 from fedstrata.techniques import method
-from fedstrata.techniques.inco import InCo
 
 IID, EQUAL = "IID, equal models", "non-IID, equal models"
 GROUP, HETERO = "non-IID, different models (GroupAvg)", "HeteroAvg"
@@ -110,7 +109,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     found: dict[str, Any] = {}
     for label, fields in settings["cases"].items():
         run = observe(build_config(settings, seed, resources, **fields))
-        with computing(1):
+        with compute_with(1):
             found[label] = measure_run(run.federation)
             shown = run.test.batch(torch.arange(min(settings["shown"], len(run.test))))[0]
             models = run.local()
@@ -134,12 +133,12 @@ def feature_map(models: Sequence[nn.Module], test: Examples, rows: int, seed: in
 
 def measure_run(federation: Federation) -> dict[str, Any]:
     """The clients' accuracy at the end; layer by layer, in how many rounds β > 0, and the mean θ."""
-    states, accuracy = [], math.nan
+    published, accuracy = [], math.nan
     for record in federation.rounds():
-        states.append(federation.state.techniques.get(InCo.name, {}))
+        published.append(federation.method.publish(federation.state.techniques))
         if record.accuracy is not None:
             accuracy = statistics.fmean(record.arch_accuracy.values()) if record.arch_accuracy else record.accuracy
-    found = crossing(states)
+    found = crossing(published)
     means = {name: statistics.fmean(values) for name, values in found.theta.items()}
     return {"accuracy": accuracy, "positive": found.positive, "theta": means}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.examples import Split, TensorExamples, sizes
 from fedstrata.models.summary import describe_model
@@ -34,7 +34,7 @@ def run_facts(
         sample: some inputs.
         names: of the classes.
     """
-    with own_rng(), torch.no_grad():  # a model may draw random numbers
+    with preserve_rng(), torch.no_grad():  # a model may draw random numbers
         about = describe_model(model, sample.shape[1:]).as_dict()
         idle = {stratum.name for stratum in strata if stratum.idle}
         about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some

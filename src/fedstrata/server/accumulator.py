@@ -11,7 +11,7 @@ from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Absence, Assignment, Slots, Update, Visit, altered
+from fedstrata.core.types import Absence, Assignment, Slots, Update, Visit, replace_fields
 from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, believable_flops
 from fedstrata.system.timing import timed
 
@@ -102,7 +102,7 @@ class RoundAccumulator:
             total = technique.accumulate(self.totals[technique.name], slot, update.delta, weight)
             theirs = {_address(t) for t in (*slot.values(), *update.delta.values())}
             self.totals[technique.name] = {n: t.clone() if _address(t) in theirs else t for n, t in total.items()}
-        return altered(
+        return replace_fields(
             update,
             delta=clone(update.delta) if self._needs_deltas else {},
             buffers=clone(update.buffers) if self._needs_buffers else {},

@@ -14,13 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.client.context import BUFFERS, PERSONAL
 from fedstrata.core.method import Method
-from fedstrata.core.technique import strange
+from fedstrata.core.technique import memory_mismatch
 from fedstrata.core.tensors import Tensors, all_finite
 from fedstrata.core.types import Examples, Slots
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.server.state import ServerState
 from fedstrata.wire.packing import carries
 
@@ -132,7 +132,7 @@ def state_mismatch(fresh: ServerState, state: ServerState) -> str | None:
     return None
 
 
-def memory_mismatch(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
+def client_memory_mismatch(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
     """Why a client's memory cannot be one of this method and of a model with such tensors, or None."""
     kinds = {t.name for t in method.techniques} | {PERSONAL} | ({BUFFERS} if method.buffers == "local" else set())
     foreign = next((kind for kind in memory if kind not in kinds), None)
@@ -143,9 +143,9 @@ def memory_mismatch(method: Method, memory: Slots, params: Tensors, buffers: Ten
     for name, tensor in every:
         if (tensor.shape, tensor.dtype) != (like[name].shape, like[name].dtype):
             return f"'{name}' has another shape or type"
-    told = [strange(memory.get(PERSONAL, {}), params)]
+    told = [memory_mismatch(memory.get(PERSONAL, {}), params)]
     if BUFFERS in memory:
-        told.append(strange(memory[BUFFERS], buffers, buffers))
+        told.append(memory_mismatch(memory[BUFFERS], buffers, buffers))
     told += [
         t.validate_memory(memory[t.name], params, buffers) for t in method.at("validate_memory") if t.name in memory
     ]
@@ -209,7 +209,7 @@ def _check_training(model: nn.Module, x: Tensor) -> None:
 
 
 def _check_tensors(what: str, model: nn.Module) -> None:
-    named = [*model.named_parameters(), *running(model).items()]
+    named = [*model.named_parameters(), *running_statistics(model).items()]
     for name, tensor in named:
         if not carries(tensor):
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -223,9 +223,9 @@ def _check_architectures(models: Mapping[str, nn.Module], arch_of: Callable[[int
         if arch_of(client) not in models:
             known = did_you_mean(arch_of(client), [name for name in models if name])
             raise UsageError(f"client {client} has the unknown architecture '{arch_of(client)}'{known}")
-    whole = {**dict(models[""].named_parameters()), **running(models[""])}
+    whole = {**dict(models[""].named_parameters()), **running_statistics(models[""])}
     for arch, model in models.items():
-        for name, tensor in {**dict(model.named_parameters()), **running(model)}.items():
+        for name, tensor in {**dict(model.named_parameters()), **running_statistics(model)}.items():
             if name not in whole:
                 raise UsageError(f"architecture '{arch}' has '{name}', which the server's model lacks")
             if tensor.shape != whole[name].shape or tensor.dtype != whole[name].dtype:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples, Work
 from fedstrata.data.batching import batch_sizes
-from fedstrata.data.examples import joined, sizes
+from fedstrata.data.examples import join_examples, sizes
 from fedstrata.errors import UsageError
 
 
@@ -44,7 +44,7 @@ class ClientSampler:
             raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
         self._count, self._seed, self._rounds, self._drop_single = count, seed, rounds, drop_single
         self._centralised = centralised
-        self.clients: Sequence[Examples] = [joined(clients)] if centralised else clients
+        self.clients: Sequence[Examples] = [join_examples(clients)] if centralised else clients
         self.arch_of: Callable[[int], str] = (lambda client: "") if centralised else arch_of
 
     @property

@@ -17,7 +17,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
-from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Visit, Work, altered
+from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Visit, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.server.validation import UpdateValidator
@@ -82,7 +82,7 @@ class Server:
             template = templates.get(arch)
             if template is None:
                 template = templates[arch] = self._template(state, arch, work)
-            assignment = altered(
+            assignment = replace_fields(
                 template,
                 client=client,
                 seed=derive(self.seed, "visit", state.round, client),
@@ -94,7 +94,7 @@ class Server:
                 assignment = self._first_statistics(state, assignment)
             if sends:
                 slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
-                assignment = altered(assignment, slots={name: slot for name, slot in slots.items() if slot})
+                assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
             assignments.append(assignment)
         return assignments
 
@@ -123,7 +123,9 @@ class Server:
         """With the server's statistics, for a client that must use some and has none of its own yet."""
         if int(state.remembers.numpy()[assignment.client]) >= 0:
             return assignment
-        return altered(assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers})
+        return replace_fields(
+            assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers}
+        )
 
     def _names_to_send(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
         since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedstrata.core.method import Method
-from fedstrata.core.rng import own_rng
+from fedstrata.core.rng import preserve_rng
 from fedstrata.core.technique import Setting
 from fedstrata.core.types import Examples, Stratum, Work
-from fedstrata.data.examples import as_examples, per_client, unlabelled
+from fedstrata.data.examples import as_examples, as_unlabelled, per_client
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.strata import used_by_any
 from fedstrata.server.compatibility import check_fit, check_module
@@ -83,12 +83,12 @@ def build_setup(
         check_module(module)
     examples = per_client(clients)
     tested = None if test is None else as_examples(test, "the test set")
-    inputs = None if public is None else unlabelled(public)
+    inputs = None if public is None else as_unlabelled(public)
     models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **archs}.items()}
     of_client = arch_of or (lambda client: "")
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
-    with own_rng():  # a dataset's own transforms may draw random numbers
+    with preserve_rng():  # a dataset's own transforms may draw random numbers
         sample = check_fit(models, of_client, examples, tested, batch_size, inputs)
     return Setup(models, of_client, examples, tested, inputs, sample, _architectures(models, sample))
 

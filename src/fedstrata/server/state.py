@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedstrata.core.results import RoundOutcome
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Stratum
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.models.strata import strata
 
 
@@ -51,7 +51,7 @@ class Architecture:
         """A module's names; a sample of inputs shows the order in which its layers run."""
         return Architecture(
             params=tuple(n for n, _ in module.named_parameters()),
-            buffers=tuple(running(module)),
+            buffers=tuple(running_statistics(module)),
             strata=strata(module, sample),
             frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
         )

@@ -1,1 +1,1 @@
-"""What this machine has, how a process ends on it, and where its time goes."""
+"""What does this machine have, how does a process end on it, and where does its time go?"""

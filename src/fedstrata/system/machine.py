@@ -19,8 +19,12 @@ from fedstrata.errors import UsageError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
+_PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
+_LOOK = 0.5  # seconds between looks at the parent
+_TINY = torch.tensor(1e-40)
+
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-"""What tells torch, oneDNN and MKL to use fewer instruction sets than there are."""
+"""Variables that tell torch, oneDNN and MKL to use fewer instruction sets than there are."""
 
 
 def cores() -> int:
@@ -50,19 +54,16 @@ def keep_memory() -> bool:
     return bool(mallopt(_TRIM_THRESHOLD, 1 << 30)) and bool(mallopt(_TOP_PAD, 16 << 20))
 
 
-_PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
-_LOOK = 0.5  # seconds between looks at the parent
-
-
-def end_with(parent: int, lasting: bool) -> None:
-    """Let this process end at once when its parent does, however that ends.
+def end_with_parent(parent: int, lasting: bool) -> None:
+    """Let this process end at once when its parent does, however the parent ends.
 
     Args:
         parent: its number.
-        lasting: the thread that started this process lives as long as the parent: Linux takes its end for the parent's.
+        lasting: whether the thread that started this process lives as long as the parent: Linux takes the thread's end
+            for the parent's.
     """
     if not (lasting and _dies_with_parent()):
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it ended before anybody watched
         os._exit(1)
 
@@ -77,7 +78,7 @@ def _dies_with_parent() -> bool:
         return False
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     """End this process when it has another parent, also in the middle of a step."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
@@ -85,7 +86,7 @@ def _watch(parent: int) -> None:
 
 
 @contextmanager
-def computing(threads: int) -> Iterator[None]:
+def compute_with(threads: int) -> Iterator[None]:
     """torch with this many threads and without denormal numbers, and as before afterwards."""
     before, flushed = torch.get_num_threads(), _flushes()
     if before != threads:
@@ -101,15 +102,12 @@ def computing(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-_TINY = torch.tensor(1e-40)
-
-
 def _flushes() -> bool:
     """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
     return not (_TINY * 1.0).item()
 
 
-def device_of(name: str) -> torch.device:
+def device_by_name(name: str) -> torch.device:
     """The device of a name, if it can be used here."""
     try:
         device = torch.device(name)
@@ -122,8 +120,8 @@ def device_of(name: str) -> torch.device:
 def processor() -> str:
     """The processor, and the kernels that torch and its libraries choose on it: results depend on both, by rounding.
 
-    Kernels of other instruction sets add numbers in another order. Which set torch's own kernels use it tells; oneDNN
-    and MKL take the most that there is, unless the environment says otherwise.
+    Kernels of other instruction sets add numbers in another order. torch says which set its own kernels use; oneDNN and
+    MKL take the largest that there is, unless the environment says otherwise.
     """
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     return ", ".join([_processor_name(), torch.backends.cpu.get_cpu_capability(), *limits])

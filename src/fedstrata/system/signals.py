@@ -31,7 +31,7 @@ class Interrupt(KeyboardInterrupt):
         self._stop, stop.raised = stop, id(self)
 
     def __del__(self) -> None:
-        self._stop.lost(self)
+        self._stop.repeat(self)
 
 
 class Stop:
@@ -58,14 +58,14 @@ class Stop:
             wanted = self.signal is None or impatient
         if wanted:
             self.signal = self.signal or number
-            if _importing(frame) and not (impatient and self._since):
-                self._outlast()
+            if _in_import(frame) and not (impatient and self._since):
+                self._wait_for_import()
                 return
             self._since = time.monotonic()
             raise Interrupt(self)  # no variable may hold it: with its traceback it would never be freed
 
-    def _outlast(self) -> None:
-        """What to do in the middle of an import: end at once if nothing is lost by that, else wait for its end."""
+    def _wait_for_import(self) -> None:
+        """In the middle of an import: end at once if nothing is lost by that, else wait for its end."""
         if not self.working:
             with suppress(OSError):
                 os.write(2, b"fedstrata: stopped\n")
@@ -73,14 +73,17 @@ class Stop:
         self._since = self._since or time.monotonic()
         _set_timer(AGAIN)
 
-    def lost(self, interrupt: Interrupt) -> None:
-        """Nobody holds an interrupt any more: unless it was heard, it comes again. Not from here, where all is lost."""
+    def repeat(self, interrupt: Interrupt) -> None:
+        """Let an interrupt that nobody holds any more come again, unless the process is about to end.
+
+        By a timer, and not from here: what a finalizer raises is lost.
+        """
         if id(interrupt) == self.raised and not self._heard:
             self.raised = 0
             _set_timer(AGAIN)
 
-    def heard(self) -> bool:
-        """The process is about to end, so nothing need interrupt it any more; True if a signal asked for that."""
+    def acknowledge(self) -> bool:
+        """Interrupt no more, since the process is about to end; True if a signal asked for that."""
         self._heard = True
         return self.signal is not None
 
@@ -91,12 +94,12 @@ class Stop:
 
 
 def _set_timer(seconds: float) -> None:
-    """Let SIGALRM come after some time, where there is such a thing; 0 for never."""
+    """Let SIGALRM come after some seconds, where the platform has it; 0 for never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _importing(frame: FrameType | None) -> bool:
+def _in_import(frame: FrameType | None) -> bool:
     """True in the middle of an import: those of torch and NumPy abort, or break for good, where one interrupts them."""
     while frame is not None and hasattr(signal, "setitimer"):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -108,20 +111,20 @@ def _importing(frame: FrameType | None) -> bool:
 _stop: Stop | None = None
 
 
-def work_begins() -> None:
-    """From now on the command has something to lose, and to save, when it is told to end."""
+def begin_work() -> None:
+    """Say that from now on the command has something to save when it is told to end."""
     if _stop is not None:
         _stop.working = True
 
 
-def heard() -> None:
-    """The command has caught a KeyboardInterrupt and ends by itself: it need not come again."""
+def acknowledge_interrupt() -> None:
+    """Say that the command has caught a KeyboardInterrupt and ends by itself: it need not come again."""
     if _stop is not None:
-        _stop.heard()
+        _stop.acknowledge()
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def handle_signals() -> Iterator[Stop]:
     """Let every signal that ends a process raise KeyboardInterrupt; those that were ignored stay so, as under nohup."""
     global _stop
     if _stop is not None or threading.current_thread() is not threading.main_thread():
@@ -133,16 +136,16 @@ def stopping() -> Iterator[Stop]:
     before = {number: signal.signal(number, stop) for number in numbers}
     unraisable = sys.unraisablehook
 
-    def told(about: Any) -> None:
+    def report(about: Any) -> None:
         """An interrupt that a finalizer swallows is no news: it comes again."""
         if not isinstance(about.exc_value, Interrupt):
             unraisable(about)
 
-    sys.unraisablehook = told
+    sys.unraisablehook = report
     try:
         yield stop
     finally:
-        stop.heard()
+        stop.acknowledge()
         _set_timer(0)
         sys.unraisablehook, _stop = unraisable, None
         for number, handler in before.items():
@@ -150,8 +153,8 @@ def stopping() -> Iterator[Stop]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Signals that end a process wait until this is over: a child must first have said what it does about them."""
+def block_signals() -> Iterator[None]:
+    """Signals that end a process wait until this is over: a new child must first set its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -160,7 +163,7 @@ def held() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a child that was started while signals were `held`: Ctrl-C is its parent's affair, whose handlers go."""
+    """In a child that was started while signals were blocked: leave Ctrl-C to the parent, and drop its handlers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING[1:]:
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -17,6 +17,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
+        """A context that counts as this phase."""
         return _Phase(self, phase)
 
     def enter(self, phase: str) -> None:
@@ -36,7 +37,7 @@ class Clock:
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last time, and begin anew."""
+        """The seconds since the last call, and begin again at 0."""
         taken, self.seconds = self.seconds, {}
         return taken
 
@@ -63,24 +64,24 @@ _clock: Clock | None = None
 _OFF = nullcontext()
 
 
-def use(clock: Clock | None) -> None:
+def set_clock(clock: Clock | None) -> None:
     """Let phases of this process be counted by a clock, or by none."""
     global _clock
     _clock = clock
 
 
 @contextmanager
-def using(clock: Clock | None) -> Iterator[None]:
+def use_clock(clock: Clock | None) -> Iterator[None]:
     """Let phases be counted by a clock, or by none, and as before afterwards."""
     before = _clock
-    use(clock)
+    set_clock(clock)
     try:
         yield
     finally:
-        use(before)
+        set_clock(before)
 
 
-def current() -> Clock | None:
+def current_clock() -> Clock | None:
     """The clock in use."""
     return _clock
 

@@ -1,4 +1,4 @@
-"""The techniques by name: one paper, one file, one line in the table."""
+"""What does a paper change in federated averaging? One paper, one file, one row in the table."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _present(count: Tensor) -> list[tuple[int, float]]:
     return [(label, n) for label, n in enumerate(count.tolist()) if n > 0]
 
 
-def merged(total: Tensors, slot: Tensors) -> Tensors:
+def add_statistics(total: Tensors, slot: Tensors) -> Tensors:
     """Sums over clients, in double precision: n, n·μ and (n − 1)·Σ + n·μμᵀ of each class; into the total's tensors."""
     parts = {"n": slot["count"], "first": slot["mean"], "second": slot["covariance"]}
     total = total or {name: torch.zeros_like(part, dtype=torch.float64) for name, part in parts.items()}
@@ -66,7 +66,7 @@ def merged(total: Tensors, slot: Tensors) -> Tensors:
     return total
 
 
-def pooled(total: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+def pool_statistics(total: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """(n_c, μ_c, Σ_c) of all clients' features together, from the sums.
 
     μ_c = Σ_k n_ck μ_ck / n_c; Σ_c = [Σ_k (n_ck − 1)Σ_ck + Σ_k n_ck μ_ck μ_ckᵀ − n_c μ_c μ_cᵀ]/(n_c − 1).
@@ -77,7 +77,7 @@ def pooled(total: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     return count, mean, spread / (count - 1).clamp(min=1)[:, None, None]
 
 
-def drawn(mean: Tensor, covariance: Tensor, samples: int, rng: torch.Generator) -> Tensor:
+def draw_features(mean: Tensor, covariance: Tensor, samples: int, rng: torch.Generator) -> Tensor:
     """Rows from N(μ, Σ); what rounding left below zero in Σ's spectrum counts as zero.
 
     By the symmetric root of Σ, which is a continuous function of it: eigenvectors alone change signs by rounding.
@@ -95,7 +95,7 @@ def _last(strata: Sequence[Stratum]) -> str:
     return last.name
 
 
-def _tied(head: nn.Module, model: nn.Module) -> bool:
+def _shares_parameters(head: nn.Module, model: nn.Module) -> bool:
     """Whether a parameter of the head is another module's as well, which a refit would change with it."""
     own, inside = set(head.parameters()), set(head.modules())
     return any(p in own for m in model.modules() if m not in inside for p in m.parameters(recurse=False))
@@ -118,7 +118,7 @@ class CCVR(Technique):
         batch_size: virtual features per step.
 
     Deviations: the paper does not say how the classifier is trained; epochs, lr and batch size are ours. Clients of
-    different depth send the features of different networks, which one Gaussian a class then has to fit.
+    different depth send the features of different networks, which one Gaussian per class then has to fit.
     """
 
     name: ClassVar[str] = "ccvr"
@@ -134,6 +134,7 @@ class CCVR(Technique):
         positive("ccvr", epochs=self.epochs, lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model whose logits are not put out by one linear layer of its own."""
         model = copy.deepcopy(setting.model).eval()
         last = classifier(setting.strata)
         if last is None:
@@ -146,7 +147,7 @@ class CCVR(Technique):
             raise UsageError(f"ccvr refits a linear last layer, and this model's is a {type(head).__name__}")
         if not head.weight.requires_grad:
             raise UsageError("ccvr refits the last layer, and this model's is frozen")
-        if _tied(head, model):
+        if _shares_parameters(head, model):
             raise UsageError("ccvr refits the last layer alone, and this model's shares its parameters with another")
         seen: list[Tensor] = []
         head.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -156,12 +157,14 @@ class CCVR(Technique):
             raise UsageError("ccvr refits a last layer that puts the logits out, and this model changes them after it")
 
     def local(self, view: ClientView) -> Hooks:
+        """In the round after the last, the statistics of the client's features."""
         if view.assignment.trains or not self.samples:
             return Hooks()
         found = statistics(view.outputs(Into(_last(view.strata))), len(view.counts()))
         return Hooks(finish=lambda delta, tally: (found, None))
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Refuse statistics that are incomplete, or of other shapes than the last layer's."""
         if assignment.trains or not self.samples:
             return "it sends statistics that nobody asked for" if slot else None
         if slot.keys() != {"count", "mean", "covariance"}:
@@ -172,16 +175,18 @@ class CCVR(Technique):
         return None if fits and known and bool((slot["count"] >= 0).all()) else "its features' statistics do not fit"
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
-        return merged(total, slot) if slot else total
+        """Sums over clients, class by class."""
+        return add_statistics(total, slot) if slot else total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The last layer, refitted on features drawn from each class's Gaussian."""
         total = round.totals[self.name]
         if not total:
             return delta, state
-        count, mean, covariance = pooled(total)
+        count, mean, covariance = pool_statistics(total)
         rng = generator(round.seed, self.name)
         present = [c for c in range(len(count)) if count[c] > 0]
-        features = torch.cat([drawn(mean[c], covariance[c], self.samples, rng) for c in present])
+        features = torch.cat([draw_features(mean[c], covariance[c], self.samples, rng) for c in present])
         labels = torch.tensor(present).repeat_interleave(self.samples)
         name = _last(round.strata)
         head = round.model(round.params, round.buffers, "").get_submodule(name)

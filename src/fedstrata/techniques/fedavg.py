@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from fedstrata.aggregation.rules import build_reducer
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parse_sum, text_of
-from fedstrata.core.technique import Buffers, Technique, changed
+from fedstrata.core.technique import Buffers, Technique, non_default_fields
 from fedstrata.core.types import Reducer, Weight
 from fedstrata.errors import UsageError
 
@@ -59,7 +59,7 @@ class FedAvg:
         return replace(self, buffers=buffers)
 
     def __str__(self) -> str:
-        return text_of(self.name, changed(self))
+        return text_of(self.name, non_default_fields(self))
 
 
 def chain(

@@ -34,9 +34,11 @@ class FedAvgM(Technique):
             raise UsageError(f"fedavgm's beta must lie between 0 and 1, not {self.beta}")
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """A velocity of zero."""
         return zeros_like(params) if self.beta else {}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← β·v + Δ; w ← w + lr·v, for what travelled."""
         arrived = {n: d for n, d in delta.items() if n in round.arrived}
         if self.beta:
             arrived = add(arrived, state, alpha=self.beta)

@@ -42,7 +42,7 @@ class FedDF(Technique):
         noise: take standard normal noise in place of public data.
         steps: of the server in every round; 0 is FedAvg.
         lr: of Adam, as in the paper.
-        batch_size: inputs a step, as in the paper.
+        batch_size: inputs per step, as in the paper.
 
     Deviations: the paper takes up to 10,000 steps and stops early on a validation set; here their number is fixed.
     Norm layers keep the averaged running statistics. What does not travel in a round does not move. The server's
@@ -61,12 +61,14 @@ class FedDF(Technique):
         positive("feddf", lr=self.lr, batch_size=self.batch_size)
 
     def check(self, setting: Setting) -> None:
+        """Refuse to distil without inputs."""
         if not self.noise and setting.public is None and self.steps:
             raise UsageError("feddf distils on unlabelled inputs: give public data, or say feddf(noise=True)")
         if self.noise and not setting.sample.is_floating_point():
             raise UsageError("feddf(noise=True) needs inputs that are real numbers, and these are whole ones")
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """The averaged model, distilled; what did not travel stays."""
         if not self.steps or not round.arrived:
             return delta, state
         start = add(round.params, delta)

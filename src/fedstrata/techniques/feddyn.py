@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import positive
 from fedstrata.techniques.fedprox import pull
@@ -45,13 +45,15 @@ class FedDyn(Technique):
         positive("feddyn", alpha=self.alpha)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """h = 0."""
         return zeros_like(params)
 
     def local(self, view: ClientView) -> Hooks:
+        """Every gradient plus −h_k + α(w_k − w); at the end, h_k ← h_k − α(w_k − w)."""
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
-        mine = view.remembered(names)
+        mine = view.recall(names)
         home = add({n: anchor[n] for n in names}, mine, 1 / self.alpha)
 
         def correct(grads: Tensors, batch: Batch) -> Times:
@@ -63,12 +65,15 @@ class FedDyn(Technique):
         return Hooks(correct=correct, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
-        return strange(memory, params)
+        """Refuse a memory of anything but parameters."""
+        return memory_mismatch(memory, params)
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """The sum of the changes."""
         return {**delta, **add_(total, delta)}
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """h ← h − (α/N) Σ (w_k − w); Δ − h/α."""
         sums = round.totals[self.name]
         moved = {n: state[n] - self.alpha / round.owners(n) * change for n, change in sums.items()}
         return add(delta, scale(moved, -1 / self.alpha)), {**state, **moved}

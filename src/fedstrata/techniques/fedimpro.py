@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique
-from fedstrata.core.tensors import Tensors, clone, lent
+from fedstrata.core.tensors import Tensors, clone, swap_values
 from fedstrata.core.types import Assignment, Into, Stratum
 from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
 from fedstrata.models.passes import calls
-from fedstrata.models.stages import above, positions, split, tap
+from fedstrata.models.stages import params_above, positions, split, tap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what
         if split not in places:
             raise UsageError(f"{what}: the model has no stage '{split}'{did_you_mean(split, places)}")
         return split
-    numbered = _numbered(model, strata, places)
+    numbered = _places_by_number(model, strata, places)
     if split not in numbered:
         raise UsageError(
             f"{what}: the model cannot be cut after stratum {split}, "
@@ -52,12 +52,12 @@ def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what
     return numbered[split]
 
 
-def _numbered(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
+def _places_by_number(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
     """Number of strata below → the last place that has exactly these, the first of all, below it."""
     found: dict[int, str] = {}
     order = [name for stratum in strata if not stratum.idle for name in stratum.params[:1]]
     for place in places:
-        upper = set(above(model, place))
+        upper = set(params_above(model, place))
         count = sum(name not in upper for name in order)
         if 0 < count < len(order) and upper.issuperset(order[count:]):
             found[count] = place
@@ -70,7 +70,7 @@ def channel_axis(axes: int) -> int:
 
 
 def rows(features: Tensor, labels: Tensor, per: Per) -> tuple[Tensor, Tensor]:
-    """What one Gaussian a column describes: (rows, their labels); a channel's positions are rows of their own."""
+    """What one Gaussian per column describes: (rows, their labels); a channel's positions are rows of their own."""
     if per == "element" or features.dim() < 3:
         return features.flatten(1), labels
     last = features.movedim(channel_axis(features.dim()), -1)
@@ -94,13 +94,13 @@ def moments(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
     return count, mean, share @ (values - mean[labels]).square_()
 
 
-def moved(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
+def move_average(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
     """β·old + (1 − β)·new for the classes that are here: Eq. 6 and 7; what was not known before is the new one."""
     keep = (~here).to(old.dtype) + beta * (here & known).to(old.dtype)
     return torch.lerp(new, old, keep.view(-1, *[1] * (old.dim() - 1)))
 
 
-def drawn(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+def draw_features(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Generator) -> Tensor:
     """ĥ ~ N(μ, σ²) for every row of μ and σ, in the features' shape; a channel's numbers are those of its positions."""
     noise = torch.randn(len(mean), *shape, generator=rng, dtype=mean.dtype).to(mean.device)
     if mean.shape != noise.shape:
@@ -169,10 +169,11 @@ class FedImpro(Technique):
         one_of("fedimpro", get_args(Per), per=self.per)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model that cannot be cut there, or whose cut leaves nothing to do."""
         place = place_of(self.split, setting.model, setting.strata)
         idle = {name for stratum in setting.strata if stratum.idle for name in stratum.params}
         free = {n for n, p in setting.model.named_parameters() if p.requires_grad and n not in idle}
-        if free.isdisjoint(above(setting.model, place)):
+        if free.isdisjoint(params_above(setting.model, place)):
             raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
         below = {id(m) for module in split(setting.model, place)[0] for m in module.modules()}
         for name, norm in _norms_above(setting.model, place).items():
@@ -188,6 +189,7 @@ class FedImpro(Technique):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """No class is known yet."""
         if not self.weight:
             return {}
         place = place_of(self.split, setting.model, setting.strata)
@@ -198,16 +200,19 @@ class FedImpro(Technique):
         return {"known": torch.zeros(classes, dtype=torch.uint8), "mean": blank, "variance": blank.clone()}
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        """The Gaussians of the classes that are known."""
         if not self.weight or not assignment.trains:
             return {}
-        return _packed(state["known"].bool(), state["mean"], state["variance"])
+        return _pack(state["known"].bool(), state["mean"], state["variance"])
 
     def local(self, view: ClientView) -> Hooks:
+        """Sampled features beside the client's own, and its own statistics as they move."""
         if not self.weight or not view.assignment.trains:
             return Hooks()
         return _Visit(self, view).hooks()
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Refuse statistics that are incomplete, or of other shapes and types than what was sent."""
         if not self.weight or not assignment.trains:
             return "it sends statistics that nobody asked for" if slot else None
         like = assignment.slots[self.name]
@@ -227,6 +232,7 @@ class FedImpro(Technique):
         return None
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """Sums over clients of the means and variances, class by class."""
         if not slot:
             return total
         known = slot["known"].bool()
@@ -240,6 +246,7 @@ class FedImpro(Technique):
         return total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Eq. 7: the server's moving averages."""
         total = round.totals[self.name]
         if not total:
             return delta, state
@@ -248,7 +255,7 @@ class FedImpro(Technique):
         for name in ("mean", "variance"):
             sums = total[name]
             average = sums / total["weight"].clamp(min=1).view(-1, *[1] * (sums.dim() - 1))
-            new[name] = moved(state[name], average.to(state[name].dtype), known, here, self.beta_server)
+            new[name] = move_average(state[name], average.to(state[name].dtype), known, here, self.beta_server)
         return delta, new
 
 
@@ -265,7 +272,7 @@ def _norms_above(model: nn.Module, place: str) -> dict[str, _NormBase]:
     return {n: m for n, m in norms.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) or m.track_running_stats}
 
 
-def _packed(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
+def _pack(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
     """What travels: which classes there are, and their rows."""
     return {"known": known.to(torch.uint8), "mean": mean[known], "variance": variance[known]}
 
@@ -280,7 +287,7 @@ class _Visit:
         slot = {name: tensor.to(self.device) for name, tensor in view.slot.items()}
         self.known, self.sent = slot["known"].bool(), slot
         self.strength = min(1.0, 2 * a.round / a.rounds) if technique.weight == "ramp" else technique.weight
-        trains_above = not set(a.trains).isdisjoint(above(view.model, self.place))
+        trains_above = not set(a.trains).isdisjoint(params_above(view.model, self.place))
         self.samples = bool(self.strength) and trains_above and bool(self.known.any())
         self.together = technique.form == "released"
         self.least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in view.model.modules()) else 1
@@ -290,6 +297,7 @@ class _Visit:
         self.own = self._start()
 
     def hooks(self) -> Hooks:
+        """What the visit does to features, loss and statistics."""
         features: dict[str, Callable[[Batch, Tensor], Tensor]] = {self.place: self._tap}
         if self.samples:
             features[""] = self._leave
@@ -323,6 +331,7 @@ class _Visit:
         return {**start, "known": known, "seen": torch.zeros_like(known)}
 
     def _tap(self, batch: Batch, features: Tensor) -> Tensor:
+        """Note the features that leave the low part, and let sampled ones follow them."""
         if not batch.again:  # a second look at a batch is at the same sampled features
             self.features = features[: len(batch.y)].detach()
             if not self.samples:  # the next layer may change them in place; else it gets a copy
@@ -346,11 +355,11 @@ class _Visit:
         first = int(torch.randint(len(classes), (), generator=self.view.rng))
         turn = (torch.arange(count, device=self.device) + first) % len(classes)
         self.labels = classes[turn]
-        sampled = drawn(mean[turn], std[turn], self.features.shape[1:], self.view.rng)
+        sampled = draw_features(mean[turn], std[turn], self.features.shape[1:], self.view.rng)
         turned = sampled.dim() == 4 and self.features.is_contiguous(memory_format=torch.channels_last)
         self.sampled = sampled.contiguous(memory_format=torch.channels_last) if turned else sampled
 
-    def _parted(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_rows(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """(the rows that were there, the sampled ones); a layer may have made several rows of one."""
         real = len(values) * self.real // (self.real + len(self.labels))
         own, sampled = torch.split(values, [real, len(values) - real])
@@ -360,7 +369,7 @@ class _Visit:
         """A norm layer gets the real rows only, so that its running statistics are theirs."""
         if not norm.training:
             return values
-        real, self.beside[name] = self._parted(values)
+        real, self.beside[name] = self._split_rows(values)
         return real
 
     def _both_again(self, norm: _NormBase, name: str, batch: Batch, values: Tensor) -> Tensor:
@@ -371,12 +380,12 @@ class _Visit:
             sampled = F.batch_norm(sampled, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
         else:
             own = dict(norm.named_buffers())
-            with lent(own, clone(own)):
+            with swap_values(own, clone(own)):
                 sampled = norm.forward(sampled)
         return torch.cat([values, sampled])
 
     def _leave(self, batch: Batch, logits: Tensor) -> Tensor:
-        real, self.logits = self._parted(logits)
+        real, self.logits = self._split_rows(logits)
         return real
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -389,22 +398,26 @@ class _Visit:
         count, mean, variance = moments(values, labels, len(self.known))
         mean, variance = (t.view_as(own["mean"]) for t in (mean, variance))
         known, here = own["known"], count > 0
-        new = {"mean": moved(own["mean"], mean, known, here, beta), "known": known | here, "seen": own["seen"] | here}
+        new = {
+            "mean": move_average(own["mean"], mean, known, here, beta),
+            "known": known | here,
+            "seen": own["seen"] | here,
+        }
         if self.together:
             several = count > 1  # a single row has no spread
-            std = moved(own["variance"].sqrt(), variance.sqrt(), known, here & (several | ~known), beta)
+            std = move_average(own["variance"].sqrt(), variance.sqrt(), known, here & (several | ~known), beta)
             new["variance"] = std.square_()
             if self.samples:
                 self.source = self._source(new["known"], new["mean"][new["known"]], new["variance"][new["known"]])
         else:
-            new["variance"] = moved(own["variance"], variance, known, here, beta)
+            new["variance"] = move_average(own["variance"], variance, known, here, beta)
         self.own = new
         return new
 
     def _finish(self, delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
         if not tally:
             return {}, None
-        slot = _packed(tally["seen"], tally["mean"], tally["variance"])
+        slot = _pack(tally["seen"], tally["mean"], tally["variance"])
         if self.technique.noise:
             for name in ("mean", "variance"):
                 noise = torch.randn(slot[name].shape, generator=self.view.rng, dtype=slot[name].dtype)

@@ -72,6 +72,7 @@ class FedLC(Technique):
         return self.denominator == "all"
 
     def local(self, view: ClientView) -> Hooks:
+        """Calibrated logits and, without the true class, what takes it out of the loss."""
         others = self.denominator == "others"
         if not view.assignment.trains or not (self.tau or others):
             return Hooks()

@@ -17,7 +17,8 @@ from fedstrata.core.technique import ClientView, Hooks, Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Into, Stratum
 from fedstrata.errors import UsageError, not_negative
-from fedstrata.models.strata import check_patterns, is_norm
+from fedstrata.models.strata import check_patterns
+from fedstrata.models.units import is_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,7 @@ class _Layer:
         yield self.stratum.name, self._put_out
         for norm in self.norms if self.counts else ():
             yield Into(norm), partial(self._go_in, norm)
-            yield norm, partial(self._normalised, norm)
+            yield norm, partial(self._note_normalised, norm)
 
     def _put_out(self, there: Tensor) -> None:
         self.runs = True
@@ -93,7 +94,7 @@ class _Layer:
         if there is self.output and shape is not None:
             self.joined[norm] = shape
 
-    def _normalised(self, norm: str, there: Tensor) -> None:
+    def _note_normalised(self, norm: str, there: Tensor) -> None:
         if norm in self.joined:
             self.output, self.waiting = there, self._sums(there)
 
@@ -188,6 +189,7 @@ class FedNLR(Technique):
                 raise UsageError(f"fednlr's {name} must be 1 or more, not {value}: largest over smallest rate")
 
     def check(self, setting: Setting) -> None:
+        """Refuse patterns that name no layer of neurons."""
         names = [stratum.name for stratum, _ in _neurons(setting.model, setting.strata)]
         if setting.arch == "":  # sub-models may lack layers
             check_patterns("fednlr's layers: no layer of neurons is called", self.layers, names)
@@ -196,10 +198,11 @@ class FedNLR(Technique):
         """μ_l of a layer, counted from 1, with so many neurons."""
         return self.mu if self.mu is not None else self.mu0 + self.a1 * layer / of + self.a2 * math.log10(width)
 
-    def _chosen(self, name: str) -> bool:
+    def _is_chosen(self, name: str) -> bool:
         return not self.layers or any(fnmatchcase(name, pattern) for pattern in self.layers)
 
     def local(self, view: ClientView) -> Hooks:
+        """The factors of all neurons' learning rates, from one pass over the client's data."""
         trains = set(view.assignment.trains)
         layers = [
             _Layer(
@@ -207,7 +210,7 @@ class FedNLR(Technique):
                 weight=module,
                 norms=_norms(view.model, stratum),
                 classes=len(view.counts()),
-                counts=not trains.isdisjoint(stratum.params) and self._chosen(stratum.name),
+                counts=not trains.isdisjoint(stratum.params) and self._is_chosen(stratum.name),
             )
             for stratum, module in _neurons(view.model, view.strata)
         ]

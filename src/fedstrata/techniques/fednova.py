@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.technique import Technique
-from fedstrata.core.types import Assignment, Update, altered
+from fedstrata.core.types import Assignment, Update, replace_fields
 
 
 def accumulation(steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:
@@ -27,7 +27,7 @@ def accumulation(steps: int, momentum: float = 0.0, nesterov: bool = False) -> f
     return (steps - tail) / (1 - momentum)
 
 
-def _accumulated(update: Update, asked: Assignment) -> float:
+def _accumulation_of(update: Update, asked: Assignment) -> float:
     optimizer = build_optimizer(asked.work.optimizer)
     if isinstance(optimizer, Sgd):
         return accumulation(update.steps, optimizer.momentum, optimizer.nesterov)
@@ -51,7 +51,8 @@ class FedNova(Technique):
     def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
-        moves = [_accumulated(u, a) for u, a in zip(updates, asked, strict=True)]
+        """Δ_k times (Σ p_k a_k)/a_k, name by name."""
+        moves = [_accumulation_of(u, a) for u, a in zip(updates, asked, strict=True)]
         if len(set(moves)) == 1:
             return updates
         sums: dict[str, tuple[float, float]] = {}
@@ -60,6 +61,6 @@ class FedNova(Technique):
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + weight * move, before[1] + weight
         return [
-            altered(u, delta={n: d * (sums[n][0] / sums[n][1] / move) for n, d in u.delta.items()})
+            replace_fields(u, delta={n: d * (sums[n][0] / sums[n][1] / move) for n, d in u.delta.items()})
             for u, move in zip(updates, moves, strict=True)
         ]

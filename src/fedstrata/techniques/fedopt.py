@@ -76,14 +76,40 @@ class FedAdagrad(Technique):
         _check(self.name, self.lr, self.tau, beta1=self.beta1)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """m = 0, v = τ²."""
         return _start(params, self.tau)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← v + Δ²."""
         return _step(state, delta, round, self.lr, self.beta1, self.tau, lambda v, square: v + square)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(Technique):
+class _TwoMoments(Technique):
+    """What Adam and Yogi have in common: all but how v follows the squares."""
+
+    lr: float = 0.03
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
+
+    def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """m = 0, v = τ²."""
+        return _start(params, self.tau)
+
+    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """v ← second(v, Δ²); w ← w + lr·m/(√v + τ)."""
+        return _step(state, delta, round, self.lr, self.beta1, self.tau, self._second)
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(_TwoMoments):
     """Adam on the server: v ← β₂v + (1 − β₂)Δ²; w ← w + lr·m/(√v + τ), m ← β₁m + (1 − β₁)Δ.
 
     Args:
@@ -97,26 +123,13 @@ class FedAdam(Technique):
 
     name: ClassVar[str] = "fedadam"
     refuses: ClassVar[dict[str, str]] = {"fedavgm": _TWO, "fedyogi": _TWO}
-    lr: float = 0.03
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
-
-    def init(self, params: Tensors, setting: Setting) -> Tensors:
-        return _start(params, self.tau)
-
-    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        def second(v: Tensor, square: Tensor) -> Tensor:
-            return self.beta2 * v + (1 - self.beta2) * square
-
-        return _step(state, delta, round, self.lr, self.beta1, self.tau, second)
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(Technique):
+class FedYogi(_TwoMoments):
     """Yogi on the server: v ← v − (1 − β₂)Δ²·sign(v − Δ²); w ← w + lr·m/(√v + τ), m ← β₁m + (1 − β₁)Δ.
 
     Args:
@@ -128,19 +141,6 @@ class FedYogi(Technique):
 
     name: ClassVar[str] = "fedyogi"
     refuses: ClassVar[dict[str, str]] = {"fedavgm": _TWO}
-    lr: float = 0.03
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self.name, self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
-
-    def init(self, params: Tensors, setting: Setting) -> Tensors:
-        return _start(params, self.tau)
-
-    def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        def second(v: Tensor, square: Tensor) -> Tensor:
-            return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-        return _step(state, delta, round, self.lr, self.beta1, self.tau, second)
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

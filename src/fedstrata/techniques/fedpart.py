@@ -26,8 +26,8 @@ class FedPart(Technique):
 
     Only the active stratum trains and travels, with its running statistics; all others are frozen. Below it nothing is
     recorded for the backward pass, which stops at it. Idle strata, such as a layer that never runs, have no turn. The
-    paper's values are the defaults: a cycle of ResNet-8, which
-    has 10 strata, takes 25 rounds and sends 28.0 % of what full updates would.
+    paper's values are the defaults: a cycle of ResNet-8, which has 10 strata, takes 25 rounds and sends 28.0 % of what
+    full updates would.
 
     Args:
         full_rounds: rounds of the whole network at the beginning of every cycle.
@@ -96,6 +96,7 @@ class FedPart(Technique):
         return groups[turn]
 
     def check(self, setting: Setting) -> None:
+        """Refuse patterns that name no stratum, and a `cache_prefix` that would change the result."""
         if setting.arch == "":  # the schedule is the server model's; sub-models may lack strata
             moving = {n for n, p in setting.model.named_parameters() if p.requires_grad}
             names = [s.name for s in setting.strata if not s.idle and not moving.isdisjoint(s.params)]
@@ -116,6 +117,7 @@ class FedPart(Technique):
             cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        """Only the strata whose turn it is train and travel."""
         group = self.active(assignment.round, assignment.run_seed, strata)
         if group is None:
             return assignment

@@ -42,6 +42,7 @@ class FedProx(Technique):
         not_negative("fedprox", mu=self.mu)
 
     def local(self, view: ClientView) -> Hooks:
+        """Every gradient plus μ(w_k − w)."""
         if not self.mu:
             return Hooks()
         anchor = view.assignment.params

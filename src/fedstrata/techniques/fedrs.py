@@ -38,6 +38,7 @@ class FedRS(Technique):
             raise UsageError(f"fedrs's alpha must lie between 0 and 1, not {self.alpha}")
 
     def local(self, view: ClientView) -> Hooks:
+        """Logits times α for the classes that the client lacks."""
         if self.alpha == 1 or not view.assignment.trains:
             return Hooks()
         factors = restriction(view.counts(), self.alpha)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, subtract, whole_norm
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
@@ -55,10 +55,11 @@ class FedSpeed(Technique):
             raise UsageError(f"fedspeed's alpha must lie between 0 and 1, not {self.alpha}")
 
     def local(self, view: ClientView) -> Hooks:
+        """Every gradient as g̃ − ĝ_k + (w_k − w)/λ; the upload is w_k − λ·ĝ_k."""
         names, anchor = view.assignment.trains, view.assignment.params
         if not names:
             return Hooks()
-        mine = view.remembered(names)
+        mine = view.recall(names)
         home = add({n: anchor[n] for n in names}, mine, self.lambda_)
 
         def correct(grads: Tensors, batch: Batch) -> Times:
@@ -77,4 +78,5 @@ class FedSpeed(Technique):
         return Hooks(correct=correct, upload=lambda delta: add(delta, mine, -self.lambda_), finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
-        return strange(memory, params)
+        """Refuse a memory of anything but parameters."""
+        return memory_mismatch(memory, params)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import RoundView, Technique
+from fedstrata.core.technique import Figures, RoundView, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
 from fedstrata.errors import one_of
-from fedstrata.models.stages import alike, earliest, partners
+from fedstrata.models.stages import first_of_kind, partners, repeated_stages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ def references(
     """
     found = partners(params, strata)
     if reference == "conv2":
-        stages, opening = alike(params, strata), dict[str, str]()
+        stages, opening = repeated_stages(params, strata), dict[str, str]()
         for name in (n for stratum in strata for n in stratum.params if params[n].dim() > 1):
             opening.setdefault(stages[name.partition(".")[0]], name)
         for first in set(opening.values()) & set(found.values()):
@@ -96,7 +96,10 @@ def references(
 
 def _norms(params: Mapping[str, Tensor], strata: Sequence[Stratum], form: Form) -> dict[str, str]:
     """The same for a transformer's norm layers."""
-    stages, averages = alike(params, strata), {n.removesuffix(".running_mean") for s in strata for n in s.buffers}
+    stages, averages = (
+        repeated_stages(params, strata),
+        {n.removesuffix(".running_mean") for s in strata for n in s.buffers},
+    )
     places = {
         name: suffix for name in params for suffix in (*NORMS, *NORMS.values()) if f".{name}".endswith(f".{suffix}")
     }
@@ -107,7 +110,7 @@ def _norms(params: Mapping[str, Tensor], strata: Sequence[Stratum], form: Form) 
     }
     if form != "released":
         in_order = (n for stratum in strata for n in stratum.params if n in held)
-        return earliest(in_order, lambda name: (stages[name.partition(".")[0]], params[name].shape))
+        return first_of_kind(in_order, lambda name: (stages[name.partition(".")[0]], params[name].shape))
     pairs = {n: n.removesuffix(suffix) + NORMS[suffix] for n, suffix in held.items() if suffix in NORMS}
     return {n: o for n, o in pairs.items() if o in params and params[o].shape == params[n].shape}
 
@@ -149,14 +152,23 @@ class InCo(Technique):
         one_of("inco", get_args(Reference), reference=self.reference)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """Every layer's mean change, crossed with that of its layer 0; the state is the θ and β of this round."""
         used = [stratum for stratum in round.strata if not stratum.idle]
         found = references(round.params, used, self.reference, self.form)
         moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some
         here = {name: first for name, first in found.items() if name in moved and first in moved}
         crossed = {n: cross(delta[n], delta[o], self.form, self.normalise, self.optimise) for n, o in here.items()}
-        shown = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
-        shown |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
-        return {**delta, **{n: c.result for n, c in crossed.items()}}, shown
+        kept = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
+        kept |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
+        return {**delta, **{n: c.result for n, c in crossed.items()}}, kept
+
+    def publish(self, state: Tensors) -> Figures:
+        """The mean θ and β of every layer that was crossed in the last round."""
+        found: dict[str, dict[str, float]] = {"theta": {}, "beta": {}}
+        for key, value in state.items():
+            figure, _, layer = key.partition("/")
+            found[figure][layer] = float(value)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

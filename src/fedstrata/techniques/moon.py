@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, strange
-from fedstrata.core.tensors import Tensors, add, laid_out
+from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, memory_mismatch
+from fedstrata.core.tensors import Tensors, add, match_layout
 from fedstrata.core.types import Into
 from fedstrata.errors import UsageError, did_you_mean, not_negative, positive
 from fedstrata.models.passes import calls
@@ -63,6 +63,7 @@ class Moon(Technique):
         positive("moon", tau=self.tau)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model without a place to compare features at."""
         known = [name for name, _ in setting.model.named_modules() if name]
         if self.stage is not None and self.stage not in known:
             raise UsageError(f"moon's stage: the model has no module '{self.stage}'{did_you_mean(self.stage, known)}")
@@ -79,6 +80,7 @@ class Moon(Technique):
                 raise UsageError(f"moon's stage: the model's module '{place}' does not run in {when}")
 
     def local(self, view: ClientView) -> Hooks:
+        """The loss plus μ·contrast(z); the client keeps its model."""
         if not self.mu or not view.assignment.trains:
             return Hooks()
         last = classifier(view.strata)
@@ -92,7 +94,7 @@ class Moon(Technique):
         if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
         received = {**anchor, **view.statistics()}
-        before = [received, {**received, **laid_out(view.memory, received)}]
+        before = [received, {**received, **match_layout(view.memory, received)}]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
@@ -107,5 +109,6 @@ class Moon(Technique):
         return Hooks(features={place: tap}, loss=loss, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
+        """Refuse a memory that is not a whole model."""
         own = buffers if any(n in memory for n in buffers) else {}  # all or, in runs from before they were kept, none
-        return strange(memory, (*params, *own), (*params, *own))
+        return memory_mismatch(memory, (*params, *own), (*params, *own))

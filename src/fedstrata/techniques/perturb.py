@@ -40,6 +40,7 @@ class Perturb(Technique):
         not_negative("perturb", noise=self.noise)
 
     def local(self, view: ClientView) -> Hooks:
+        """Noise on what is sent."""
         if not self.noise or not view.assignment.trains:
             return Hooks()
         return Hooks(upload=lambda delta: noise_like(delta, self.noise, view.rng))

@@ -39,4 +39,5 @@ class Local(Technique):
     caveat: ClassVar[str] = "accuracy: local is the mean of the clients' own models on the whole test set"
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        """Nothing travels."""
         return replace(assignment, uploads=())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, strange
+from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add_, each, subtract, zeros_like
 from fedstrata.core.types import Assignment
 
@@ -45,16 +45,19 @@ class Scaffold(Technique):
     vectorises: ClassVar[bool] = True
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
+        """c = 0."""
         return zeros_like(params)
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
+        """c of what trains."""
         return {n: state[n] for n in assignment.trains}
 
     def local(self, view: ClientView) -> Hooks:
+        """Every gradient plus c − c_k; at the end, c_k⁺ − c_k travels and c_k⁺ stays."""
         names = view.assignment.trains
         if not names:
             return Hooks()
-        mine = view.remembered(names)
+        mine = view.recall(names)
         shift, one = Times(1.0, subtract(view.slot, mine, names)), torch.ones((), device=mine[names[0]].device)
 
         def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
@@ -73,17 +76,21 @@ class Scaffold(Technique):
         return Hooks(correct=lambda grads, batch: shift, tally=tally, finish=finish)
 
     def validate_memory(self, memory: Tensors, params: Tensors, buffers: Tensors) -> str | None:
-        return strange(memory, params)
+        """Refuse a memory of anything but parameters."""
+        return memory_mismatch(memory, params)
 
     def accumulate(self, total: Tensors, slot: Tensors, delta: Tensors, weight: float) -> Tensors:
+        """The sum of c_k⁺ − c_k."""
         return {**slot, **add_(total, slot)}
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        """Refuse control variates of other names or shapes than what trained."""
         if slot.keys() != set(assignment.trains):
             return "its control variates are not those of what it trained"
         wrong = next((n for n, t in slot.items() if t.shape != assignment.params[n].shape), None)
         return None if wrong is None else f"its control variate of '{wrong}' has another shape"
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
+        """c ← c + (1/N) Σ (c_k⁺ − c_k)."""
         moved = {n: state[n] + change / round.owners(n) for n, change in round.totals[self.name].items()}
         return delta, {**state, **moved}

@@ -1,4 +1,4 @@
-"""Messages as bytes, and their sizes: assignments and updates as a JSON head and safetensors, never pickle.
+"""Which bytes travel for an assignment or an update, and how many? A JSON head and safetensors, never pickle.
 
 A message is: 8 bytes (little endian) with the length of the head, the head as JSON, and one safetensors file with every
 tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the lengths of exactly these messages.

@@ -1,7 +1,7 @@
-"""Assignments and updates as bytes: a JSON head and safetensors, never pickle; and their sizes without encoding them.
+"""Assignments and updates as bytes, and back: what stands in their heads, and under which names their tensors travel.
 
-A message is: 8 bytes (little endian) with the length of the head, the head as JSON, and one safetensors file with every
-tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the lengths of exactly these messages.
+The names of the heads' fields are the wire's own (`travels` for an assignment's `uploads`): they do not change with
+those in the code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
@@ -18,16 +18,15 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots, Update, Work
 from fedstrata.wire.packing import FEW, Names, NotHeld, WireError, distinct, pack, sections, slots_of, unpack
 
+Head = TypeVar("Head", bound=BaseModel)
 
-def _join(**sections: Mapping[str, Tensor]) -> Tensors:
-    return {f"{section}/{name}": t for section, tensors in sections.items() for name, t in tensors.items()}
-
-
-def _slot_sections(slots: Slots) -> dict[str, Tensors]:
-    return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
+_WORK = TypeAdapter(Work)
+_WORK_FIELDS = {f.name for f in fields(Work)}
 
 
 class _AssignmentHead(BaseModel):
+    """What an assignment says besides its tensors."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
     rounds: int
@@ -46,17 +45,13 @@ class _AssignmentHead(BaseModel):
     reuse: bool = False
 
 
-_WORK = TypeAdapter(Work)
-
-
-_WORK_FIELDS = {f.name for f in fields(Work)}
-
-
 _LATER_WORK = {"precision": "fp32"}
 """Fields of Work that the first messages did not have, and their usual values."""
 
 
 class _UpdateHead(BaseModel):
+    """What an update says besides its tensors."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
     client: int
@@ -70,6 +65,11 @@ class _UpdateHead(BaseModel):
 def _work_head(work: Work) -> dict[str, Any]:
     """How to train; what this format learnt later is said only where it is unusual, so that other messages stay."""
     return {name: value for name, value in asdict(work).items() if (name, value) not in _LATER_WORK.items()}
+
+
+def encode(message: Assignment | Update) -> bytes:
+    """The message as bytes. An assignment carries only what its client does not hold (`to_send`)."""
+    return pack(head_of(message), tensors_of(message))
 
 
 def assignment_head(
@@ -115,6 +115,7 @@ def common_part(a: Assignment) -> tuple[Any, ...]:
 
 
 def head_of(message: Assignment | Update) -> dict[str, Any]:
+    """What a message says besides its tensors."""
     if isinstance(message, Assignment):
         return {**assignment_head(*common_part(message)), "client": message.client, "seed": message.seed}
     return {
@@ -129,6 +130,7 @@ def head_of(message: Assignment | Update) -> dict[str, Any]:
 
 
 def tensors_of(message: Assignment | Update) -> Tensors:
+    """The tensors that a message carries, under `section/name`."""
     if isinstance(message, Update):
         return _join(delta=message.delta, buffer=message.buffers, **_slot_sections(message.slots))
     params, buffers = message.params, message.buffers
@@ -138,9 +140,12 @@ def tensors_of(message: Assignment | Update) -> Tensors:
     return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
 
 
-def encode(message: Assignment | Update) -> bytes:
-    """The message as bytes. An assignment carries only what its client does not hold (`to_send`)."""
-    return pack(head_of(message), tensors_of(message))
+def _join(**sections: Mapping[str, Tensor]) -> Tensors:
+    return {f"{section}/{name}": t for section, tensors in sections.items() for name, t in tensors.items()}
+
+
+def _slot_sections(slots: Slots) -> dict[str, Tensors]:
+    return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
 
 
 def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignment:
@@ -150,19 +155,14 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         WireError: if the bytes are not an assignment, or name parameters that the client does not hold.
     """
     raw, tensors = unpack(message)
-    try:
-        head = _AssignmentHead.model_validate(raw)
-        work = _WORK.validate_json(json.dumps(head.work), strict=True)
-    except ValidationError:
-        raise WireError("the message is not an assignment") from None
-    if not head.work.keys() <= _WORK_FIELDS:
-        raise WireError("the assignment asks for an unknown way to train")
+    head = _read_head(_AssignmentHead, raw, "an assignment")
+    work = _read_work(head)
     found = sections(tensors)
     fresh, statistics = found.get("param", {}), found.get("buffer", {})
-    if head.held and held is None:
-        raise NotHeld("the assignment counts on parameters that this client does not hold")
     params, buffers = fresh, statistics
-    if head.held and held is not None:
+    if head.held:
+        if held is None:
+            raise NotHeld("the assignment counts on parameters that this client does not hold")
         params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}
     trains = tuple(params) if head.trains is None else distinct(head.trains, "names to train")
     travels = trains if head.travels is None else distinct(head.travels, "names to send")
@@ -189,6 +189,25 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
     )
 
 
+def _read_head(kind: type[Head], raw: dict[str, Any], what: str) -> Head:
+    """A head whose fields are all there and of the right types."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError:
+        raise WireError(f"the message is not {what}") from None
+
+
+def _read_work(head: _AssignmentHead) -> Work:
+    """How an assignment says to train."""
+    try:
+        work = _WORK.validate_json(json.dumps(head.work), strict=True)
+    except ValidationError:
+        raise WireError("the message is not an assignment") from None
+    if not head.work.keys() <= _WORK_FIELDS:
+        raise WireError("the assignment asks for an unknown way to train")
+    return work
+
+
 def decode_update(message: bytes) -> Update:
     """An update from bytes.
 
@@ -196,10 +215,7 @@ def decode_update(message: bytes) -> Update:
         WireError: if the bytes are not an update.
     """
     raw, tensors = unpack(message)
-    try:
-        head = _UpdateHead.model_validate(raw)
-    except ValidationError:
-        raise WireError("the message is not an update") from None
+    head = _read_head(_UpdateHead, raw, "an update")
     found = sections(tensors)
     return Update(
         round=head.round,

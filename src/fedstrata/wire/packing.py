@@ -18,21 +18,18 @@ HEAD_LIMIT = 4 * 2**20
 """Largest JSON that is read, in bytes, for the head and for the index of tensors alike: room for 30,000 names.
 
 What JSON says in a byte takes up to fifty in memory."""
-
-
 REMEMBERED = 4 * 2**20
 """Bytes of safetensors headers that are kept for the next message; with all that belongs to it, one takes up to six.
 
 Clients choose the names in what they send: a server must not fill its memory with them."""
-
-
 FEW = 256
 """Most slots, and most metrics, of one message: several times the techniques of any method."""
-
-
 AXES = 64
 """Most axes of a tensor: torch and numpy reckon with no more."""
 
+Names = tuple[str, ...]
+Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Name, type and shape of every tensor of a message, in order."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -46,14 +43,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
-
-
-def carries(tensor: Tensor) -> bool:
-    """True if messages can hold tensors of this type."""
-    return tensor.dtype in _DTYPES
 
 
 class WireError(FedstrataError):
@@ -64,13 +54,12 @@ class NotHeld(WireError):
     """An assignment that counts on parameters which the client does not hold."""
 
 
-Names = tuple[str, ...]
+def carries(tensor: Tensor) -> bool:
+    """True if messages can hold tensors of this type."""
+    return tensor.dtype in _DTYPES
 
 
-Structure = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
-
-
-def _made(structure: Structure) -> tuple[bytes, int]:
+def _build_index(structure: Structure) -> tuple[bytes, int]:
     """(safetensors header, number of bytes of tensor data) for tensors of this structure, in this order."""
     header: dict[str, Any] = {}
     end = 0
@@ -86,12 +75,12 @@ def _made(structure: Structure) -> tuple[bytes, int]:
 
 
 class _Index(dict[Structure, tuple[bytes, int]]):
-    """What `_made` made, for the next message; all of it is dropped when there is no room for more."""
+    """Results of `_build_index`, for the next message; all of them are dropped when there is no room for more."""
 
     room = 0
 
     def __missing__(self, structure: Structure) -> tuple[bytes, int]:
-        made = _made(structure)
+        made = _build_index(structure)
         self.room += len(made[0])
         if self.room > REMEMBERED:
             self.clear()
@@ -104,6 +93,7 @@ index_of = _Index()
 
 
 def structure_of(tensors: Mapping[str, Tensor]) -> Structure:
+    """The names, types and shapes of tensors, in order."""
     return tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors.items())
 
 
@@ -122,10 +112,11 @@ def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def json_bytes(value: Any) -> bytes:
+    """A value as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _announced(message: memoryview, what: str) -> int:
+def _json_end(message: memoryview, what: str) -> int:
     """Where the JSON ends whose length the first eight bytes tell."""
     length = int.from_bytes(message[:8], "little")
     if len(message) < 8 or length > min(HEAD_LIMIT, len(message) - 8):
@@ -139,9 +130,9 @@ def unpack(message: bytes) -> tuple[dict[str, Any], Tensors]:
     Raises:
         WireError: if the bytes are truncated, oversized or not of this form.
     """
-    end = _announced(memoryview(message), "head")
+    end = _json_end(memoryview(message), "head")
     body = memoryview(message)[end:]
-    index = _announced(body, "index")
+    index = _json_end(body, "index")
     try:
         head = json.loads(message[8:end])
         rows = dict(safetensors.deserialize(bytes(body)))  # type: ignore[no-untyped-call]
@@ -182,7 +173,7 @@ def distinct(names: Sequence[str], what: str, most: int | None = None) -> Names:
     """Names that a message lists, which a sender must not use to have the same work done again and again.
 
     Raises:
-        WireError: if a name stands there twice, or there are more than `most`.
+        WireError: if a name is listed twice, or there are more than `most`.
     """
     if most is not None and len(names) > most:
         raise WireError(f"the message lists {len(names):,} {what}, and {most} are the limit")
@@ -195,7 +186,7 @@ def slots_of(found: Mapping[str, Tensors], kind: str, techniques: Sequence[str])
     """Technique → the tensors of its section, `kind:technique`; empty where it has none.
 
     Raises:
-        WireError: if a technique stands there twice, there are too many, or one could not have a section.
+        WireError: if a technique is listed twice, there are too many, or one could not have a section.
     """
     if any("/" in technique for technique in techniques):
         raise WireError("the message lists a slot whose name holds a '/'")

@@ -1,1 +1,1 @@
-"""Readers of upstream's files: one format, one file."""
+"""How are upstream's files read? One format, one file; `archives` finds them, `build` makes a `Dataset` of them."""

@@ -51,14 +51,19 @@ def data_folder(name: str, data_dir: Path | None) -> Path:
     return folder
 
 
-def missing(name: str, folder: Path, looked_for: str) -> UsageError:
+def missing_error(name: str, folder: Path, looked_for: str) -> UsageError:
     """The error for a dataset of which nothing usable was found."""
     return UsageError(
         f"no {name} in {folder} or up to {DEPTH} levels below it (looked for {looked_for}); {how_to_get(name)}"
     )
 
 
-def damaged(where: str, why: str) -> UsageError:
+def incomplete_error(name: str, archive: Archive, lacking: str) -> UsageError:
+    """The error for a dataset of which an archive has only some of the files."""
+    return UsageError(f"{name} is incomplete in {archive.path}: {lacking} is missing")
+
+
+def damaged_error(where: str, why: str) -> UsageError:
     """The error for a file that cannot be what it should be."""
     return UsageError(f"{where} is truncated or corrupt: {why}")
 
@@ -122,7 +127,7 @@ class Archive:
                 inner = Path(root, file).relative_to(self.path).as_posix()
                 if pattern.search(inner):
                     try:
-                        self._bound(inner, os.path.getsize(os.path.join(root, file)), limit)
+                        self._check_size(inner, os.path.getsize(os.path.join(root, file)), limit)
                         data = Path(root, file).read_bytes()
                     except OSError as error:
                         raise UsageError(f"cannot read {self.where(inner)}: {error.strerror}") from None
@@ -134,10 +139,10 @@ class Archive:
                 for info in archive.infolist():
                     inner = _tidy(info.filename)
                     if not info.is_dir() and pattern.search(inner):
-                        self._bound(inner, info.file_size, limit)
+                        self._check_size(inner, info.file_size, limit)
                         yield inner, archive.read(info)
         except _BROKEN as error:
-            raise damaged(str(self.path), _words(error)) from None
+            raise damaged_error(str(self.path), _words(error)) from None
         except RuntimeError:
             raise UsageError(f"{self.path} is locked with a password") from None
 
@@ -147,13 +152,14 @@ class Archive:
                 for member in archive:
                     inner = _tidy(member.name)
                     if member.isreg() and pattern.search(inner):
-                        self._bound(inner, member.size, limit)
+                        self._check_size(inner, member.size, limit)
                         file = archive.extractfile(member)
                         yield inner, file.read() if file is not None else b""
         except _BROKEN as error:
-            raise damaged(str(self.path), _words(error)) from None
+            raise damaged_error(str(self.path), _words(error)) from None
 
-    def _bound(self, inner: str, size: int, limit: int) -> None:
+    def _check_size(self, inner: str, size: int, limit: int) -> None:
+        """Refuse a file that is longer than it may be."""
         if size > limit:
             raise UsageError(f"{self.where(inner)} has {size:,} bytes where at most {limit:,} are expected")
 
@@ -191,6 +197,16 @@ def find_archives(
         found.extend(archives)
         level = below
     return found
+
+
+def gather_first(
+    archives: list[Archive], pattern: re.Pattern[str], limit: int = 512 * _MIB
+) -> tuple[Archive, dict[str, bytes]] | None:
+    """The first archive that has files that fit `pattern`, and these by name; None where none has any."""
+    for archive in archives:
+        if files := archive.gather(pattern, limit):
+            return archive, files
+    return None
 
 
 def nearest_name(folder: Path, archives: list[Archive], key: str) -> list[Archive]:

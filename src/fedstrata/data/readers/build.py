@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +72,13 @@ def image_dataset(
         TensorExamples(tensor_of(images), tensor_of(labels), mean, std) for images, labels in (train, test)
     )
     return Dataset(name, train_examples, test_examples, count, class_names, groups, group_names, note)
+
+
+def join_parts(parts: Sequence[Part]) -> Part:
+    """Several parts as one, in order; a single one is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
 def part_note(train: int, full_train: int, test: int, full_test: int) -> str:

@@ -17,8 +17,18 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Archive, check_md5, damaged, data_folder, find_archives, has_file, missing
-from fedstrata.data.readers.build import UNVERIFIED, Part, image_dataset, join_notes, part_note
+from fedstrata.data.readers.archives import (
+    Archive,
+    check_md5,
+    damaged_error,
+    data_folder,
+    find_archives,
+    gather_first,
+    has_file,
+    incomplete_error,
+    missing_error,
+)
+from fedstrata.data.readers.build import UNVERIFIED, Part, image_dataset, join_notes, join_parts, part_note
 from fedstrata.errors import UsageError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -54,24 +64,19 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     name = "cifar-10"
     folder = data_folder(name, data_dir)
     pattern = re.compile(r"(^|/)(data_batch_[1-5]|test_batch)$")
-    for archive in find_archives(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)")):
-        files = archive.gather(pattern)
-        if files:
-            break
-    else:
-        raise missing(name, folder, "cifar-10-python.tar.gz or the folder cifar-10-batches-py")
+    archives = find_archives(folder, has_file(*_CIFAR10_SUMS), re.compile(r"^cifar[-_]?10(?!\d)"))
+    found = gather_first(archives, pattern)
+    if found is None:
+        raise missing_error(name, folder, "cifar-10-python.tar.gz or the folder cifar-10-batches-py")
+    archive, files = found
     batches = [batch for batch in _BATCHES if batch in files]
     if not batches or "test_batch" not in files:
-        lacking = "test_batch" if batches else "every data_batch_N"
-        raise UsageError(f"{name} is incomplete in {archive.path}: {lacking} is missing")
+        raise incomplete_error(name, archive, "test_batch" if batches else "every data_batch_N")
     parts = [
-        _part(name, archive, file, files[file], b"labels", _CIFAR10_SUMS[file], verify)
+        _read_part(name, archive, file, files[file], b"labels", _CIFAR10_SUMS[file], verify)
         for file in (*batches, "test_batch")
     ]
-    train = (
-        np.concatenate([images for images, _ in parts[:-1]]),
-        np.concatenate([labels for _, labels in parts[:-1]]),
-    )
+    train = join_parts(parts[:-1])
     subset = ""
     if len(batches) < len(_BATCHES):
         subset = f"{len(train[0]):,}-image subset: {', '.join(batches)} of {len(_BATCHES)}"
@@ -95,45 +100,45 @@ def cifar100(data_dir: Path | None, *, coarse: bool = False, verify: bool = True
         lambda f: (f / "train").is_file() and has_file("meta", "test")(f),
         re.compile(r"^cifar[-_]?100"),
     )
-    for archive in archives:
-        files = archive.gather(pattern)
-        if files:
-            break
-    else:
-        raise missing(name, folder, "cifar-100-python.tar.gz or the folder cifar-100-python")
+    found = gather_first(archives, pattern)
+    if found is None:
+        raise missing_error(name, folder, "cifar-100-python.tar.gz or the folder cifar-100-python")
+    archive, files = found
     for file in ("train", "test"):
         if file not in files:
-            raise UsageError(f"{name} is incomplete in {archive.path}: {file} is missing")
+            raise incomplete_error(name, archive, file)
     key, classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
     train, test = (
-        _part(name, archive, file, files[file], key, _CIFAR100_SUMS[file], verify) for file in ("train", "test")
+        _read_part(name, archive, file, files[file], key, _CIFAR100_SUMS[file], verify) for file in ("train", "test")
     )
     class_names: tuple[str, ...] = ()
     if "meta" in files:
-        meta = _read(name, archive, "meta", files["meta"], _CIFAR100_SUMS["meta"], verify)
+        meta = _read_batch(name, archive, "meta", files["meta"], _CIFAR100_SUMS["meta"], verify)
         class_names = _names(meta.get(key.removesuffix(b"s") + b"_names"), classes, archive.where("meta"))
     counts = part_note(len(train[0]), 50_000, len(test[0]), 10_000)
     note = join_notes(f"subset: {counts}" if counts else "", "" if verify else UNVERIFIED)
     return image_dataset(name, train, test, class_names, classes=classes, stats=_CIFAR100_STATS, note=note)
 
 
-def _part(
+def _read_part(
     name: str, archive: Archive, file: str, data: bytes, label_key: bytes, sums: tuple[str, ...], verify: bool
 ) -> Part:
     """Images and labels of one batch."""
     where = archive.where(file)
-    batch = _read(name, archive, file, data, sums, verify)
+    batch = _read_batch(name, archive, file, data, sums, verify)
     images, labels = batch.get(b"data"), batch.get(label_key)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
-        raise damaged(where, "it has no rows of 3,072 bytes")
+        raise damaged_error(where, "it has no rows of 3,072 bytes")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise damaged(where, f"it has no list of {label_key.decode()}")
+        raise damaged_error(where, f"it has no list of {label_key.decode()}")
     if len(labels) != len(images):
-        raise damaged(where, f"it has {len(images):,} images but {len(labels):,} labels")
+        raise damaged_error(where, f"it has {len(images):,} images but {len(labels):,} labels")
     return images.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
 
 
-def _read(name: str, archive: Archive, file: str, data: bytes, sums: tuple[str, ...], verify: bool) -> dict[bytes, Any]:
+def _read_batch(
+    name: str, archive: Archive, file: str, data: bytes, sums: tuple[str, ...], verify: bool
+) -> dict[bytes, Any]:
     """The dict in a batch, its keys as bytes."""
     if verify:
         check_md5(name, archive.where(file), data, sums)
@@ -142,7 +147,7 @@ def _read(name: str, archive: Archive, file: str, data: bytes, sums: tuple[str, 
 
 def _names(names: Any, count: int, where: str) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) != count:
-        raise damaged(where, f"it does not name {count} classes")
+        raise damaged_error(where, f"it does not name {count} classes")
     return tuple(label.decode("ascii", "replace") if isinstance(label, bytes) else str(label) for label in names)
 
 
@@ -153,9 +158,9 @@ def load_batch(data: bytes, where: str) -> dict[bytes, Any]:
     except _ForbiddenError as error:
         raise UsageError(f"{where} is refused: a CIFAR batch has no use for '{error}'") from None
     except Exception as error:  # a damaged pickle fails in as many ways as the unpickler has operations
-        raise damaged(where, f"it is not a pickled batch ({type(error).__name__})") from None
+        raise damaged_error(where, f"it is not a pickled batch ({type(error).__name__})") from None
     if not isinstance(loaded, dict):
-        raise damaged(where, "it does not hold a dict")
+        raise damaged_error(where, "it does not hold a dict")
     found = {key: value.array if isinstance(value, _Rebuilt) else value for key, value in loaded.items()}
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 

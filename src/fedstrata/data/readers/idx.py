@@ -15,12 +15,13 @@ from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.archives import (
     Archive,
     check_md5,
-    damaged,
+    damaged_error,
     data_folder,
     find_archives,
     has_file,
+    incomplete_error,
     md5,
-    missing,
+    missing_error,
     nearest_name,
 )
 from fedstrata.data.readers.build import UNVERIFIED, Bytes, Stats, image_dataset, join_notes, part_note
@@ -112,16 +113,16 @@ def fashion_mnist(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 def read_idx(data: bytes, where: str) -> Bytes:
     """The array in an IDX file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise damaged(where, "it does not start as an IDX file of bytes does")
+        raise damaged_error(where, "it does not start as an IDX file of bytes does")
     axes = data[3]
     if axes > AXES:
-        raise damaged(where, f"it has {axes} axes")
+        raise damaged_error(where, f"it has {axes} axes")
     start = 4 + 4 * axes
     if len(data) < start:
-        raise damaged(where, "it ends within its head")
+        raise damaged_error(where, "it ends within its head")
     shape = struct.unpack(f">{axes}I", data[4:start])
     if len(data) - start != math.prod(shape):
-        raise damaged(where, f"it holds {len(data) - start:,} values where its head says {math.prod(shape):,}")
+        raise damaged_error(where, f"it holds {len(data) - start:,} values where its head says {math.prod(shape):,}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -130,20 +131,20 @@ def _load(kind: _Set, data_dir: Path | None, verify: bool) -> Dataset:
     holds = has_file(*FILES, *(f"{file}.gz" for file in FILES))
     archives = nearest_name(folder, find_archives(folder, holds, re.compile(kind.archive)), kind.key)
     if not archives:
-        raise missing(kind.name, folder, f"{FILES[0]}[.gz] and its three companions")
-    archive = _known(archives, kind.sums) if verify else archives[0]
-    found = _read(archive, FILES)
+        raise missing_error(kind.name, folder, f"{FILES[0]}[.gz] and its three companions")
+    archive = _choose_archive(archives, kind.sums) if verify else archives[0]
+    found = _read_files(archive, FILES)
     arrays = []
     for file in FILES:
         if file not in found:
-            raise UsageError(f"{kind.name} is incomplete in {archive.path}: {file}[.gz] is missing")
+            raise incomplete_error(kind.name, archive, f"{file}[.gz]")
         where, data = found[file]
         if verify:
             check_md5(kind.name, where, data, (kind.sums[file],))
         array = read_idx(data, where)
         axes = 3 if "images" in file else 1
         if array.ndim != axes:
-            raise damaged(where, f"it has {array.ndim} axes, not {axes}")
+            raise damaged_error(where, f"it has {array.ndim} axes, not {axes}")
         arrays.append(array)
     train, test = ((arrays[i][:, None], arrays[i + 1].astype(np.int64)) for i in (0, 2))
     counts = part_note(len(train[0]), 60_000, len(test[0]), 10_000)
@@ -151,16 +152,16 @@ def _load(kind: _Set, data_dir: Path | None, verify: bool) -> Dataset:
     return image_dataset(kind.name, train, test, kind.class_names, stats=kind.stats, note=note)
 
 
-def _known(archives: list[Archive], sums: dict[str, str]) -> Archive:
+def _choose_archive(archives: list[Archive], sums: dict[str, str]) -> Archive:
     """The first archive with the right training labels, which tell the datasets apart; else the first of all."""
     file = FILES[1]
     for archive in archives:
-        if any(md5(data) == sums[file] for _, data in _read(archive, (file,)).values()):
+        if any(md5(data) == sums[file] for _, data in _read_files(archive, (file,)).values()):
             return archive
     return archives[0]
 
 
-def _read(archive: Archive, files: tuple[str, ...]) -> dict[str, tuple[str, bytes]]:
+def _read_files(archive: Archive, files: tuple[str, ...]) -> dict[str, tuple[str, bytes]]:
     """How a message names each file, and its content unpacked; by the file's name without `.gz`."""
     pattern = re.compile(rf"(^|/)({'|'.join(files)})(\.gz)?$")
     found: dict[str, tuple[str, bytes]] = {}
@@ -177,9 +178,9 @@ def _gunzip(data: bytes, where: str) -> bytes:
     try:
         unpacked = unpacker.decompress(data, _UNPACKED_LIMIT)
     except zlib.error as error:
-        raise damaged(where, str(error)) from None
+        raise damaged_error(where, str(error)) from None
     if unpacker.unconsumed_tail:
         raise UsageError(f"{where} unpacks to more than {_UNPACKED_LIMIT:,} bytes")
     if not unpacker.eof:
-        raise damaged(where, "it ends too early")
+        raise damaged_error(where, "it ends too early")
     return unpacked

@@ -18,8 +18,16 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Archive, damaged, data_folder, find_archives, missing, nearest_name
-from fedstrata.data.readers.build import Part, image_dataset, tensor_of
+from fedstrata.data.readers.archives import (
+    Archive,
+    damaged_error,
+    data_folder,
+    find_archives,
+    incomplete_error,
+    missing_error,
+    nearest_name,
+)
+from fedstrata.data.readers.build import Part, image_dataset, join_parts, tensor_of
 from fedstrata.errors import UsageError
 
 T = TypeVar("T")
@@ -31,7 +39,7 @@ _DATASETS = ("femnist", "shakespeare", "celeba", "sent140", "reddit", "synthetic
 
 
 def femnist(data_dir: Path | None) -> Dataset:
-    """Handwritten characters, 1×28×28, 62 classes, one natural client a writer (LEAF; Caldas et al., 2018).
+    """Handwritten characters, 1×28×28, 62 classes, one natural client per writer (LEAF; Caldas et al., 2018).
 
     Classes are 0–9, A–Z, a–z. LEAF stores each pixel as a fraction of 255, so uint8 loses nothing.
 
@@ -45,12 +53,12 @@ def femnist(data_dir: Path | None) -> Dataset:
         if train:
             break
     else:
-        raise missing(name, folder, "LEAF's train/*.json and test/*.json")
+        raise missing_error(name, folder, "LEAF's train/*.json and test/*.json")
     if not test:
-        raise UsageError(f"{name} is incomplete in {archive.path}: test/*.json is missing")
+        raise incomplete_error(name, archive, "test/*.json")
     writers = tuple(sorted(writer for writer, (_, labels) in train.items() if len(labels)))
     groups = spans([len(train[writer][1]) for writer in writers])
-    parts = [_joined([users[user] for user in sorted(users)]) for users in (train, test)]
+    parts = [join_parts([users[user] for user in sorted(users)]) for users in (train, test)]
     images = len(parts[0][0]) + len(parts[1][0])
     note = ""
     if images < _IMAGES:
@@ -89,7 +97,7 @@ def read_users(archive: Archive, convert: Callable[[Any, Any], T]) -> tuple[dict
             try:
                 users[user] = convert(content["x"], content["y"])
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise damaged(where, f"user {user}: {error}") from None
+                raise damaged_error(where, f"user {user}: {error}") from None
     return splits["train"], splits["test"]
 
 
@@ -98,7 +106,7 @@ def _users(data: bytes, where: str) -> Iterator[tuple[str, Any]]:
         content = json.loads(data)
         found = [(user, content["user_data"][user]) for user in content["users"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(where, f"it is not LEAF's JSON ({type(error).__name__})") from None
+        raise damaged_error(where, f"it is not LEAF's JSON ({type(error).__name__})") from None
     yield from found
 
 
@@ -114,10 +122,6 @@ def _images(x: Any, y: Any) -> Part:
     if labels.shape != pixels.shape[:1]:
         raise ValueError(f"{len(pixels)} images but {labels.size} labels")
     return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28), labels
-
-
-def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def spans(sizes: list[int]) -> tuple[torch.Tensor, ...]:

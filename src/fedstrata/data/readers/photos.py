@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedstrata.data.examples import Dataset
-from fedstrata.data.readers.archives import Archive, check_md5, damaged, data_folder, find_archives, has_file, missing
-from fedstrata.data.readers.build import UNVERIFIED, Bytes, Integers, Part, image_dataset, join_notes, part_note
+from fedstrata.data.readers.archives import (
+    Archive,
+    check_md5,
+    damaged_error,
+    data_folder,
+    find_archives,
+    gather_first,
+    has_file,
+    incomplete_error,
+    missing_error,
+)
+from fedstrata.data.readers.build import (
+    UNVERIFIED,
+    Bytes,
+    Integers,
+    Part,
+    image_dataset,
+    join_notes,
+    join_parts,
+    part_note,
+)
 from fedstrata.data.readers.cifar import CIFAR10_CLASSES
 from fedstrata.data.sources import SOURCES
 from fedstrata.errors import UsageError
@@ -19,6 +39,11 @@ _SVHN_COUNTS = {"train_32x32.mat": 73_257, "extra_32x32.mat": 531_131, "test_32x
 _CINIC_COUNT = 90_000
 _MAT_LIMIT = 2 << 30
 _PICTURE_LIMIT = 4 << 20
+_TINY = re.compile(
+    r"(?:^|/)(?:wnids\.txt|words\.txt|val/val_annotations\.txt"
+    r"|train/(n\d+)/(?:images/)?[^/.][^/]*\.jpe?g|val/images/([^/.][^/]*\.jpe?g))$",
+    re.IGNORECASE,
+)
 
 
 def svhn(data_dir: Path | None, *, extra: bool = False, verify: bool = True) -> Dataset:
@@ -35,24 +60,20 @@ def svhn(data_dir: Path | None, *, extra: bool = False, verify: bool = True) -> 
     folder = data_folder(name, data_dir)
     wanted = ("train_32x32.mat", *(("extra_32x32.mat",) if extra else ()), "test_32x32.mat")
     pattern = re.compile(rf"(^|/)({'|'.join(map(re.escape, wanted))})$")
-    for archive in find_archives(folder, has_file(*wanted), re.compile(r"^svhn")):
-        files = archive.gather(pattern, _MAT_LIMIT)
-        if files:
-            break
-    else:
-        raise missing(name, folder, " and ".join(wanted))
+    found = gather_first(find_archives(folder, has_file(*wanted), re.compile(r"^svhn")), pattern, _MAT_LIMIT)
+    if found is None:
+        raise missing_error(name, folder, " and ".join(wanted))
+    archive, files = found
     sums = {remote.name: remote.md5 for remote in SOURCES[name]}
     parts: list[Part] = []
     for file in wanted:
         if file not in files:
-            raise UsageError(f"{name} is incomplete in {archive.path}: {file} is missing")
+            raise incomplete_error(name, archive, file)
         known = sums[file]
         if verify and known is not None:
             check_md5(name, archive.where(file), files[file], (known,))
         parts.append(_read_mat(files.pop(file), archive.where(file)))
-    train = parts[0]
-    if extra:
-        train = np.concatenate([train[0], parts[1][0]]), np.concatenate([train[1], parts[1][1]])
+    train = join_parts(parts[:-1])
     full = sum(_SVHN_COUNTS[file] for file in wanted[:-1])
     counts = part_note(len(train[0]), full, len(parts[-1][0]), _SVHN_COUNTS[wanted[-1]])
     note = join_notes(counts, "" if verify else UNVERIFIED)
@@ -67,11 +88,11 @@ def _read_mat(data: bytes, where: str) -> Part:
         content = loadmat(io.BytesIO(data), variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
     except Exception as error:  # the reader fails in as many ways as the format has fields
-        raise damaged(where, f"it is not a MATLAB file with X and y ({type(error).__name__})") from None
+        raise damaged_error(where, f"it is not a MATLAB file with X and y ({type(error).__name__})") from None
     if images.dtype != np.uint8 or images.shape[:3] != (32, 32, 3) or images.ndim != 4:
-        raise damaged(where, "its X is not 32×32×3×N bytes")
+        raise damaged_error(where, "its X is not 32×32×3×N bytes")
     if len(labels) != images.shape[3]:
-        raise damaged(where, f"it has {images.shape[3]:,} images but {len(labels):,} labels")
+        raise damaged_error(where, f"it has {images.shape[3]:,} images but {len(labels):,} labels")
     labels[labels == 10] = 0
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
@@ -98,14 +119,11 @@ def cinic10(data_dir: Path | None, *, valid: bool = False) -> Dataset:
         if any(pictures.names for pictures in found.values()):
             break
     else:
-        raise missing(name, folder, "CINIC-10.tar.gz or a folder with train/airplane and its companions")
+        raise missing_error(name, folder, "CINIC-10.tar.gz or a folder with train/airplane and its companions")
     parts = {split: pictures.part() for split, pictures in found.items()}
     if valid and not len(parts["valid"][0]):
-        raise UsageError(f"{name} is incomplete in {archive.path}: valid is missing")
-    train = parts["train"]
-    if valid:
-        joined = parts["valid"]
-        train = np.concatenate([train[0], joined[0]]), np.concatenate([train[1], joined[1]])
+        raise incomplete_error(name, archive, "valid")
+    train = join_parts([parts[split] for split in splits[:-1]])
     note = part_note(len(train[0]), _CINIC_COUNT * (len(splits) - 1), len(parts["test"][0]), _CINIC_COUNT)
     return image_dataset(name, train, parts["test"], CIFAR10_CLASSES, note=note)
 
@@ -121,48 +139,66 @@ def tiny_imagenet(data_dir: Path | None) -> Dataset:
     """
     name = "tiny-imagenet"
     folder = data_folder(name, data_dir)
-    pattern = re.compile(
-        r"(?:^|/)(?:wnids\.txt|words\.txt|val/val_annotations\.txt"
-        r"|train/(n\d+)/(?:images/)?[^/.][^/]*\.jpe?g|val/images/([^/.][^/]*\.jpe?g))$",
-        re.IGNORECASE,
-    )
-    for archive in find_archives(folder, has_file("wnids.txt"), re.compile(r"^tiny[-_]?imagenet"), deep=True):
-        texts: dict[str, str] = {}
-        train, test = _Pictures(64), _Pictures(64)
-        synsets: list[str] = []
-        files: list[str] = []
-        for inner, data in archive.walk(pattern, _PICTURE_LIMIT):
-            match = pattern.search(inner)
-            if match is None or (match[1] is None and match[2] is None):
-                texts[inner.rpartition("/")[2]] = data.decode("utf-8", "replace")
-            elif match[1] is not None:
-                synsets.append(match[1])
-                train.add(inner, data, 0, archive)
-            else:
-                files.append(match[2])
-                test.add(inner, data, 0, archive)
-        if train.names:
-            break
-    else:
-        raise missing(name, folder, "tiny-imagenet-200.zip or a folder with wnids.txt and train/")
+    archives = find_archives(folder, has_file("wnids.txt"), re.compile(r"^tiny[-_]?imagenet"), deep=True)
+    found = next((files for files in map(_read_tiny, archives) if files.train.names), None)
+    if found is None:
+        raise missing_error(name, folder, "tiny-imagenet-200.zip or a folder with wnids.txt and train/")
     for text in ("wnids.txt", "val_annotations.txt"):
-        if text not in texts:
-            raise UsageError(f"{name} is incomplete in {archive.path}: {text} is missing")
-    order = {synset: number for number, synset in enumerate(texts["wnids.txt"].split())}
-    rows = (line.split("\t") for line in texts["val_annotations.txt"].splitlines() if "\t" in line)
+        if text not in found.texts:
+            raise incomplete_error(name, found.archive, text)
+    order = {synset: number for number, synset in enumerate(found.texts["wnids.txt"].split())}
+    rows = (line.split("\t") for line in found.texts["val_annotations.txt"].splitlines() if "\t" in line)
     annotated = {row[0]: row[1].strip() for row in rows}
-    train.labels = [_synset(order, synset, archive) for synset in synsets]
-    test.labels = [_synset(order, annotated.get(file, f"of {file}"), archive) for file in files]
-    words = dict(line.split("\t", 1) for line in texts.get("words.txt", "").splitlines() if "\t" in line)
+    found.train.labels = [_synset(order, synset, found.archive) for synset in found.synsets]
+    found.test.labels = [_synset(order, annotated.get(file, f"of {file}"), found.archive) for file in found.files]
+    words = dict(line.split("\t", 1) for line in found.texts.get("words.txt", "").splitlines() if "\t" in line)
     class_names = tuple(words.get(synset, synset).split(",")[0].strip() for synset in order)
-    parts = train.part(), test.part()
+    parts = found.train.part(), found.test.part()
     counts = part_note(len(parts[0][0]), 100_000, len(parts[1][0]), 10_000)
     classes = f"{len(order)} of 200 classes" if len(order) < 200 else ""
     note = join_notes(f"subset: {classes}" if classes else "", counts)
     return image_dataset(name, *parts, class_names, note=note)
 
 
+@dataclass(frozen=True, eq=False)
+class _TinyFiles:
+    """What an archive holds of Tiny-ImageNet: its text files by name, and its pictures, not labelled yet.
+
+    Args:
+        archive: where all this is.
+        texts: `wnids.txt` and the like.
+        train: the training pictures, in stored order.
+        synsets: the class of each of these.
+        test: the validation pictures, in stored order.
+        files: the name of each of these.
+    """
+
+    archive: Archive
+    texts: dict[str, str]
+    train: _Pictures
+    synsets: list[str]
+    test: _Pictures
+    files: list[str]
+
+
+def _read_tiny(archive: Archive) -> _TinyFiles:
+    """Decode all pictures of an archive, in one pass."""
+    found = _TinyFiles(archive, {}, _Pictures(64), [], _Pictures(64), [])
+    for inner, data in archive.walk(_TINY, _PICTURE_LIMIT):
+        match = _TINY.search(inner)
+        if match is None or (match[1] is None and match[2] is None):
+            found.texts[inner.rpartition("/")[2]] = data.decode("utf-8", "replace")
+        elif match[1] is not None:
+            found.synsets.append(match[1])
+            found.train.add(inner, data, 0, archive)
+        else:
+            found.files.append(match[2])
+            found.test.add(inner, data, 0, archive)
+    return found
+
+
 def _synset(order: dict[str, int], synset: str, archive: Archive) -> int:
+    """The number of a class."""
     if synset not in order:
         raise UsageError(f"the class {synset} in {archive.path} is not in its wnids.txt")
     return order[synset]
@@ -186,7 +222,7 @@ class _Pictures:
                 shape = image.size
                 pixels = image.convert("RGB").tobytes() if shape == (self.size, self.size) else b""
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise damaged(archive.where(inner), str(error) or type(error).__name__) from None
+            raise damaged_error(archive.where(inner), str(error) or type(error).__name__) from None
         if not pixels:
             raise UsageError(f"{archive.where(inner)} is {shape[0]}×{shape[1]}, not {self.size}×{self.size}")
         self.names.append(inner)

@@ -1,4 +1,4 @@
-"""Shakespeare's plays: predict the next character; one natural client a role.
+"""Shakespeare's plays: predict the next character; one natural client per role.
 
 Two formats are read. *Plays* in Jon Bosak's XML: a role is a (play, speaker) pair, its speeches stand in the
 order of the play, and the end of its text is its test part: no test window shares a character with a training
@@ -21,7 +21,7 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.data.examples import Dataset, TensorExamples
-from fedstrata.data.readers.archives import Archive, damaged, data_folder, missing
+from fedstrata.data.readers.archives import Archive, damaged_error, data_folder, missing_error
 from fedstrata.data.readers.build import Integers, join_notes, tensor_of
 from fedstrata.data.readers.leaf import has_leaf, leaf_archives, read_users, spans
 from fedstrata.errors import UsageError
@@ -42,7 +42,7 @@ _PLAY_LIMIT = 16 << 20
 def shakespeare(
     data_dir: Path | None, *, length: int = 80, stride: int = 8, test: float = 0.1, min_lines: int = 20
 ) -> Dataset:
-    """Next character in Shakespeare's plays, 80 symbols, one natural client a role (XML plays, LEAF's JSON).
+    """Next character in Shakespeare's plays, 80 symbols, one natural client per role (XML plays, LEAF's JSON).
 
     `stride`, `test` and `min_lines` cut plays into windows; LEAF's windows are taken as they are.
 
@@ -68,7 +68,7 @@ def shakespeare(
         if train and held_out:
             note = "LEAF's windows as stored: stride, test and min_lines do not apply"
             return _dataset(name, train, held_out, note)
-    raise missing(name, folder, "plays in XML, or LEAF's train/*.json and test/*.json")
+    raise missing_error(name, folder, "plays in XML, or LEAF's train/*.json and test/*.json")
 
 
 def encode(text: str) -> Integers:
@@ -106,7 +106,7 @@ def read_plays(archive: Archive) -> tuple[dict[str, list[str]], int]:
         try:
             play = ElementTree.fromstring(data)
         except ElementTree.ParseError as error:
-            raise damaged(archive.where(inner), str(error)) from None
+            raise damaged_error(archive.where(inner), str(error)) from None
         plays += 1
         title = inner.rpartition("/")[2].removesuffix(".xml")
         for speech in play.iter("SPEECH"):

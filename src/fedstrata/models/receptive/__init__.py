@@ -71,11 +71,11 @@ def receptive_fields(model: nn.Module, input_shape: Sequence[int]) -> list[Field
     Raises:
         UsageError: if the model cannot run on an example of that shape.
     """
-    return run_on_one(model, input_shape, lambda sample: _run(model, sample))
+    return run_on_one(model, input_shape, lambda sample: _fields_of_run(model, sample))
 
 
-def _run(model: nn.Module, sample: Tensor) -> list[Field]:
-    with following(model, sample) as fields:
+def _fields_of_run(model: nn.Module, sample: Tensor) -> list[Field]:
+    with follow_fields(model, sample) as fields:
         calls(model, sample)
     return list(fields.values())
 
@@ -94,7 +94,7 @@ def run_on_one(model: nn.Module, input_shape: Sequence[int], run: Callable[[Tens
 
 
 @contextmanager
-def following(model: nn.Module, sample: Tensor) -> Iterator[dict[str, Field]]:
+def follow_fields(model: nn.Module, sample: Tensor) -> Iterator[dict[str, Field]]:
     """Note the fields of the convolutions that run inside, by name, when the model is called on this very sample."""
     names: dict[nn.Module, str] = {m: name for name, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
     fields: dict[str, Field] = {}
@@ -116,9 +116,6 @@ def following(model: nn.Module, sample: Tensor) -> Iterator[dict[str, Field]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-# Following -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -148,7 +145,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `cost`: torch would import its compiler
+        return False  # as in `FlopCount`: torch would import its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -34,7 +34,7 @@ class Axis:
         return max(seen, self.input) if self.whole else seen
 
     @property
-    def untouched(self) -> bool:
+    def is_original(self) -> bool:
         """Whether these are still the image's own pixels."""
         return (self.start, self.jump, self.length, self.whole) == (0, 1, 1, False)
 
@@ -47,13 +47,13 @@ class Axis:
             length=self.length + (kernel - 1) * dilation * self.jump,
         )
 
-    def mixed(self) -> Axis:
+    def see_all(self) -> Axis:
         """Behind something that sees all positions; a window over the result sees no more."""
         return replace(self, jump=0, whole=True)
 
-    def lost(self) -> Axis:
+    def lose_positions(self) -> Axis:
         """Mixed, with no positions left."""
-        return replace(self.mixed(), outer=0, size=0)
+        return replace(self.see_all(), outer=0, size=0)
 
 
 Trace = tuple[Axis, ...]
@@ -95,7 +95,7 @@ def _place(axis: Axis, shape: Sequence[int], free: Sequence[int]) -> tuple[int, 
     return None
 
 
-def carried(
+def carry(
     trace: Trace,
     old: Sequence[int],
     new: Sequence[int],
@@ -107,7 +107,7 @@ def carried(
     for axis, place in zip(trace, places(trace, old), strict=True):
         there = None if place is None else to(place[0])
         if place is None or there is None:
-            moved.append(axis.lost())
+            moved.append(axis.lose_positions())
             continue
         dim, within = place
         exact = within == 1 and axis.size == old[dim]
@@ -116,20 +116,20 @@ def carried(
             moved.append(change(replace(axis, outer=outer, size=new[there]), dim))
         else:
             same = old[dim] == new[there] and change(axis, dim) == axis
-            moved.append(replace(axis, outer=outer) if same else axis.lost())
+            moved.append(replace(axis, outer=outer) if same else axis.lose_positions())
     return tuple(moved)
 
 
-def together(one: Trace, other: Trace) -> Trace:
+def join_traces(one: Trace, other: Trace) -> Trace:
     """What two paths see that meet."""
-    return tuple(_met(a, b) for a, b in zip(one, other, strict=True))
+    return tuple(_join_axes(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _met(a: Axis, b: Axis) -> Axis:
+def _join_axes(a: Axis, b: Axis) -> Axis:
     if not (a.size and b.size):
         return replace(a if a.size else b, whole=True, length=max(a.length, b.length))
     if (a.outer, a.size) != (b.outer, b.size):
-        return replace(a, length=max(a.length, b.length)).lost()
+        return replace(a, length=max(a.length, b.length)).lose_positions()
     start, length = min(a.start, b.start), max(a.length, b.length)
     if a.jump == b.jump:
         length = max(a.start + a.length, b.start + b.length) - start

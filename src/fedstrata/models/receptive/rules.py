@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedstrata.models.receptive.axes import Axis, Change, Trace, carried, places, prefix, together
+from fedstrata.models.receptive.axes import Axis, Change, Trace, carry, join_traces, places, prefix
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Operation:
         """For most operations, the only source."""
         return self.sources[0]
 
-    def carried(self, to: Callable[[int], int | None], change: Change = lambda axis, dim: axis) -> Trace:
+    def carry(self, to: Callable[[int], int | None], change: Change = lambda axis, dim: axis) -> Trace:
         """All sources' notes in the result, together."""
         new = self.result.shape
-        return reduce(together, [carried(trace, t.shape, new, to, change) for t, trace in self.sources])
+        return reduce(join_traces, [carry(trace, t.shape, new, to, change) for t, trace in self.sources])
 
     def dims(self, name: str = "dim") -> set[int]:
         """The dimensions that an argument names; all of them where it names none."""
@@ -46,49 +46,49 @@ def _layout(step: Operation) -> Trace:
 def _permute(step: Operation) -> Trace:
     ndim = step.first[0].ndim
     order = [dim % ndim for dim in step.given["dims"]]
-    return step.carried(order.index)
+    return step.carry(order.index)
 
 
 def _transpose(step: Operation) -> Trace:
     ndim = step.first[0].ndim
     one, other = (step.given.get(name, default) % ndim for name, default in (("dim0", 0), ("dim1", ndim - 1)))
-    return step.carried(lambda dim: {one: other, other: one}.get(dim, dim))
+    return step.carry(lambda dim: {one: other, other: one}.get(dim, dim))
 
 
-def _expanded(source: Tensor, trace: Trace, result: Tensor) -> Trace:
+def _expand(source: Tensor, trace: Trace, result: Tensor) -> Trace:
     more = result.ndim - source.ndim
-    return carried(trace, source.shape, result.shape, lambda dim: dim + more)
+    return carry(trace, source.shape, result.shape, lambda dim: dim + more)
 
 
 def _select(step: Operation) -> Trace:
     (gone,) = step.dims()
-    return step.carried(lambda dim: None if dim == gone else dim - (dim > gone))
+    return step.carry(lambda dim: None if dim == gone else dim - (dim > gone))
 
 
 def _stack(step: Operation) -> Trace:
     new = step.given["dim"] % step.result.ndim
-    return step.carried(lambda dim: dim + (dim >= new))
+    return step.carry(lambda dim: dim + (dim >= new))
 
 
 def _slice(step: Operation) -> Trace:
     source = step.first[0]
     (cut,) = step.dims()
     begin, _, stride = slice(step.given["start"], step.given["end"], step.given["step"]).indices(source.shape[cut])
-    return step.carried(lambda dim: dim, lambda axis, dim: axis.window(1, stride, -begin) if dim == cut else axis)
+    return step.carry(lambda dim: dim, lambda axis, dim: axis.window(1, stride, -begin) if dim == cut else axis)
 
 
 def _product(step: Operation) -> Trace | None:
     """A matrix product with weights mixes the axis that is summed over; one with features mixes everything."""
     if len(step.sources) > 1:
-        return tuple(axis.lost() for axis in step.first[1])
+        return tuple(axis.lose_positions() for axis in step.first[1])
     source = step.first[0]
     left = source is step.given.get("mat1", step.given.get("batch1", step.given.get("self")))
     summed = source.ndim - (1 if left else 2)
-    return step.carried(lambda dim: None if dim == summed else dim)
+    return step.carry(lambda dim: None if dim == summed else dim)
 
 
 def _attention(step: Operation) -> Trace:
-    return tuple(axis.lost() for axis in step.first[1])
+    return tuple(axis.lose_positions() for axis in step.first[1])
 
 
 def _spatial(step: Operation, count: int, change: Change, mixes: bool = False) -> Trace:
@@ -100,11 +100,11 @@ def _spatial(step: Operation, count: int, change: Change, mixes: bool = False) -
     first = source.ndim - count
     found = places(trace, source.shape)
     fits = all(place is not None and place[0] >= first and place[1] == 1 for place in found)
-    if not fits and all(axis.untouched for axis in trace):
+    if not fits and all(axis.is_original for axis in trace):
         trace = tuple(
             Axis(source.shape[dim], prefix(source.shape, dim), source.shape[dim]) for dim in range(first, source.ndim)
         )
-    return carried(
+    return carry(
         trace,
         source.shape,
         step.result.shape,
@@ -114,7 +114,7 @@ def _spatial(step: Operation, count: int, change: Change, mixes: bool = False) -
 
 
 def _each(value: int | Sequence[int], count: int) -> list[int]:
-    """One number a dimension, of one for all or of a list."""
+    """One number per dimension, from one for all or from a list."""
     many = [value] if isinstance(value, int) else list(value)
     return many * count if len(many) == 1 else many
 
@@ -143,7 +143,7 @@ def _adaptive(step: Operation) -> Trace:
     def change(axis: Axis, dim: int) -> Axis:
         n, m = before[dim], after[dim]
         kernel = max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
-        return axis.mixed() if m == 1 else axis.window(kernel, n / m)
+        return axis.see_all() if m == 1 else axis.window(kernel, n / m)
 
     return _spatial(step, 2, change)
 
@@ -151,7 +151,7 @@ def _adaptive(step: Operation) -> Trace:
 def _pad(step: Operation) -> Trace:
     pads = step.given["pad"] if "pad" in step.given else step.given["padding"]
     before = dict(zip(range(step.result.ndim - 1, -1, -1), pads[::2], strict=False))  # the last dimension's come first
-    return step.carried(lambda dim: dim, lambda axis, dim: axis.window(1, 1, before.get(dim, 0)))
+    return step.carry(lambda dim: dim, lambda axis, dim: axis.window(1, 1, before.get(dim, 0)))
 
 
 def _resize(taps: int, antialias: bool = False) -> Callable[[Operation], Trace]:
@@ -171,8 +171,8 @@ def _reduction(step: Operation) -> Trace:
     source = step.first[0]
     over = step.dims() if "dim" in step.given else set(range(source.ndim))
     if step.given.get("keepdim"):
-        return step.carried(lambda dim: dim, lambda axis, dim: axis.mixed() if dim in over else axis)
-    return step.carried(lambda dim: None if dim in over else dim - sum(gone < dim for gone in over))
+        return step.carry(lambda dim: dim, lambda axis, dim: axis.see_all() if dim in over else axis)
+    return step.carry(lambda dim: None if dim in over else dim - sum(gone < dim for gone in over))
 
 
 def _along(step: Operation) -> Trace | None:
@@ -181,12 +181,12 @@ def _along(step: Operation) -> Trace | None:
     along = step.dims("dim" if "dim" in step.given else "dims")
     if any(source.shape[dim] != step.result.shape[dim] for dim in range(source.ndim) if dim not in along):
         return None
-    return step.carried(lambda dim: dim, lambda axis, dim: axis.mixed() if dim in along else axis)
+    return step.carry(lambda dim: dim, lambda axis, dim: axis.see_all() if dim in along else axis)
 
 
 def _pointwise(step: Operation) -> Trace:
     """Activations, sums, norm layers: aligned from the last dimension on, as broadcasting does."""
-    return reduce(together, [_expanded(source, trace, step.result) for source, trace in step.sources])
+    return reduce(join_traces, [_expand(source, trace, step.result) for source, trace in step.sources])
 
 
 _RULES: dict[str, Callable[[Operation], Trace | None]] = {

@@ -1,1 +1,1 @@
-"""The families of models behind `fedstrata.models.registry`: one file a family, shared parts in `parts`."""
+"""Which models can be named? One file per family; shared checks in `parts`, shared layers in `layers`."""

@@ -1,6 +1,6 @@
 """Convolutional networks without norm layers or residual links: cnn2, cnn4, cnn8, vgg9.
 
-Every max-pool halves the image, rounding down, so an image needs 2 pixels a side for each pool in a row: 8×8
+Every max-pool halves the image, rounding down, so the sides of an image must double with every pool: 8×8
 is enough for all of them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fedstrata.core.lazy import nn
 from fedstrata.errors import UsageError
-from fedstrata.models.zoo.parts import images, named, positive
+from fedstrata.models.zoo.parts import check_images, check_positive, sequential
 
 
 def _layer(channels: int, widths: Sequence[int], kernel: int = 3) -> nn.Sequential:
@@ -20,11 +20,11 @@ def _layer(channels: int, widths: Sequence[int], kernel: int = 3) -> nn.Sequenti
         children.append((f"conv{index}", nn.Conv2d(channels, width, kernel, padding=kernel // 2)))
         children.append((f"relu{index}", nn.ReLU()))
         channels = width
-    return named(*children, ("pool", nn.MaxPool2d(2)))
+    return sequential(*children, ("pool", nn.MaxPool2d(2)))
 
 
 def _dense(inputs: int, outputs: int) -> nn.Sequential:
-    return named(("linear", nn.Linear(inputs, outputs)), ("relu", nn.ReLU()))
+    return sequential(("linear", nn.Linear(inputs, outputs)), ("relu", nn.ReLU()))
 
 
 def cnn2(input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden: int = 512) -> nn.Sequential:
@@ -33,9 +33,9 @@ def cnn2(input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden:
     Convolutions of `width` and 2·`width` channels, each followed by a max-pool, then `hidden` units and the
     classifier (McMahan et al., AISTATS 2017): 1,663,370 parameters for 28×28 grey images and 10 classes.
     """
-    channels, height, breadth = images("cnn2", input_shape, classes, smallest=4)
-    positive("cnn2", width=width, hidden=hidden)
-    return named(
+    channels, height, breadth = check_images("cnn2", input_shape, classes, smallest=4)
+    check_positive("cnn2", width=width, hidden=hidden)
+    return sequential(
         ("layer1", _layer(channels, [width], kernel=5)),
         ("layer2", _layer(width, [2 * width], kernel=5)),
         ("flatten", nn.Flatten()),
@@ -46,9 +46,9 @@ def cnn2(input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden:
 
 def _plain(model: str, input_shape: tuple[int, ...], classes: int, width: int, convs: Sequence[int]) -> nn.Sequential:
     """Three layers of 3×3 convolutions, `convs` in each, widths doubling, then the classifier."""
-    channels, height, breadth = images(model, input_shape, classes, smallest=8)
-    positive(model, width=width)
-    net = named(
+    channels, height, breadth = check_images(model, input_shape, classes, smallest=8)
+    check_positive(model, width=width)
+    net = sequential(
         ("layer1", _layer(channels, [width] * convs[0])),
         ("layer2", _layer(width, [2 * width] * convs[1])),
         ("layer3", _layer(2 * width, [4 * width] * convs[2])),
@@ -88,14 +88,14 @@ def vgg9(
     Convolutions of w, 2w | 4w, 4w | 8w, 8w channels (w = `width`), a max-pool after each pair, then two
     layers of `hidden` units and the classifier: the VGG-9 of the federated literature, 3,491,530 parameters
     for 32×32 colour images and 10 classes. Initialised as in FedNLR: Kaiming-uniform convolutions,
-    Xavier-normal linear layers; biases start at zero. With `convs` convolutions a layer instead of two (12 layers
+    Xavier-normal linear layers; biases start at zero. With `convs` convolutions per layer instead of two (12 layers
     with 3, 15 with 4) the shallower networks are parts of the deeper ones.
     """
-    channels, height, breadth = images("vgg9", input_shape, classes, smallest=8)
-    positive("vgg9", width=width, hidden=hidden)
+    channels, height, breadth = check_images("vgg9", input_shape, classes, smallest=8)
+    check_positive("vgg9", width=width, hidden=hidden)
     if convs < 2:
         raise UsageError(f"model 'vgg9': convs must be 2 or more, not {convs}")
-    net = named(
+    net = sequential(
         ("layer1", _layer(channels, [width, *[2 * width] * (convs - 1)])),
         ("layer2", _layer(2 * width, [4 * width] * convs)),
         ("layer3", _layer(4 * width, [8 * width] * convs)),

@@ -1,14 +1,14 @@
-"""Layers that the models have and torch has not.
+"""Layers that the models need and torch does not have.
 
-They are apart from the models' builders because a class needs its base when it is read, and names of models do without
-torch (`fedstrata.core.lazy`).
+They are not beside the models' builders because a class needs its base when it is defined, and names of models do
+without torch (`fedstrata.core.lazy`).
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedstrata.models.zoo.parts import Norm, named
+from fedstrata.models.zoo.parts import Norm, sequential
 
 
 class First(nn.Module):
@@ -46,7 +46,7 @@ class Tokens(nn.Module):
         self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks; the library's layer returns the features first, then things nobody needs here."""
+        """Run the blocks; the library's layer returns the features first, then things that are not needed here."""
         out = self.layer(x, self.grid)
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first
@@ -56,6 +56,7 @@ class MeanTokens(nn.Module):
     """The mean over the patches: (batch, patches, features) → (batch, features)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The mean over the second axis."""
         return x.mean(dim=1)
 
 
@@ -64,7 +65,7 @@ def norm_layer(kind: Norm, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
-        # Fewer than four channels a group would leave nothing to normalise over once the image is down to one
+        # Fewer than four channels per group would leave nothing to normalise over once the image is down to one
         # pixel.
         groups = max((g for g in range(1, 33) if channels % g == 0 and channels // g >= 4), default=1)
         return nn.GroupNorm(groups, channels)
@@ -90,7 +91,9 @@ class Block(nn.Module):
         if stride == 1 and inputs == outputs:
             self.shortcut = nn.Identity()
         else:
-            self.shortcut = named(("conv", conv(inputs, outputs, 1, stride, norm)), ("norm", norm_layer(norm, outputs)))
+            self.shortcut = sequential(
+                ("conv", conv(inputs, outputs, 1, stride, norm)), ("norm", norm_layer(norm, outputs))
+            )
 
     def body(self, x: Tensor) -> Tensor:
         """The block's convolutions, up to the last norm layer."""

@@ -13,12 +13,12 @@ Norm = Literal["batch", "group", "none"]
 """Norm layers that a model may have."""
 
 
-def named(*children: tuple[str, nn.Module]) -> nn.Sequential:
+def sequential(*children: tuple[str, nn.Module]) -> nn.Sequential:
     """An `nn.Sequential` from (name, module) pairs."""
     return nn.Sequential(OrderedDict(children))
 
 
-def positive(model: str, **values: int | Sequence[int]) -> None:
+def check_positive(model: str, **values: int | Sequence[int]) -> None:
     """Refuse arguments that are not whole numbers of at least 1."""
     for name, value in values.items():
         for number in (value,) if isinstance(value, int) else value:
@@ -26,13 +26,13 @@ def positive(model: str, **values: int | Sequence[int]) -> None:
                 raise UsageError(f"model '{model}': {name} must be at least 1, not {number}")
 
 
-def images(model: str, input_shape: Sequence[int], classes: int, smallest: int = 1) -> tuple[int, int, int]:
-    """The shape as (channels, height, width); refused unless images of `smallest` pixels a side or more."""
+def check_images(model: str, input_shape: Sequence[int], classes: int, smallest: int = 1) -> tuple[int, int, int]:
+    """The shape as (channels, height, width); refused unless images of `smallest` pixels per side or more."""
     if len(input_shape) != 3:
         raise UsageError(
             f"model '{model}' takes images (channels, height, width), not inputs of shape {_text(input_shape)}"
         )
-    positive(model, input_shape=input_shape, classes=classes)
+    check_positive(model, input_shape=input_shape, classes=classes)
     channels, height, width = input_shape
     if min(height, width) < smallest:
         raise UsageError(
@@ -42,11 +42,11 @@ def images(model: str, input_shape: Sequence[int], classes: int, smallest: int =
     return channels, height, width
 
 
-def tokens(model: str, input_shape: Sequence[int], classes: int) -> int:
+def check_tokens(model: str, input_shape: Sequence[int], classes: int) -> int:
     """The length of the token sequences; refused unless the inputs are such."""
     if len(input_shape) != 1:
         raise UsageError(f"model '{model}' takes token sequences (length,), not inputs of shape {_text(input_shape)}")
-    positive(model, input_shape=input_shape, classes=classes)
+    check_positive(model, input_shape=input_shape, classes=classes)
     return input_shape[0]
 
 

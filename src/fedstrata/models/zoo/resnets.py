@@ -8,12 +8,16 @@ of a deeper one's, by name and by shape, wherever its block counts are no larger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.lazy import nn
-from fedstrata.models.zoo.parts import Norm, images, named, positive
+from fedstrata.models.zoo.parts import Norm, check_images, check_positive, sequential
 
+if TYPE_CHECKING:
+    from fedstrata.models.zoo.layers import Block
+
+Kind = Literal["basic", "bottleneck"]
 Stem = Literal["3x3", "7x7"]
 Plan = Literal["normal", "mean", "reversed"]
 
@@ -44,62 +48,36 @@ def _initialise(net: nn.Sequential, norm: Norm) -> None:
             nn.init.zeros_(module.last().weight)
 
 
-def _resnet(
-    name: str,
-    blocks: Sequence[int],
-    kind: Literal["basic", "bottleneck"] = "basic",
-    *,
-    note: str = "",
-    default_width: int = 64,
-    default_stem: Stem = "3x3",
-    default_maxpool: bool = False,
-) -> Callable[..., nn.Sequential]:
-    """The builder of the ResNet with that many blocks a layer."""
+def _stem(channels: int, width: int, kind: Stem, maxpool: bool, norm: Norm) -> nn.Sequential:
+    """The first convolution with its norm layer, its activation and, where wanted, a max-pool."""
+    from fedstrata.models.zoo.layers import conv, norm_layer
 
-    def build(
-        input_shape: tuple[int, ...],
-        classes: int,
-        *,
-        width: int = default_width,
-        stem: Stem = default_stem,
-        maxpool: bool = default_maxpool,
-        residual: bool = True,
-        plan: Plan = "normal",
-        norm: Norm = "batch",
-    ) -> nn.Sequential:
-        from fedstrata.models.zoo.layers import BasicBlock, Bottleneck, conv, norm_layer
+    first = conv(channels, width, 3, 1, norm) if kind == "3x3" else conv(channels, width, 7, 2, norm)
+    pool = [("pool", nn.MaxPool2d(3, 2, padding=1))] if maxpool else []
+    return sequential(("conv", first), ("norm", norm_layer(norm, width)), ("relu", nn.ReLU()), *pool)
 
-        block = BasicBlock if kind == "basic" else Bottleneck
-        channels, _, _ = images(name, input_shape, classes)
-        positive(name, width=width)
-        widths = channel_plan(plan, width, len(blocks))
-        first = conv(channels, widths[0], 3, 1, norm) if stem == "3x3" else conv(channels, widths[0], 7, 2, norm)
-        pool = [("pool", nn.MaxPool2d(3, 2, padding=1))] if maxpool else []
-        children: list[tuple[str, nn.Module]] = [
-            ("stem", named(("conv", first), ("norm", norm_layer(norm, widths[0])), ("relu", nn.ReLU()), *pool))
-        ]
-        inputs = widths[0]
-        for index, (count, planes) in enumerate(zip(blocks, widths, strict=True)):
-            layer: list[nn.Module] = []
-            for position in range(count):
-                stride = 2 if index > 0 and position == 0 else 1
-                one = block(inputs, planes, stride, norm)
-                if residual:
-                    one.link(inputs, planes * block.expansion, stride, norm)
-                layer.append(one)
-                inputs = planes * block.expansion
-            children.append((f"layer{index + 1}", nn.Sequential(*layer)))
-        net = named(
-            *children,
-            ("pool", named(("average", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()))),
-            ("head", nn.Linear(inputs, classes)),
-        )
-        _initialise(net, norm)
-        return net
 
-    counts = ", ".join(map(str, blocks))
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"""ResNet-{name.removeprefix("resnet")}: {kind} blocks [{counts}]{note}.
+def _layers(
+    block: type[Block], blocks: Sequence[int], widths: Sequence[int], residual: bool, norm: Norm
+) -> Iterator[tuple[str, nn.Module]]:
+    """(name, layer) of a ResNet; the first block of each layer but the first halves the image."""
+    inputs = widths[0]
+    for index, (count, planes) in enumerate(zip(blocks, widths, strict=True)):
+        outputs = planes * block.expansion
+        layer: list[nn.Module] = []
+        for position in range(count):
+            stride = 2 if index > 0 and position == 0 else 1
+            one = block(inputs, planes, stride, norm)
+            if residual:
+                one.link(inputs, outputs, stride, norm)
+            layer.append(one)
+            inputs = outputs
+        yield f"layer{index + 1}", nn.Sequential(*layer)
+
+
+def _help(name: str, blocks: Sequence[int], kind: Kind, note: str) -> str:
+    """The docstring of a builder."""
+    return f"""ResNet-{name.removeprefix("resnet")}: {kind} blocks [{", ".join(map(str, blocks))}]{note}.
 
     Args:
         input_shape: (channels, height, width) of an image.
@@ -112,6 +90,48 @@ def _resnet(
         plan: channels of the layers: `normal` w, 2w, 4w, 8w; `mean`, their average in each; `reversed`.
         norm: `batch`, `group` (at most 32 groups of at least 4 channels) or `none`.
     """
+
+
+def _resnet(
+    name: str,
+    blocks: Sequence[int],
+    kind: Kind = "basic",
+    *,
+    note: str = "",
+    default_width: int = 64,
+    default_stem: Stem = "3x3",
+    default_maxpool: bool = False,
+) -> Callable[..., nn.Sequential]:
+    """The builder of the ResNet with that many blocks per layer."""
+
+    def build(
+        input_shape: tuple[int, ...],
+        classes: int,
+        *,
+        width: int = default_width,
+        stem: Stem = default_stem,
+        maxpool: bool = default_maxpool,
+        residual: bool = True,
+        plan: Plan = "normal",
+        norm: Norm = "batch",
+    ) -> nn.Sequential:
+        from fedstrata.models.zoo.layers import BasicBlock, Bottleneck
+
+        block = BasicBlock if kind == "basic" else Bottleneck
+        channels, _, _ = check_images(name, input_shape, classes)
+        check_positive(name, width=width)
+        widths = channel_plan(plan, width, len(blocks))
+        net = sequential(
+            ("stem", _stem(channels, widths[0], stem, maxpool, norm)),
+            *_layers(block, blocks, widths, residual, norm),
+            ("pool", sequential(("average", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()))),
+            ("head", nn.Linear(widths[-1] * block.expansion, classes)),
+        )
+        _initialise(net, norm)
+        return net
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = _help(name, blocks, kind, note)
     return build
 
 

@@ -9,12 +9,14 @@ and by shape.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from fedstrata.core.lazy import nn, torch
 from fedstrata.errors import UsageError
 from fedstrata.models.passes import calls
-from fedstrata.models.zoo.parts import images, named, positive
+from fedstrata.models.zoo.parts import check_images, check_positive, sequential
 
 
 def _library(model: str) -> Any:
@@ -30,14 +32,14 @@ def _library(model: str) -> Any:
 
 def _grid(model: str, input_shape: tuple[int, ...], classes: int, patch: int) -> tuple[int, int]:
     """How many patches an image has, down and across."""
-    positive(model, patch=patch)
-    _, height, width = images(model, input_shape, classes, smallest=patch)
+    check_positive(model, patch=patch)
+    _, height, width = check_images(model, input_shape, classes, smallest=patch)
     if height % patch or width % patch:
         raise UsageError(f"model '{model}': patches of {patch}×{patch} pixels do not tile images of {height}×{width}")
     return height // patch, width // patch
 
 
-def _fits(model: str, dim: int, heads: int, mlp_ratio: float) -> None:
+def _check_sizes(model: str, dim: int, heads: int, mlp_ratio: float) -> None:
     """Refuse sizes that blocks of `dim` features cannot have."""
     if dim % heads:
         raise UsageError(f"model '{model}': {heads} heads do not divide {dim} features")
@@ -89,8 +91,8 @@ def vit(
     (norm, class token), `head`.
     """
     grid = _grid("vit", input_shape, classes, patch)
-    positive("vit", dim=dim, depth=depth, heads=heads)
-    _fits("vit", dim, heads, mlp_ratio)
+    check_positive("vit", dim=dim, depth=depth, heads=heads)
+    _check_sizes("vit", dim, heads, mlp_ratio)
     library = _library("vit")
     from fedstrata.models.zoo.layers import First, TakeStep
 
@@ -110,10 +112,10 @@ def vit(
     blocks = [m for m in whole.modules() if isinstance(m, library.models.vit.modeling_vit.ViTLayer)]
     head = nn.Linear(dim, classes)
     _initialise(head)
-    net = named(
+    net = sequential(
         ("patch", whole.embeddings),
         *((f"block{index}", First(block)) for index, block in enumerate(blocks, start=1)),
-        ("pool", named(("norm", whole.layernorm), ("token", TakeStep(0)))),
+        ("pool", sequential(("norm", whole.layernorm), ("token", TakeStep(0)))),
         ("head", head),
     )
     return _in_call_order(net, input_shape)
@@ -133,41 +135,65 @@ def swin(
     """A Swin transformer: attention in shifted windows (needs the extra `vit`).
 
     The defaults are the divergence study's (patches of 4, windows of 4, 6 blocks), with as many parameters as
-    a ResNet-18, as it says: about 11 million. Each layer after the first has half the patches a side and
-    twice the features; where a layer has fewer patches a side than `window`, its window is that small.
+    a ResNet-18, as it says: about 11 million. Each layer after the first has half the patches per side and
+    twice the features; where a layer has fewer patches per side than `window`, its window is that small.
     Stages: `patch`, `layer1`, `layer2`, …, `pool` (norm, mean), `head`.
     """
     grid = _grid("swin", input_shape, classes, patch)
-    positive("swin", window=window, dim=dim, depths=depths, heads=heads)
+    check_positive("swin", window=window, dim=dim, depths=depths, heads=heads)
+    _check_layers(dim, depths, heads, mlp_ratio)
+    library = _library("swin")
+    from fedstrata.models.zoo.layers import First, MeanTokens
+
+    parts = library.models.swin.modeling_swin
+    config = partial(
+        library.SwinConfig,
+        image_size=(grid[0] * patch, grid[1] * patch),
+        patch_size=patch,
+        num_channels=input_shape[0],
+        embed_dim=dim,
+        depths=list(depths),
+        num_heads=list(heads),
+        mlp_ratio=mlp_ratio,
+        drop_path_rate=0.0,
+        attn_implementation="eager",
+    )
+    features = dim * 2 ** (len(depths) - 1)
+    net = sequential(
+        ("patch", First(parts.SwinEmbeddings(config(window_size=window)))),
+        *_swin_layers(parts, config, grid, window, dim, depths, heads),
+        ("pool", sequential(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
+        ("head", nn.Linear(features, classes)),
+    )
+    net.apply(_initialise)
+    return _in_call_order(net, input_shape)
+
+
+def _check_layers(dim: int, depths: tuple[int, ...], heads: tuple[int, ...], mlp_ratio: float) -> None:
+    """Refuse depths and heads of a Swin transformer that do not fit together."""
     if not depths or len(depths) != len(heads):
         raise UsageError(
             f"model 'swin': depths and heads must be equally many and at least one, not {len(depths)} and {len(heads)}"
         )
     for index, number in enumerate(heads):
-        _fits("swin", dim * 2**index, number, mlp_ratio)
-    library = _library("swin")
-    from fedstrata.models.zoo.layers import First, MeanTokens, Tokens
+        _check_sizes("swin", dim * 2**index, number, mlp_ratio)
 
-    parts = library.models.swin.modeling_swin
 
-    def config(window: int) -> Any:
-        return library.SwinConfig(
-            image_size=(grid[0] * patch, grid[1] * patch),
-            patch_size=patch,
-            num_channels=input_shape[0],
-            embed_dim=dim,
-            depths=list(depths),
-            num_heads=list(heads),
-            window_size=window,
-            mlp_ratio=mlp_ratio,
-            drop_path_rate=0.0,
-            attn_implementation="eager",
-        )
+def _swin_layers(
+    parts: Any,
+    config: Callable[..., Any],
+    grid: tuple[int, int],
+    window: int,
+    dim: int,
+    depths: tuple[int, ...],
+    heads: tuple[int, ...],
+) -> Iterator[tuple[str, nn.Module]]:
+    """(name, layer) of a Swin transformer; each but the last halves the patches and doubles the features."""
+    from fedstrata.models.zoo.layers import Tokens
 
-    children: list[tuple[str, nn.Module]] = [("patch", First(parts.SwinEmbeddings(config(window))))]
     for index, (depth, number) in enumerate(zip(depths, heads, strict=True)):
         layer = parts.SwinStage(
-            config=config(min(window, *grid)),
+            config=config(window_size=min(window, *grid)),
             dim=dim * 2**index,
             input_resolution=grid,
             depth=depth,
@@ -175,14 +201,5 @@ def swin(
             drop_path=[0.0] * depth,
             downsample=parts.SwinPatchMerging if index + 1 < len(depths) else None,
         )
-        children.append((f"layer{index + 1}", Tokens(layer, grid)))
-        if index + 1 < len(depths):
-            grid = (-(-grid[0] // 2), -(-grid[1] // 2))
-    features = dim * 2 ** (len(depths) - 1)
-    net = named(
-        *children,
-        ("pool", named(("norm", nn.LayerNorm(features)), ("mean", MeanTokens()))),
-        ("head", nn.Linear(features, classes)),
-    )
-    net.apply(_initialise)
-    return _in_call_order(net, input_shape)
+        yield f"layer{index + 1}", Tokens(layer, grid)
+        grid = (-(-grid[0] // 2), -(-grid[1] // 2))

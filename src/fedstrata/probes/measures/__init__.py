@@ -9,24 +9,19 @@ in evaluation mode unless it says otherwise, and gives the random generators bac
 from __future__ import annotations
 
 from fedstrata.probes.measures.crossing import Crossing, crossing
-from fedstrata.probes.measures.divergence import (
-    DRAWS,
-    GradientSpread,
-    divergence,
-    input_noise,
-    update_cosine,
-    within_class,
-)
+from fedstrata.probes.measures.divergence import divergence, update_cosine
+from fedstrata.probes.measures.feature_map import Embedding, embedding
 from fedstrata.probes.measures.features import (
     LIMIT,
     Distance,
-    Embedding,
     conditional_wasserstein,
-    embedding,
     feature_distance,
     features_at,
     mean_wasserstein,
 )
+from fedstrata.probes.measures.forgetting import Calibration, forgetting
+from fedstrata.probes.measures.gradient_norms import GradientTrace, gradient_trace
+from fedstrata.probes.measures.gradient_spread import DRAWS, GradientSpread, input_noise, within_class
 from fedstrata.probes.measures.gradients import (
     Distribution,
     Variance,
@@ -37,17 +32,10 @@ from fedstrata.probes.measures.gradients import (
     shared_gradient,
     with_shared,
 )
+from fedstrata.probes.measures.neurons import Drift, neuron_drift
 from fedstrata.probes.measures.reading import BATCH, Labelled
+from fedstrata.probes.measures.running_statistics import statistics_spread
 from fedstrata.probes.measures.similarity import LayerSimilarity, cka, layer_similarity, minibatch_cka
-from fedstrata.probes.measures.training import (
-    Calibration,
-    Drift,
-    GradientTrace,
-    forgetting,
-    gradient_trace,
-    neuron_drift,
-    statistics_spread,
-)
 from fedstrata.probes.measures.weights import (
     Generalisation,
     generalisation,

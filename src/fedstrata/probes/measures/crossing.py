@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedstrata.core.tensors import Tensors
+from fedstrata.core.technique import Figures
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class Crossing:
         return {layer: fmean(value > 0 for value in values) for layer, values in self.beta.items()}
 
 
-def crossing(states: Iterable[Tensors]) -> Crossing:
-    """From what `inco` keeps after each round: `federation.state.techniques["inco"]`."""
-    found: dict[str, dict[str, list[float]]] = {"theta": {}, "beta": {}}
-    for state in states:
-        for key, value in state.items():
-            kind, _, layer = key.partition("/")
-            found[kind].setdefault(layer, []).append(float(value))
-    return Crossing(found["theta"], found["beta"])
+def crossing(rounds: Iterable[Figures]) -> Crossing:
+    """From what the method publishes after each round: `federation.method.publish(federation.state.techniques)`."""
+    theta: dict[str, list[float]] = {}
+    beta: dict[str, list[float]] = {}
+    for published in rounds:
+        for figure, by_round in (("theta", theta), ("beta", beta)):
+            for layer, value in published.get(figure, {}).items():
+                by_round.setdefault(layer, []).append(value)
+    return Crossing(theta, beta)

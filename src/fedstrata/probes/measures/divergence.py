@@ -1,43 +1,31 @@
-"""Divergence, layer by layer: how far clients' gradients or updates are apart, and where that comes from.
+"""Divergence, layer by layer: how far clients' gradients or updates are apart.
 
-"Unlocking the Potential of Federated Learning for Deeper Models": Eq. 1, and the two experiments of Fig. 3. Symbols:
-client i, its gradient g_i = E_{x∈X_i} ∇L(θ, x), their plain mean ḡ, stratum L with d_L parameters.
+"Unlocking the Potential of Federated Learning for Deeper Models", Eq. 1. Symbols: client i, its gradient
+g_i = E_{x∈X_i} ∇L(θ, x), their plain mean ḡ, stratum L with d_L parameters.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
-from fedstrata.client.step import compute_gradient
-from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
-from fedstrata.data.labels import check_range
-from fedstrata.errors import UsageError, positive
-from fedstrata.probes.measures.features import LIMIT
-from fedstrata.probes.measures.reading import check_labelled, check_names, deviations, device_of, per_stratum, reading
-from fedstrata.tasks.classification import task_loss
-
-DRAWS = 1000
-"""Draws of the noise, as in the paper."""
+from fedstrata.errors import UsageError
+from fedstrata.probes.measures.reading import (
+    check_names,
+    deviations,
+    params_of,
+    per_stratum,
+)
 
 _COLUMNS = 1 << 16
 """Entries of each client that are compared at once."""
-_ENTRIES = 1 << 22
-"""Numbers, at most, in the gradients of the examples that are differentiated together, if there are several."""
-_TOGETHER = 64
-"""Examples, at most, that are differentiated together."""
 
 
 def divergence(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:
@@ -59,7 +47,7 @@ def divergence(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[st
             holders[name] = holders.get(name, 0) + 1
     compared = [{n: value for n, value in mine.items() if holders[n] > 1} for mine in squares]
     sizes = [{n: tensors[i][n].numel() for n in mine} for i, mine in enumerate(compared)]
-    check_names(holders, _names(strata), "the strata have")
+    check_names(holders, params_of(strata), "the strata have")
     apart, entries = per_stratum(compared, strata), per_stratum(sizes, strata)
     return {
         name: fmean(math.sqrt(square / d) for square, d in zip(apart[name], entries[name], strict=True))
@@ -75,7 +63,7 @@ def update_cosine(deltas: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[
     """
     if not any(deltas):
         raise UsageError("there are no clients with updates to compare")
-    check_names({n for mine in deltas for n in mine}, _names(strata), "the strata have")
+    check_names({n for mine in deltas for n in mine}, params_of(strata), "the strata have")
     found = {}
     for stratum in strata:
         dots, squares = (torch.zeros(len(deltas), len(deltas), dtype=torch.float64) for _ in range(2))
@@ -93,12 +81,8 @@ def update_cosine(deltas: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[
     return found
 
 
-def _names(strata: Iterable[Stratum]) -> set[str]:
-    return {n for stratum in strata for n in stratum.params}
-
-
 def _products(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The inner product of every two tensors, piece by piece: a large layer of many clients never lies there whole."""
+    """The inner product of every two tensors, piece by piece: a large layer of many clients is never copied whole."""
     if len({tensor.shape for tensor in tensors}) > 1:
         raise UsageError(f"the clients' tensors '{name}' are of different shapes")
     flat = [tensor.detach().flatten() for tensor in tensors]
@@ -107,210 +91,3 @@ def _products(tensors: Sequence[Tensor], name: str) -> Tensor:
         piece = torch.stack([row[start : start + _COLUMNS].double().cpu() for row in flat])
         total += piece @ piece.T
     return total
-
-
-# Where it comes from ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GradientSpread:
-    """Standard deviations of gradients, stratum by stratum: one for each image, or for each class.
-
-    Attributes:
-        labels: the image's class, or the class.
-        figures: stratum name → a figure for each of these.
-    """
-
-    labels: tuple[int, ...]
-    figures: dict[str, tuple[float, ...]]
-
-    @property
-    def means(self) -> dict[str, float]:
-        """Stratum name → the mean: the dark line of Fig. 3, before its logarithm."""
-        return {name: fmean(values) for name, values in self.figures.items()}
-
-    @property
-    def ranges(self) -> dict[str, tuple[float, float]]:
-        """Stratum name → (smallest, largest): the light area of Fig. 3."""
-        return {name: (min(values), max(values)) for name, values in self.figures.items()}
-
-
-def input_noise(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    strata: Sequence[Stratum],
-    std: float = 0.1,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> GradientSpread:
-    """How much noise on an image changes its gradient, for each image on its own (§3.3, Fig. 3a).
-
-    √((1/K) Σ_k ‖g_k − ḡ‖²/d_L), where g_k is the gradient of the loss of the image with the k-th draw of noise, ḡ their
-    mean. The paper speaks of the standard deviation among these gradients and gives no formula: this is the standard
-    deviation of an entry, in the square mean over the stratum's entries, which is how Eq. 1 normalises. The model is
-    in evaluation mode.
-
-    Args:
-        model: at whose parameters the gradients are taken.
-        inputs: images as the model takes them, best one of each class.
-        labels: their classes.
-        strata: of the model.
-        std: of the noise N(0, std²), in the units of the inputs.
-        draws: K.
-        seed: of the noise.
-    """
-    positive("input_noise", std=std)
-    if draws < 2:
-        raise UsageError(f"a standard deviation needs 2 or more draws, not {draws}")
-    if not inputs.is_floating_point():
-        raise UsageError(f"noise is added to inputs of floating point, not of {inputs.dtype}")
-
-    def noisy(row: int) -> Iterator[Tensor]:
-        rng = generator("input_noise", seed, row)
-        for _ in range(draws):
-            yield inputs[row].cpu() + std * torch.randn(inputs[row].shape, generator=rng, dtype=inputs.dtype)
-
-    return _spread(model, inputs, labels, strata, [(partial(noisy, row), row) for row in range(len(inputs))])
-
-
-def within_class(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    strata: Sequence[Stratum],
-    limit: int | None = LIMIT,
-    seed: int = 0,
-) -> GradientSpread:
-    """How far apart the gradients of single images of one class are, for each class on its own (§3.3, Fig. 3b).
-
-    The figure is that of `input_noise`, with the K images of a class in place of K draws. Classes of which there is
-    but one image are left out.
-
-    Args:
-        model: at whose parameters the gradients are taken.
-        inputs: as the model takes them.
-        labels: their classes.
-        strata: of the model.
-        limit: images of a class, at most, chosen at random; None for all, as in the paper.
-        seed: chooses them.
-    """
-    if limit is not None and limit < 2:
-        raise UsageError(f"the limit of images per class must be 2 or more, not {limit}")
-    check_labelled((inputs, labels))
-    groups = []
-    for label in sorted(set(labels.tolist())):
-        at = torch.nonzero(labels.cpu() == label).flatten()
-        chosen = at[torch.randperm(len(at), generator=generator("within_class", seed, label))[:limit]].tolist()
-        if len(chosen) > 1:
-            groups.append((partial(map, inputs.__getitem__, chosen), chosen[0]))
-    if not groups:
-        raise UsageError("a standard deviation needs 2 or more images of a class, and no class has them")
-    return _spread(model, inputs, labels, strata, groups)
-
-
-def _spread(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    strata: Sequence[Stratum],
-    groups: Sequence[tuple[Callable[[], Iterable[Tensor]], int]],
-) -> GradientSpread:
-    """One figure per group: its images, and the row that has their label."""
-    check_labelled((inputs, labels))
-    with reading(model) as scratch:
-        if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in scratch.modules()):
-            raise UsageError("one image has no gradient of its own in a model that normalises by the batch")
-        check_names(_names(strata), dict(scratch.named_parameters()), "the model has")
-        device = device_of(scratch)
-        first = inputs[:2].to(device)
-        _check_labels(scratch, first, labels)
-        names = [n for stratum in strata for n in stratum.params]
-        gradients = _single_gradients(scratch, names, first, labels[:2].to(device))
-        size = max(1, min(_TOGETHER, _ENTRIES // sum(p.numel() for p in scratch.parameters())))
-        found = []
-        for images, row in groups:
-            label = labels[row].to(device)
-            parts = (gradients(x.to(device), label.expand(len(x))) for x in _stacks(images(), size))
-            found.append(_deviation(parts, strata))
-    kept = tuple(int(labels[row]) for _, row in groups)
-    return GradientSpread(kept, {s.name: tuple(mine[s.name] for mine in found) for s in strata})
-
-
-def _check_labels(model: nn.Module, x: Tensor, labels: Tensor) -> None:
-    """Here, since many gradients at once would put it in other words."""
-    with torch.no_grad():
-        outputs = model(x).shape[1]
-    check_range(labels, outputs)
-
-
-def _stacks(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
-    stack: list[Tensor] = []
-    for image in images:
-        stack.append(image)
-        if len(stack) == size:
-            yield torch.stack(stack)
-            stack = []
-    if stack:
-        yield torch.stack(stack)
-
-
-def _deviation(parts: Iterable[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:
-    """Stratum name → √((1/K) Σ_k ‖g_k − ḡ‖²/d_L) = √((E‖g − a‖² − ‖E(g − a)‖²)/d_L).
-
-    With the first gradient as a, which keeps the numbers small, one pass over the gradients is enough.
-    """
-    first: Tensors = {}
-    sums: Tensors = {}
-    squares: dict[str, float] = {}
-    count = 0
-    for part in parts:
-        count += len(next(iter(part.values())))
-        for name, rows in part.items():
-            start = first.setdefault(name, rows[0].double())
-            moved = rows.double() - start
-            sums[name] = sums[name] + moved.sum(0) if name in sums else moved.sum(0)
-            squares[name] = squares.get(name, 0.0) + float(moved.square().sum())
-    found = {}
-    for stratum in strata:
-        square = sum(squares[n] / count - float((sums[n] / count).square().sum()) for n in stratum.params)
-        found[stratum.name] = math.sqrt(max(square, 0.0) / sum(first[n].numel() for n in stratum.params))
-    return found
-
-
-def _single_gradients(
-    model: nn.Module, names: Sequence[str], x: Tensor, y: Tensor
-) -> Callable[[Tensor, Tensor], Tensors]:
-    """(inputs, labels) → each example's own gradient, examples first; `x` and `y` are one batch to try.
-
-    Many at once with `torch.func.vmap`, or one by one where it cannot run the model.
-    """
-    own = dict(model.named_parameters())
-    params: Tensors = {n: own[n] for n in names}
-    fixed = {n: p.detach() for n, p in own.items()}
-    values = {n: fixed[n] for n in names}
-
-    def loss(moved: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, {**fixed, **moved}, (image.unsqueeze(0),))
-        return task_loss(logits, label.unsqueeze(0))
-
-    vectorised = vmap(grad(loss), in_dims=(None, 0, 0))
-
-    def together(x: Tensor, y: Tensor) -> Tensors:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about kernels that run one by one
-            found: Tensors = vectorised(values, x, y)
-        return found
-
-    def plain(image: Tensor, label: Tensor) -> Tensor:
-        return task_loss(model(image.unsqueeze(0)), label.unsqueeze(0))
-
-    def alone(x: Tensor, y: Tensor) -> Tensors:
-        each = [compute_gradient(partial(plain, *one), params) for one in zip(x, y, strict=True)]
-        return {n: torch.stack([mine[n] for mine in each]) for n in params}
-
-    try:
-        together(x, y)
-    except Exception:  # the user's code runs on stand-ins, so it may fail in any way; what is really wrong fails again
-        return alone
-    return together

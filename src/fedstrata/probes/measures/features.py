@@ -1,4 +1,4 @@
-"""Clients' features: reading them, their conditional distance (FedImpro, Def. 4.1), a map of them (InCo, Fig. 9)."""
+"""Clients' features: reading them, and their conditional distance (FedImpro, Def. 4.1)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.rng import derive, generator, own_rng
+from fedstrata.core.rng import generator, preserve_rng
 from fedstrata.core.types import Examples
 from fedstrata.data.examples import as_examples
-from fedstrata.errors import UsageError, positive
-from fedstrata.models.taps import seen_at
-from fedstrata.probes.measures.reading import Data, Labelled, batches, check_clients, check_labelled, reading
+from fedstrata.errors import UsageError
+from fedstrata.models.taps import value_at
+from fedstrata.probes.measures.reading import Data, Labelled, batches, check_clients, check_labelled, scratch_copy
 
 LIMIT = 200
 """Examples of a class that are transported, at most: the cost of a class grows faster than its square."""
@@ -40,9 +40,9 @@ def features_at(model: nn.Module, data: Data, place: str, index: Tensor | None =
     held = as_examples(data)
     if not len(held) or (index is not None and not len(index)):
         raise UsageError("there are no examples to take features of")
-    with reading(model) as scratch, torch.no_grad():
+    with scratch_copy(model) as scratch, torch.no_grad():
         parts = [
-            (rows, seen_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
+            (rows, value_at(scratch, place, partial(scratch, x)).cpu(), y.cpu())
             for rows, x, y in batches(scratch, held, index=index)
         ]
     rows, features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -79,11 +79,11 @@ def feature_distance(
     """
     examples = check_clients(clients, least=2)
 
-    def read(data: Examples, index: Tensor) -> Tensor:
+    def read_features(data: Examples, index: Tensor) -> Tensor:
         return features_at(model, data, place, index)[0]
 
-    with own_rng():  # a dataset's own transforms may draw random numbers
-        held = [_by_class(data.labels(), limit, seed, partial(read, data)) for data in examples]
+    with preserve_rng():  # a dataset's own transforms may draw random numbers
+        held = [_by_class(data.labels(), limit, seed, partial(read_features, data)) for data in examples]
     return _over_pairs(held)
 
 
@@ -119,7 +119,6 @@ def _by_class(labels: Tensor, limit: int | None, seed: int, read: Callable[[Tens
 
 def _distance(left: _Classes, right: _Classes) -> Distance | None:
     """Def. 4.1 over the common classes; None where there are none."""
-    # looked up in the package, so that replacing it there is enough
     common = {c: _transport(left[c][1], right[c][1]) for c in left if c in right}
     if not common:
         return None
@@ -139,65 +138,3 @@ def _transport(left: Any, right: Any) -> float:
     middle = left.mean(0)  # small numbers lose less in the squares that distances are computed from
     cost = ot.dist(left - middle, right - middle, metric="euclidean")
     return float(ot.emd2([], [], cost, numItermax=10_000_000))
-
-
-# A map ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """Points in the plane, one a row; the class and the client of each, and which of the given rows it is."""
-
-    points: Tensor
-    labels: Tensor
-    clients: Tensor
-    rows: Tensor
-
-
-def embedding(
-    features: Tensor,
-    labels: Tensor,
-    clients: Tensor | Sequence[int],
-    seed: int = 0,
-    perplexity: float = 30.0,
-    limit: int | None = 1000,
-) -> Embedding:
-    """t-SNE of features (van der Maaten and Hinton, 2008) to two numbers a row, by scikit-learn (InCo, Figs. 9d to 9f).
-
-    Args:
-        features: rows first, of one or several clients' models; further axes are flattened.
-        labels: the class of each row.
-        clients: the client whose model each row comes from.
-        seed: chooses the rows and begins the search; the same seed gives the same points.
-        perplexity: about how many neighbours a point has; less than there are rows.
-        limit: rows, at most, chosen at random; None for all.
-    """
-    check_labelled((features, labels))
-    owners = torch.as_tensor(clients)
-    if len(owners) != len(labels):
-        raise UsageError(f"features need one client per row, not {len(owners)} clients for {len(labels)} rows")
-    if limit is not None and limit < 1:
-        raise UsageError(f"the limit of rows must be 1 or more, not {limit}")
-    order = torch.randperm(len(labels), generator=generator("embedding", seed))
-    rows = order[:limit].sort().values
-    points = features.detach().cpu()[rows].reshape(len(rows), -1).float()
-    _check_map(points, perplexity)
-    return Embedding(_plane(points, seed, perplexity), labels.cpu()[rows], owners.cpu()[rows], rows)
-
-
-def _check_map(points: Tensor, perplexity: float) -> None:
-    positive("embedding", perplexity=perplexity)
-    if perplexity >= len(points):
-        raise UsageError(f"embedding's perplexity must be less than the {len(points)} rows, not {perplexity}")
-    if points.shape[1] < 2 or not points.isfinite().all() or (points == points[0]).all():
-        raise UsageError("a map needs rows of 2 or more finite numbers that are not all the same")
-
-
-def _plane(points: Tensor, seed: int, perplexity: float) -> Tensor:
-    """On one thread: sums then have one order, and threads that wait for each other cost more than they save."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    with threadpool_limits(1):
-        search = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=derive(seed) % 2**32)
-        return torch.from_numpy(search.fit_transform(points.numpy()))

@@ -27,7 +27,7 @@ from fedstrata.probes.measures.reading import (
     device_of,
     names_of,
     per_stratum,
-    reading,
+    scratch_copy,
 )
 from fedstrata.tasks.classification import task_loss
 
@@ -43,7 +43,7 @@ def client_gradients(
     Clients' data may be in any form that `Federation` takes.
     """
     held = check_clients(clients)
-    with reading(model, training) as scratch:
+    with scratch_copy(model, training) as scratch:
         return [
             _gradient(scratch, ((partial(scratch, x), y) for _, x, y in batches(scratch, data, batch_size)), len(data))
             for data in held
@@ -56,7 +56,7 @@ def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor, place: s
     What lies below the place has a gradient of zero. The model is an `nn.Sequential`, as for `run_from`.
     """
     check_labelled((features, labels))
-    with reading(model) as scratch:
+    with scratch_copy(model) as scratch:
         parts = zip(*(torch.split(t.to(device_of(scratch)), BATCH) for t in (features, labels)), strict=True)
         return _gradient(scratch, ((partial(run_from, scratch, h, place), y) for h, y in parts), len(labels))
 
@@ -140,7 +140,7 @@ def gradient_distribution(
     Strata that nobody holds are left out. The standard deviation is that of the entries themselves, over n.
 
     Args:
-        tensors: one update, or several whose entries are thrown together; some may hold fewer names than others.
+        tensors: one update, or several whose entries are pooled; some may hold fewer names than others.
         strata: of the deepest model.
         bins: their number, from the smallest entry to the largest, or their edges, which make densities of several
             calls comparable. Entries outside of the edges count in n only, so that densities add up to less than 1.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.core.rng import derive, own_rng, seed_global
+from fedstrata.core.rng import derive, preserve_rng, seed_global
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import TensorExamples, per_client
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.models.layouts import lay_out
+
+_T = TypeVar("_T")
 
 BATCH = 512
 """Examples that go through a model at once."""
@@ -31,11 +33,11 @@ Dataset, or a function without arguments that returns one of these."""
 
 
 @contextmanager
-def reading(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
+def scratch_copy(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
     """A copy of the model to run; random generators are as before afterwards."""
     scratch = copy.deepcopy(model).train(training)
     lay_out(scratch, channels_last=False)
-    with own_rng():
+    with preserve_rng():
         yield scratch
 
 
@@ -55,6 +57,7 @@ def batches(
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are."""
     return next(model.parameters()).device
 
 
@@ -69,18 +72,21 @@ def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]
 
 
 def names_of(high: Iterable[str]) -> frozenset[str]:
+    """The names above a cut, or a refusal of a single string."""
     if isinstance(high, str):
         raise UsageError(f"the high part is a list of parameter names, not '{high}'")
     return frozenset(high)
 
 
 def check_names(names: Iterable[str], known: Collection[str], who: str) -> None:
+    """Refuse a name that is not known; the refusal begins with `who`, such as "the model has"."""
     for name in names:
         if name not in known:
             raise UsageError(f"{who} no '{name}'{did_you_mean(name, known)}")
 
 
 def check_labelled(rows: Labelled) -> None:
+    """Refuse features without a label for each."""
     features, labels = rows
     if not len(labels) or len(features) != len(labels):
         raise UsageError(f"features need one label per row, not {len(labels)} labels for {len(features)} rows")
@@ -108,10 +114,37 @@ def deviations(
     return [weight / sum(given) for weight in given], found
 
 
+def params_of(strata: Iterable[Stratum]) -> set[str]:
+    """The names of all parameters in the strata."""
+    return {n for stratum in strata for n in stratum.params}
+
+
 def per_stratum(figures: Sequence[Mapping[str, float]], strata: Sequence[Stratum]) -> dict[str, list[float]]:
     """Stratum name → the sum over its names, for each client that holds any of them; without those nobody holds."""
-    check_names(
-        {n for mine in figures for n in mine}, {n for stratum in strata for n in stratum.params}, "the strata have"
-    )
+    check_names({n for mine in figures for n in mine}, params_of(strata), "the strata have")
     held = {s: [[mine[n] for n in s.params if n in mine] for mine in figures] for s in strata}
     return {s.name: [sum(values) for values in mine if values] for s, mine in held.items() if any(mine)}
+
+
+def start_models(
+    before: nn.Module | Sequence[nn.Module], local: Sequence[nn.Module], held: Sequence[Collection[int]]
+) -> list[nn.Module]:
+    """The model that each client begins with."""
+    starts = [before] * len(local) if isinstance(before, nn.Module) else list(before)
+    if not len(local) == len(held) == len(starts) or not len(local):
+        raise UsageError(
+            "this needs 1 or more clients, each with its model, its classes and the model it begins with; "
+            f"there are {len(local)}, {len(held)} and {len(starts)}"
+        )
+    return starts
+
+
+def measure_once(measure: Callable[[nn.Module], _T], models: Sequence[nn.Module]) -> list[_T]:
+    """A result for each model; one that is listed several times is measured once."""
+    found = {key: measure(model) for key, model in {id(model): model for model in models}.items()}
+    return [found[id(model)] for model in models]
+
+
+def class_set(classes: Collection[int]) -> set[int]:
+    """Classes as plain numbers, whatever they came in."""
+    return {int(c) for c in classes}

@@ -17,12 +17,12 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.rng import derive, generator, own_rng, seed_global
-from fedstrata.data.examples import TensorExamples, unlabelled
+from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
+from fedstrata.data.examples import TensorExamples, as_unlabelled
 from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.models.stages import stages as stages_of
-from fedstrata.models.taps import watched
-from fedstrata.probes.measures.reading import Data, device_of, reading
+from fedstrata.models.taps import watch_places
+from fedstrata.probes.measures.reading import Data, device_of, scratch_copy
 
 LEAST = 4
 """Examples that the unbiased HSIC needs: it divides by n − 3."""
@@ -40,19 +40,19 @@ def cka(left: Tensor, right: Tensor, unbiased: bool = True) -> float:
         right: the other's, of the same rows; they may be more or fewer.
         unbiased: by HSIC₁ instead of HSIC₀.
     """
-    return float(_normalised(_products(left, right, unbiased))[0, 1])
+    return float(_normalise(_products(left, right, unbiased))[0, 1])
 
 
 def minibatch_cka(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The unbiased CKA from batches of examples: Σ HSIC₁(K, L)/√(Σ HSIC₁(K, K)·Σ HSIC₁(L, L)), sums over batches.
 
     HSIC₁(K, L) = [tr(K̃L̃) + 1ᵀK̃1·1ᵀL̃1/((n − 1)(n − 2)) − 2/(n − 2)·1ᵀK̃L̃1]/(n(n − 3)), where K̃ and L̃ are K and L with
-    a diagonal of zeros. The result does not depend on the batch size but for chance. A batch has 4 examples or more.
+    a diagonal of zeros. The result depends on the batch size only by chance. A batch has 4 examples or more.
     """
     products = [_products(left, right, unbiased=True) for left, right in pairs]
     if not products:
         raise UsageError("there are no batches of features to compare")
-    return float(_normalised(torch.stack(products).sum(0))[0, 1])
+    return float(_normalise(torch.stack(products).sum(0))[0, 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +85,16 @@ def layer_similarity(
     if len(models) < 2:
         raise UsageError(f"similarity is between 2 or more models; there are {len(models)}")
     common = _common(models, stages)
-    data = unlabelled(inputs, "what models are shown")
+    data = as_unlabelled(inputs, "what models are shown")
     totals = {stage: torch.zeros(len(models), len(models), dtype=torch.float64) for stage in common}
-    with own_rng():
+    with preserve_rng():
         seed_global(derive("probes"), torch.device("cpu"), everything=not isinstance(data, TensorExamples))
-        for rows in _sheets(len(data), batch_size):
+        for rows in _batches(len(data), batch_size):
             x = data.batch(rows)[0]
-            seen = [_seen(model, x, common) for model in models]
+            seen = [_gram_matrices(model, x, common) for model in models]
             for stage, total in totals.items():
                 total += _hsic([mine[stage] for mine in seen], unbiased=True)
-    return LayerSimilarity({stage: _normalised(total) for stage, total in totals.items()})
+    return LayerSimilarity({stage: _normalise(total) for stage, total in totals.items()})
 
 
 def _over_pairs(matrix: Tensor) -> float:
@@ -118,7 +118,7 @@ def _common(models: Sequence[nn.Module], stages: Iterable[str] | None) -> list[s
     return common
 
 
-def _sheets(examples: int, batch_size: int) -> list[Tensor]:
+def _batches(examples: int, batch_size: int) -> list[Tensor]:
     """Rows batch by batch. Examples sorted by class would otherwise meet their own class only."""
     if min(examples, batch_size) < LEAST:
         raise UsageError(f"CKA needs {LEAST} or more examples per batch, not {min(examples, batch_size)}")
@@ -128,7 +128,7 @@ def _sheets(examples: int, batch_size: int) -> list[Tensor]:
     return parts
 
 
-def _seen(model: nn.Module, x: Tensor, stages: Sequence[str]) -> dict[str, Tensor]:
+def _gram_matrices(model: nn.Module, x: Tensor, stages: Sequence[str]) -> dict[str, Tensor]:
     """Stage → the centred Gram matrix of the features that a batch has there."""
     found: dict[str, Tensor] = {}
 
@@ -136,9 +136,9 @@ def _seen(model: nn.Module, x: Tensor, stages: Sequence[str]) -> dict[str, Tenso
         if len(there) != len(x):
             raise UsageError(f"stage '{stage}' puts out {len(there)} rows for {len(x)} examples")
         if stage not in found:  # of a module that runs more than once, the first time
-            found[stage] = _centred(there, unbiased=True)
+            found[stage] = _centred_gram(there, unbiased=True)
 
-    with reading(model) as scratch, torch.no_grad(), watched(scratch, {s: partial(look, s) for s in stages}):
+    with scratch_copy(model) as scratch, torch.no_grad(), watch_places(scratch, {s: partial(look, s) for s in stages}):
         scratch(x.to(device_of(scratch)))
     if missing := [stage for stage in stages if stage not in found]:
         raise UsageError(f"the model's module '{missing[0]}' does not run")
@@ -152,10 +152,10 @@ def _products(left: Tensor, right: Tensor, unbiased: bool) -> Tensor:
         raise UsageError(f"CKA compares features of the same examples, not of {len(left)} rows and {len(right)}")
     if len(left) < least:
         raise UsageError(f"CKA needs {least} or more examples per batch, not {len(left)}")
-    return _hsic([_centred(side, unbiased) for side in (left, right)], unbiased)
+    return _hsic([_centred_gram(side, unbiased) for side in (left, right)], unbiased)
 
 
-def _centred(features: Tensor, unbiased: bool) -> Tensor:
+def _centred_gram(features: Tensor, unbiased: bool) -> Tensor:
     """A Gram matrix such that HSIC is a sum of products of entries: HKH, or for HSIC₁ the same without a diagonal.
 
     Without it, rows add up to 0 once their sums/(n − 2) are taken off and the whole sum/((n − 1)(n − 2)) is given back.
@@ -185,7 +185,7 @@ def _hsic(centred: Sequence[Tensor], unbiased: bool) -> Tensor:
     return rows @ rows.T / (n * (n - 3) if unbiased else (n - 1) ** 2)
 
 
-def _normalised(hsic: Tensor) -> Tensor:
+def _normalise(hsic: Tensor) -> Tensor:
     """CKA from HSIC; NaN where a side's HSIC with itself is 0."""
     own = hsic.diagonal().sqrt()
     return hsic / torch.outer(own, own)

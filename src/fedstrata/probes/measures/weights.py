@@ -13,7 +13,7 @@ from torch import nn
 from fedstrata.core.tensors import Tensors, clone, load
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.norms import running
+from fedstrata.models.norms import running_statistics
 from fedstrata.probes.measures.reading import (
     Data,
     batches,
@@ -21,7 +21,7 @@ from fedstrata.probes.measures.reading import (
     check_names,
     deviations,
     per_stratum,
-    reading,
+    scratch_copy,
 )
 
 
@@ -75,8 +75,8 @@ def generalisation(model: nn.Module, local: Mapping[int, Tensors], clients: Sequ
         raise UsageError(f"local models belong to some of the clients 0 to {len(clients) - 1}, not to {list(local)}")
     sizes = [len(data) for data in held]
     others, own = {}, {}
-    with reading(model) as scratch, torch.no_grad():
-        mine: Tensors = {**dict(scratch.named_parameters()), **running(scratch)}
+    with scratch_copy(model) as scratch, torch.no_grad():
+        mine: Tensors = {**dict(scratch.named_parameters()), **running_statistics(scratch)}
         before = clone(mine)
         for client, tensors in local.items():
             check_names(tensors, mine, "the model has")
