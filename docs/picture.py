@@ -18,6 +18,7 @@ from fedstrata.run import open_run
 
 
 def main() -> None:
+    """Run the demo, and draw what it prints."""
     screen = Console(record=True, width=92, force_terminal=True, color_system="truecolor", file=io.StringIO())
     config = validate_settings(RunConfig, DEMO)
     here = Path(__file__).resolve().parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -115,6 +116,38 @@ def test_importing_the_package_loads_no_optional_part() -> None:
 def test_modules_stay_small() -> None:
     for path in SOURCE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 500, path.name
+
+
+def test_functions_stay_short() -> None:
+    """At most 40 lines, without their docstrings."""
+    long = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                first = node.body[0]
+                told = 0 if ast.get_docstring(node) is None else (first.end_lineno or 0) - first.lineno + 1
+                if (node.end_lineno or 0) - node.lineno + 1 - told > 40:
+                    long.append(f"{path.relative_to(SOURCE)}: {node.name}")
+    assert not long
+
+
+def test_the_root_is_the_public_door() -> None:
+    names = {path.name for path in SOURCE.glob("*.py")}
+    assert names == {"__init__.py", "__main__.py", "_version.py", "errors.py", "federation.py", "run.py"}
+
+
+def test_every_folder_says_which_question_it_answers() -> None:
+    for path in SOURCE.rglob("__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_the_picture_of_the_folders_is_theirs() -> None:
+    """After a change of the imports: python docs/folders.py."""
+    spec = importlib.util.spec_from_file_location("folders", SOURCE.parents[1] / "docs" / "folders.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    folders = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(folders)
+    assert folders.PICTURE.read_text() == folders.draw()
 
 
 def test_public_names() -> None:

@@ -19,10 +19,9 @@ from torch.utils.data import TensorDataset
 
 from fedstrata import Diverged, Federation, UsageError, chain
 from fedstrata.client import train as visits
-from fedstrata.client.context import BUFFERS
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Assignment, Slots, Stratum, Update
+from fedstrata.core.types import BUFFERS, Assignment, Slots, Stratum, Update
 from fedstrata.engines import grouping
 from fedstrata.evaluation.evaluate import evaluate as plain
 from fedstrata.wire.messages import encode

@@ -107,8 +107,7 @@ class Federation:
         setup = build_setup(self.method, self.settings.batch_size, model, clients, test, archs or {}, arch_of, public)
         self.test, self.strata = setup.test, setup.strata
         self.notes = (*self.method.notes, *notes, *idle_note(self.strata))
-        self.clock = Clock() if profile else None
-        self._around = around or RoundFilter()
+        self.clock, self._around = Clock() if profile else None, around or RoundFilter()
         self._context = self._build_context(setup)
         self._schedule = build_schedule(self.settings.schedule)
         self.sampler = self._build_sampler(setup)
@@ -117,16 +116,10 @@ class Federation:
         self.state = self._start(setup)
         self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
         self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._check_memory, store)
-        self._evaluator = self._build_evaluator(evaluate)
-        self._prober = self._build_prober()
-        self.records: list[Record] = []
-        self.probes: list[dict[str, Any]] = []
+        self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
+        self.records, self.probes = list[Record](), list[dict[str, Any]]()
         self._facts = cache(partial(run_facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
-        said = {**self.settings.model_dump(), **(recipe or {})}
-        self._config = {name: value for name, value in said.items() if value is not None}
-        self._since = time.perf_counter()
-        self.on_visit: Callable[[int, int], None] | None = None
-        self._begin(resume)
+        self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
 
     def _build_context(self, setup: Setup) -> ClientContext:
         """What visits and evaluations in this process share."""
@@ -210,8 +203,11 @@ class Federation:
         named, architectures = choose_probes(self.settings.probe), self._server.architectures
         return Prober(named, self.settings, self._context, architectures, self.clients, self.test)
 
-    def _begin(self, resume: bool) -> None:
+    def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""
+        self._since = time.perf_counter()
+        self.on_visit: Callable[[int, int], None] | None = None
+        self._config = {name: value for name, value in config.items() if value is not None}
         if resume:
             self._resume()
         else:

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.client.context import BUFFERS, ClientContext
+from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Assignment, Examples, Into, Slots, Update, Work
+from fedstrata.core.types import BUFFERS, Assignment, Examples, Into, Slots, Update, Work
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError

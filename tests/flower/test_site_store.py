@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstrata.core.types import Slots
-from fedstrata.flower.site_store import ClientStore, DirectoryStore
+from fedstrata.flower.site_store import ClientStore, SiteDirectoryStore
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def a_memory(value: float = 1.0) -> Slots:
 
 def test_nobody_else_may_read_memories(tmp_path: Path) -> None:
     keep = tmp_path / "site" / "memory"
-    store = ClientStore(DirectoryStore(keep), "run", 0)
+    store = ClientStore(SiteDirectoryStore(keep), "run", 0)
     store.remember(0, a_memory())
     store.remember(0, a_memory(2.0))
     assert mode(keep) == 0o700
@@ -43,7 +43,7 @@ def test_nobody_else_may_read_memories(tmp_path: Path) -> None:
 
 
 def test_a_file_that_all_could_read_is_one_no_more_once_it_is_written_anew(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path)
+    store = SiteDirectoryStore(tmp_path)
     store["x"] = b"old"
     (tmp_path / "x").chmod(0o644)
     store["x"] = b"new"
@@ -54,13 +54,13 @@ def test_a_file_that_all_could_read_is_one_no_more_once_it_is_written_anew(tmp_p
 def test_a_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     """Its owner may have given it to a group; the files in it are closed all the same."""
     tmp_path.chmod(0o750)
-    DirectoryStore(tmp_path)["x"] = b"1"
+    SiteDirectoryStore(tmp_path)["x"] = b"1"
     assert (mode(tmp_path), mode(tmp_path / "x")) == (0o750, 0o600)
 
 
 def test_a_new_run_leaves_what_others_remember(tmp_path: Path) -> None:
     """Another run of the same client may be under way, or be resumed."""
-    first, second = (ClientStore(DirectoryStore(tmp_path), run, 3) for run in ("first", "second"))
+    first, second = (ClientStore(SiteDirectoryStore(tmp_path), run, 3) for run in ("first", "second"))
     first.remember(4, a_memory(4.0))
     second.settle(held=-1, memory=-1, until=0)
     second.remember(0, a_memory())

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata as fs
-from fedstrata.client.context import BUFFERS
 from fedstrata.core.optim import Adam
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Assignment, Stratum, Update
+from fedstrata.core.types import BUFFERS, Assignment, Stratum, Update
 from fedstrata.models.registry import build_model
 from fedstrata.models.strata import strata
 from fedstrata.system.machine import compute_with

@@ -30,6 +30,7 @@ class CompiledForward:
         self._model, self._modules, self._foreign = model, list(model.modules()), is_foreign(model)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The model's outputs, compiled."""
         # What torch compiles anew for: the inputs' form, which parameters train, and which layers are in training mode.
         trains = tuple(p.requires_grad for p in self._model.parameters())
         form = (x.shape, x.dtype, trains, tuple(m.training for m in self._modules))

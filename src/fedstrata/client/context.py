@@ -22,14 +22,6 @@ from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
 from fedstrata.system.machine import compute_with
 
-BUFFERS = "(buffers)"
-"""Where a client's memory keeps its own running statistics under the policy `local`."""
-
-
-PERSONAL = "(personal)"
-"""Where it keeps the parameters that it trains and does not send."""
-
-
 Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
 

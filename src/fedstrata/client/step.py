@@ -315,6 +315,7 @@ class CachedPrefix:
     rows: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The model's outputs for the batch at hand."""
         return self.above(*(t[self.rows] for t in self.crossing))
 
 

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext
+from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps, CachedPrefix
 from fedstrata.client.visit import ClientVisit, owner_of, personal_names
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, subtract
-from fedstrata.core.types import Assignment, Examples, Slots, Update
+from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass

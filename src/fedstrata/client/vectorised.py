@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client.compiling import compile_function
-from fedstrata.client.context import PERSONAL, ClientContext, ModelReplica
+from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import estimate_flops
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
@@ -29,7 +29,7 @@ from fedstrata.client.visit import ClientVisit, count_classes, personal_names, p
 from fedstrata.core.method import Method
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
-from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
+from fedstrata.core.types import PERSONAL, Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running_statistics
@@ -56,20 +56,24 @@ def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) ->
                 "client after the other"
             )
     for name, module in model.named_modules():
-        what = f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})"
-        if isinstance(module, _BatchNorm):
-            raise CannotVectorise(f"{what}: it normalises over the batch, and batches are padded; use group norm")
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            raise CannotVectorise(f"{what}: it keeps running statistics")
-        if isinstance(module, _DropoutNd) and module.p > 0:
-            raise CannotVectorise(f"{what}: it draws random numbers")
-        if isinstance(module, nn.RNNBase):
-            raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
+        _check_layer(f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})", module)
     buffers = running_statistics(model)
     if buffers:
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(buffers))}')")
     if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
         _try_vectorising(model.train(), sample)
+
+
+def _check_layer(what: str, module: nn.Module) -> None:
+    """Refuse a layer that works on one client at a time only; `what` begins the sentence."""
+    if isinstance(module, _BatchNorm):
+        raise CannotVectorise(f"{what}: it normalises over the batch, and batches are padded; use group norm")
+    if isinstance(module, _NormBase) and module.track_running_stats:
+        raise CannotVectorise(f"{what}: it keeps running statistics")
+    if isinstance(module, _DropoutNd) and module.p > 0:
+        raise CannotVectorise(f"{what}: it draws random numbers")
+    if isinstance(module, nn.RNNBase):
+        raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
 
 
 PLAIN = {

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext, ModelReplica
+from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors, load, match_layout
-from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
+from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
 from fedstrata.models.norms import evaluation_mode

@@ -18,6 +18,12 @@ T = TypeVar("T")
 
 Slots = dict[str, Tensors]
 """Technique name → its own tensors."""
+BUFFERS = "(buffers)"
+"""Where a client's memory keeps its own running statistics under the policy `local`."""
+
+
+PERSONAL = "(personal)"
+"""Where it keeps the parameters that it trains and does not send."""
 
 
 class Into(str):

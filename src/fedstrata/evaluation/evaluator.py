@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedstrata.client.context import BUFFERS, PERSONAL, ClientContext
+from fedstrata.client.context import ClientContext
 from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
-from fedstrata.core.types import Examples, Slots
+from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.evaluation.evaluate import EvalRequest, evaluate
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState

@@ -34,7 +34,7 @@ from fedstrata.flower.messages import (
     to_records,
 )
 from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
-from fedstrata.flower.site_store import ClientStore, ContextStore, DirectoryStore, SiteStore
+from fedstrata.flower.site_store import ClientStore, ContextStore, SiteDirectoryStore, SiteStore
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
 from fedstrata.server.compatibility import client_memory_mismatch
@@ -170,7 +170,7 @@ class Site:
             if ask.client not in partitions(context.node_config):
                 raise UsageError(f"the data of client {ask.client} is not here")
             data = self.examples(ask.client, context.node_config)
-            store: SiteStore = ContextStore(context.state) if self.keep is None else DirectoryStore(self.keep)
+            store: SiteStore = ContextStore(context.state) if self.keep is None else SiteDirectoryStore(self.keep)
             leave = partial(apply_mods, self.mods, clip=ask.regime.clip, message=message, context=context)
             answer, update = self.visit(ask, body, data, ClientStore(store, ask.run, ask.client), leave)
             uniform = self.client_context(ask.regime, _like(data)).method.weight == "uniform"
@@ -195,7 +195,7 @@ class Site:
         if memory is None:
             return TrainReply(lost="memory"), None
         try:
-            assignment = wire.decode_assignment(message, store.held(ask.held))
+            assignment = wire.decode_assignment(message, store.held_assignment(ask.held))
         except wire.NotHeld:
             return TrainReply(lost="parameters"), None
         client_context = self.client_context(ask.regime, _like(data))

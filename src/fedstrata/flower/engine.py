@@ -52,6 +52,7 @@ class RemoteExamples:
         return torch.zeros(len(index), *self.shape, dtype=self.dtype), torch.zeros(len(index), dtype=torch.int64)
 
     def labels(self) -> Tensor:
+        """Nobody on the server knows them."""
         raise FedstrataError("a client's labels are not on the server")
 
 

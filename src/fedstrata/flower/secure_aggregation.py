@@ -262,6 +262,7 @@ class Exchange:
         return {node: dict(rules) for node in self.nodes}
 
     def take_keys(self, answers: Answers) -> None:
+        """Take up the public keys that nodes have sent."""
         for node, (said, _) in answers.items():
             keys = [said.get("pk1"), said.get("pk2")]
             if all(isinstance(key, bytes) and len(key) < SECRET for key in keys):
@@ -274,6 +275,7 @@ class Exchange:
         return {node: {**known, "stage": "share_keys"} for node in self.keys}
 
     def take_shares(self, answers: Answers) -> None:
+        """Take up the shares of keys that nodes have sent for each other."""
         for node, (said, _) in answers.items():
             to, secrets = said.get("dsts"), said.get("ctxts")
             if not isinstance(to, list) or not isinstance(secrets, list) or len(to) != len(secrets):

@@ -90,35 +90,24 @@ def server_app(
         settings: `Federation`'s, such as rounds, participation, epochs, lr, seed.
     """
     check_flower()
+    protection = {"secure": secure, "secure_clip": secure_clip, "secure_quorum": secure_quorum}
+    protection |= {"dp_clip": dp_clip, "dp_noise": dp_noise}
+    given = {"out": out, "resume": resume, "timeout": timeout, "wait": wait, "clients": clients, **protection}
+    spec = ServerSpec(model, test, archs or {}, arch_of, public, given, {"method": method, **settings})
+    return _build_app(spec)
+
+
+def _build_app(spec: ServerSpec) -> ServerApp:
+    """The app that runs what was given, as the run's configuration changes it."""
     from flwr.serverapp import ServerApp
 
-    plan = ServerSpec(
-        model,
-        test,
-        archs or {},
-        arch_of,
-        public,
-        {
-            "out": out,
-            "resume": resume,
-            "timeout": timeout,
-            "wait": wait,
-            "clients": clients,
-            "secure": secure,
-            "secure_clip": secure_clip,
-            "secure_quorum": secure_quorum,
-            "dp_clip": dp_clip,
-            "dp_noise": dp_noise,
-        },
-        {"method": method, **settings},
-    )
-    plan.with_config({})
+    spec.with_config({})
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            plan.with_config(context.run_config).run(grid)
+            spec.with_config(context.run_config).run(grid)
         except FedstrataError as error:
             raise error.with_traceback(None) from None  # Flower prints the way to a mistake of the user's, too
 

@@ -52,7 +52,7 @@ class ContextStore(SiteStore):
         return len(self._records)
 
 
-class DirectoryStore(SiteStore):
+class SiteDirectoryStore(SiteStore):
     """Bytes in sealed files, which outlive the SuperNode; a damaged one counts as lost.
 
     Memories tell of the data that they come from: nobody but the SuperNode's user may read them. Those of other runs
@@ -110,7 +110,7 @@ class ClientStore:
         oldest = max((r for r in rounds if r <= memory and r < until), default=-1)
         self._drop("memory", [r for r in rounds if r > memory or r < oldest])
 
-    def held(self, round: int) -> Assignment | None:
+    def held_assignment(self, round: int) -> Assignment | None:
         """The assignment of a round, without its slots, as far as it is still here."""
         try:
             return wire.decode_assignment(self.store[self._name("held", round)])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.context import BUFFERS
 from fedstrata.compare import ComparisonRow
 from fedstrata.config.schema import RunConfig
+from fedstrata.core.types import BUFFERS
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.reproduce.parts import load_or_compute

@@ -65,14 +65,17 @@ class DictStore:
         self._replaced: deque[tuple[int, tuple[int, int]]] = deque()
 
     def get(self, client: int, version: int) -> Slots:
+        """The memory that a client wrote in round `version`; empty for −1."""
         return self._memories[client, version] if version >= 0 else {}
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        """Keep a copy of a client's memory, which takes the place of version `before`."""
         self._memories[client, version] = {name: clone(slot) for name, slot in memory.items()}
         if before >= 0:
             self._replaced.append((version, (client, before)))
 
     def forget(self, until: int) -> None:
+        """Drop versions that were replaced before round `until`."""
         while self._replaced and self._replaced[0][0] < until:
             self._memories.pop(self._replaced.popleft()[1], None)
 
@@ -88,6 +91,7 @@ class DirectoryStore:
         return self._directory / f"{client}-{version}.memory"
 
     def get(self, client: int, version: int) -> Slots:
+        """The memory that a client wrote in round `version`; empty for −1."""
         if version < 0:
             return {}
         path = self._path(client, version)
@@ -101,6 +105,7 @@ class DirectoryStore:
             ) from error
 
     def put(self, client: int, version: int, memory: Slots, before: int) -> None:
+        """Keep a copy of a client's memory, which takes the place of version `before`."""
         with disk_errors(self._directory):
             self._directory.mkdir(exist_ok=True)
         write_sealed(self._path(client, version), pack_memory(memory))
@@ -108,6 +113,7 @@ class DirectoryStore:
             self._replaced.append((version, self._path(client, before)))
 
     def forget(self, until: int) -> None:
+        """Drop versions that were replaced before round `until`."""
         while self._replaced and self._replaced[0][0] < until:
             self._replaced.popleft()[1].unlink(missing_ok=True)
 

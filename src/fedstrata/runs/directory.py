@@ -75,22 +75,27 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
+        """Where the server's states are."""
         return self.path / "checkpoints"
 
     @property
     def memory(self) -> Path:
+        """Where clients' memories are."""
         return self.path / "memory"
 
     @property
     def metrics(self) -> Path:
+        """One line per round."""
         return self.path / "metrics.jsonl"
 
     @property
     def probes(self) -> Path:
+        """One line per measured round."""
         return self.path / "probes.jsonl"
 
     @property
     def config(self) -> Path:
+        """What was run."""
         return self.path / "run.toml"
 
     def create(

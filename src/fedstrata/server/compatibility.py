@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.client.context import BUFFERS, PERSONAL
 from fedstrata.core.method import Method
 from fedstrata.core.technique import memory_mismatch
 from fedstrata.core.tensors import Tensors, all_finite
-from fedstrata.core.types import Examples, Slots
+from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
@@ -61,11 +60,19 @@ def check_fit(
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for model in models.values() for m in model.modules()):
         raise UsageError("batch_size = 1 cannot train a model with batch norm: a single example has no statistics")
     sample = _sample(clients, holders)
-    tried: dict[tuple[object, ...], int] = {}
-    checked: set[tuple[int, int]] = set()
     seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
     tests = [] if test is None else [("the test set", test)]
-    for whose, examples in itertools.chain(((f"client {c}", clients[c]) for c in seen), tests):
+    _check_examples(models, itertools.chain(((f"client {c}", clients[c]) for c in seen), tests))
+    if public is not None:
+        _check_public(public, models, sample)
+    return sample
+
+
+def _check_examples(models: Mapping[str, nn.Module], everybody: Iterable[tuple[str, Examples]]) -> None:
+    """Try every model on an input of every kind, and every label against the models' outputs."""
+    tried: dict[tuple[object, ...], int] = {}
+    checked: set[tuple[int, int]] = set()
+    for whose, examples in everybody:
         if isinstance(examples, TensorExamples):
             if (id(examples.x), id(examples.y)) in checked:
                 continue
@@ -78,9 +85,6 @@ def check_fit(
         check_range(y if known is None else known, tried[kind], whose)
         if isinstance(examples, TensorExamples):
             check_range(examples.y, tried[kind], "all data")  # others may hold the rest of it
-    if public is not None:
-        _check_public(public, models, sample)
-    return sample
 
 
 def _sample(clients: Sequence[Examples], holders: Sequence[int]) -> Tensor:
