@@ -43,7 +43,7 @@ from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, read_memory
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
-from fedstrata.server.compatibility import client_memory_mismatch, fingerprint, state_mismatch
+from fedstrata.server.compatibility import fingerprint, state_mismatch
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
@@ -115,7 +115,7 @@ class Federation:
         self._server = self._build_server(setup)
         self.state = self._start(setup)
         self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
-        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._check_memory, store)
+        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._server.check_memory, store)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
         self.records, self.probes = list[Record](), list[dict[str, Any]]()
         self._facts = cache(partial(run_facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
@@ -383,7 +383,7 @@ class Federation:
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(read_memory, memories, self._check_memory, start)
+        recall = partial(read_memory, memories, self._server.check_memory, start)
         found = dry_run(self._close, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
@@ -405,12 +405,6 @@ class Federation:
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
         return self._recorder.recall(self.state, client)
-
-    def _check_memory(self, state: ServerState, client: int, memory: Slots) -> str | None:
-        """Why a memory cannot be what a client remembers at a state, or None."""
-        held = self._server.architectures[self.sampler.arch_of(client)]
-        params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
-        return client_memory_mismatch(self.method, memory, params, buffers)
 
     def _divergence(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ def unpack_memory(data: bytes) -> Slots:
 class Store(Protocol):
     """Where client memory is kept."""
 
+    trusted: ClassVar[bool]
+    """True if nobody can have changed what it holds: it need not be looked at when it is read."""
+
     def get(self, client: int, version: int) -> Slots:
         """The memory that a client wrote in round `version`; empty for −1."""
         ...
@@ -59,6 +62,8 @@ class Store(Protocol):
 
 class DictStore:
     """Client memory in this process."""
+
+    trusted: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._memories: dict[tuple[int, int], Slots] = {}
@@ -82,6 +87,8 @@ class DictStore:
 
 class DirectoryStore:
     """Client memory in files, so that what is held in RAM does not grow with the number of clients."""
+
+    trusted: ClassVar[bool] = False
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

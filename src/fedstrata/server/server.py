@@ -19,6 +19,7 @@ from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Visit, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
+from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.server.validation import UpdateValidator
 
@@ -250,6 +251,12 @@ class Server:
         held[list(accepted)] = number
         remembers[[client for client, writes in accepted.items() if writes]] = number
         return replace(state, round=number + 1, held=held, remembers=remembers)
+
+    def check_memory(self, state: ServerState, client: int, memory: Slots) -> str | None:
+        """Why a memory cannot be what a client remembers at a state, or None."""
+        held = self.architectures[self.arch_of(client)]
+        params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
+        return client_memory_mismatch(self.method, memory, params, buffers)
 
     @cached_property
     def _owners(self) -> dict[str, int]:
