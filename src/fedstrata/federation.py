@@ -316,12 +316,12 @@ class Federation:
     def _train(self, state: ServerState) -> ClosedRound:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
         memories = partial(self._recorder.recall, state), partial(self._recorder.keep, state)
-        trained = self._close(state, self._prober if self._prober.due(state.round) else None, *memories)
+        trained = self._run_round(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
         request = self._evaluator.begin(trained.after) if self.test is not None and due else None
         return replace(trained, request=request, seconds=self._lap())
 
-    def _close(
+    def _run_round(
         self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
     ) -> ClosedRound:
         """Open a round on a state, train its clients, and close it."""
@@ -384,7 +384,7 @@ class Federation:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
         recall = partial(read_memory, memories, self._server.check_memory, start)
-        found = dry_run(self._close, prober, start, rounds, self.settings.rounds, recall)
+        found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
 

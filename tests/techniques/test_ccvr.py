@@ -15,7 +15,7 @@ from tests.techniques.worlds import (
     CLASSES,
     HIDDEN,
     INPUTS,
-    ClientInfo,
+    ClientData,
     Vector,
     federation,
     flat,
@@ -132,7 +132,7 @@ def test_training_itself_is_fedavg() -> None:
         np.testing.assert_array_equal(flat(ours), flat(theirs))
 
 
-def clouds(seed: int, *sizes: int) -> ClientInfo:
+def clouds(seed: int, *sizes: int) -> ClientData:
     """Points around one centre for each class."""
     rng = np.random.default_rng(seed)
     y = np.repeat(np.arange(CLASSES), sizes)

@@ -11,7 +11,7 @@ import torch
 from tests.techniques.worlds import (
     HIDDEN,
     INPUTS,
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     descend,
@@ -35,7 +35,7 @@ def logits(w: Vector, x: Vector) -> Vector:
     return layer(w[FIRST:], np.tanh(layer(w[:FIRST], x, HIDDEN)))
 
 
-def task(w: Vector, client: ClientInfo) -> float:
+def task(w: Vector, client: ClientData) -> float:
     x, y = client
     return float(-np.log(softmax(logits(w, x))[np.arange(len(y)), y]).mean())
 
@@ -57,7 +57,7 @@ def distil(w: Vector, models: list[Vector], x: Vector, steps: int, lr: float) ->
     return w
 
 
-def feddf(clients: list[ClientInfo], rounds: list[list[int]], x: Vector, steps: int, lr: float) -> Vector:
+def feddf(clients: list[ClientData], rounds: list[list[int]], x: Vector, steps: int, lr: float) -> Vector:
     w = flat(two_layers())
     for took_part in rounds:
         here = [clients[k] for k in took_part]

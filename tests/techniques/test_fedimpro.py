@@ -36,7 +36,7 @@ from tests.techniques.worlds import (
     CLASSES,
     HIDDEN,
     INPUTS,
-    ClientInfo,
+    ClientData,
     Vector,
     federation,
     flat,
@@ -105,7 +105,7 @@ class Reference:
     t: FedImpro
     model: nn.Sequential
     cut: int
-    clients: Sequence[ClientInfo]
+    clients: Sequence[ClientData]
     output: Output = lambda logits, counts: logits
 
     def __post_init__(self) -> None:
@@ -199,7 +199,7 @@ def listening(fed: Any, alter: Callable[[Update], Update] = lambda update: updat
 
 
 def play(
-    method: str | FedImpro, clients: Sequence[ClientInfo], model: nn.Module, *others: fs.Technique, **settings: Any
+    method: str | FedImpro, clients: Sequence[ClientData], model: nn.Module, *others: fs.Technique, **settings: Any
 ) -> Heard:
     """All rounds, by default of one pass in batches of six."""
     settings = {"epochs": 1, "batch_size": 6, **settings}
@@ -230,13 +230,13 @@ def conv(*above: nn.Module) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), *above, nn.Flatten(), nn.Linear(18, CLASSES)).double()
 
 
-def people() -> list[ClientInfo]:
+def people() -> list[ClientData]:
     """Three clients; class 0 is unknown to the last, class 2 to the others."""
     labels = ([0] * 7 + [1] * 11, [0] * 8 + [1] * 4, [1] * 3 + [2] * 9)
     return [party(some, seed) for seed, some in enumerate(labels)]
 
 
-def images() -> list[ClientInfo]:
+def images() -> list[ClientData]:
     """The same labels."""
     rng = np.random.default_rng(2)
     return [(rng.normal(size=(len(y), 1, 4, 4)), y) for _, y in people()]
@@ -405,7 +405,7 @@ def rows_of_spy(fed: Any) -> Iterator[Tensor]:
         Spy.seen.clear()
 
 
-def clouds(rows: int, spread: float = 1.0) -> ClientInfo:
+def clouds(rows: int, spread: float = 1.0) -> ClientData:
     """Classes 0 and 2, far apart; with a split after a child that changes nothing these are the features."""
     y = np.arange(rows) % 2 * 2
     x = np.random.default_rng(8).normal(size=(rows, 5)) * spread * np.arange(1, 6) + 1000.0 * y[:, None]
@@ -419,7 +419,7 @@ def bare(width: int = 5) -> nn.Sequential:
     return nn.Sequential(OrderedDict(inputs=nn.Identity(), spy=Spy(), flat=nn.Flatten(), head=head)).double()
 
 
-def spy_on(clients: Sequence[ClientInfo], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
+def spy_on(clients: Sequence[ClientData], model: nn.Module | None = None, steps: int = 1, **fields: Any) -> Any:
     """(what the spy sees in the first round, and in the second, what travels)."""
     method = fs.chain(FedImpro(split="inputs", **fields))
     fed = federation(method, clients, model or bare(), steps=steps, batch_size=1000, rounds=2, lr=1e-9)

@@ -10,7 +10,7 @@ import fedstrata as fs
 from fedstrata.techniques.fedlc import FedLC, without_label
 from tests.techniques.worlds import (
     CLASSES,
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     descend,
@@ -55,7 +55,7 @@ def test_three_rounds(tau: float) -> None:
     differ(w, fedavg(clients, present(fed)))
 
 
-def printed_gradient(w: Vector, party: ClientInfo, shift: Vector) -> Vector:
+def printed_gradient(w: Vector, party: ClientData, shift: Vector) -> Vector:
     """∇ of −log(e^{z_y} / Σ_{i≠y} e^{z_i}) for z = logits + shift: q − onehot, q the softmax over the others."""
     x, y = party
     own = np.eye(CLASSES)[y]

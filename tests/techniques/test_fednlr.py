@@ -26,7 +26,7 @@ from tests.techniques.worlds import (
     INPUTS,
     LR,
     STEPS,
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     differ,
@@ -61,7 +61,7 @@ def relu_net() -> nn.Sequential:
         return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)).double()
 
 
-def slope(w: Vector, party: ClientInfo) -> Vector:
+def slope(w: Vector, party: ClientData) -> Vector:
     """∇ of the mean cross-entropy of the two layers."""
     x, y = party
     inside = layer(w[:CUT], x, HIDDEN)
@@ -79,7 +79,7 @@ def factors(means: Vector, mu: float) -> Vector:
     return len(means) * powers / powers.sum()
 
 
-def of_client(w: Vector, party: ClientInfo, mu0: float, a1: float, a2: float) -> Vector:
+def of_client(w: Vector, party: ClientData, mu0: float, a1: float, a2: float) -> Vector:
     """The factor of every entry of w: a neuron's weights, which are a row, and its bias have the neuron's."""
     hidden = np.maximum(layer(w[:CUT], party[0], HIDDEN), 0)
     first = factors(hidden.mean(0), mu0 + a1 * 1 / 2 + a2 * np.log10(HIDDEN))
@@ -87,7 +87,7 @@ def of_client(w: Vector, party: ClientInfo, mu0: float, a1: float, a2: float) ->
     return np.concatenate([first.repeat(INPUTS), first, last.repeat(HIDDEN), last])
 
 
-def plain(start: Vector, clients: list[ClientInfo], rounds: int) -> Vector:
+def plain(start: Vector, clients: list[ClientData], rounds: int) -> Vector:
     """FedAvg on the two layers."""
     w = start
     for _ in range(rounds):

@@ -8,7 +8,7 @@ import torch
 
 from fedstrata.techniques.fednova import accumulation
 from tests.techniques.worlds import (
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     differ,
@@ -24,12 +24,12 @@ from tests.techniques.worlds import (
 LR, TAUS = 0.1, (2, 8, 6)
 
 
-def uneven() -> list[ClientInfo]:
+def uneven() -> list[ClientData]:
     """Three clients that take 2, 8 and 6 steps in two epochs of batches of three."""
     return [parties()[0], equal_rows(12, 1, seed=7), equal_rows(7, 2, seed=8)]
 
 
-def local(w: Vector, client: ClientInfo, steps: int, rho: float, nesterov: bool) -> Vector:
+def local(w: Vector, client: ClientData, steps: int, rho: float, nesterov: bool) -> Vector:
     """Torch's SGD: v ← ρv + g; w ← w − η·v, or w − η·(g + ρv) with Nesterov's momentum; v begins at 0."""
     v = np.zeros_like(w)
     for _ in range(steps):
@@ -48,7 +48,7 @@ def norm(steps: int, rho: float, nesterov: bool) -> float:
     return moved
 
 
-def nova(clients: list[ClientInfo], rounds: list[list[int]], rho: float, nesterov: bool, even: bool = False) -> Vector:
+def nova(clients: list[ClientData], rounds: list[list[int]], rho: float, nesterov: bool, even: bool = False) -> Vector:
     w = flat(linear())
     for took_part in rounds:
         p = np.array([len(clients[k][1]) for k in took_part], dtype=float)

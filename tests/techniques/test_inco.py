@@ -22,7 +22,7 @@ from fedstrata.models.registry import build_model
 from fedstrata.system.machine import compute_with
 from fedstrata.techniques.inco import cross, references
 from tests.small_runs import fedstrata, one_sentence, options
-from tests.techniques.worlds import LR, STEPS, ClientInfo, Vector, differ, equal_rows, parties, present, run, tensors
+from tests.techniques.worlds import LR, STEPS, ClientData, Vector, differ, equal_rows, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared
 
 Arrays = dict[str, Vector]
@@ -279,7 +279,7 @@ def test_the_theorem_gives_the_nearest_point(shape: tuple[int, ...]) -> None:
 DEPTH = 3
 FIRST = {"body.2.weight": "body.0.weight", "body.4.weight": "body.0.weight"}
 SECOND = {"body.4.weight": "body.2.weight"}
-Weighs = Callable[[ClientInfo], float]
+Weighs = Callable[[ClientData], float]
 WEIGHTS: dict[str, Weighs] = {"examples": lambda party: len(party[1]), "uniform": lambda party: 1.0}
 
 
@@ -297,7 +297,7 @@ def arrays(params: Mapping[str, Tensor]) -> Arrays:
     return {n: p.detach().double().numpy().copy() for n, p in params.items()}
 
 
-def train_client(model: nn.Module, params: Arrays, party: ClientInfo, only: Sequence[str] | None = None) -> Arrays:
+def train_client(model: nn.Module, params: Arrays, party: ClientData, only: Sequence[str] | None = None) -> Arrays:
     """w_k − w after gradient descent on a whole client, of all the model's names or only some."""
     model = copy.deepcopy(model)
     mine = dict(model.named_parameters())
@@ -334,7 +334,7 @@ def inco(delta: Arrays, partners: Mapping[str, str], *switch: Any) -> tuple[Arra
 
 
 def reference(
-    clients: Sequence[ClientInfo],
+    clients: Sequence[ClientData],
     rounds: Sequence[Sequence[int]],
     weigh: Weighs,
     change: Callable[[Arrays], Arrays] = lambda delta: delta,
@@ -597,7 +597,7 @@ def arch_of(client: int) -> str:
     return ("one", "two", "")[client % 3]
 
 
-def three_depths(method: str, clients: Sequence[ClientInfo] = SIX, **settings: Any) -> Any:
+def three_depths(method: str, clients: Sequence[ClientData] = SIX, **settings: Any) -> Any:
     """A federation of three depths."""
     archs = {name: deep(depth) for name, depth in ARCHS.items()}
     return prepared(method, clients, deep(), **{"archs": archs, "arch_of": arch_of, **settings})
@@ -671,7 +671,7 @@ def test_equal_architectures_are_fedavg(one: str, other: str, arch: str, monkeyp
 # Groups apart ---------------------------------------------------------------------------------------------
 
 
-def alikes() -> list[ClientInfo]:
+def alikes() -> list[ClientData]:
     """Rows that are all the same in each of six clients: batches in any order give the same result."""
     return [equal_rows(count, seed % 3, seed) for seed, count in enumerate((2, 4, 6, 3, 5, 1))]
 

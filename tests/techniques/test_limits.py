@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedstrata as fs
 from tests.techniques.worlds import (
     LR,
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     descend,
@@ -117,7 +117,7 @@ def test_fedpart_moves_the_last_layer_as_a_model_whose_others_are_frozen() -> No
     assert all(torch.equal(theirs[n], ours[n]) for n in theirs)
 
 
-def pool_clients(clients: list[ClientInfo]) -> ClientInfo:
+def pool_clients(clients: list[ClientData]) -> ClientData:
     return np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedstrata as fs
 from tests.techniques.worlds import (
-    ClientInfo,
+    ClientData,
     Vector,
     descend,
     flat,
@@ -29,12 +29,12 @@ from tests.techniques.worlds import (
 TEST = parties((0, 1, 2) * 20)[0]
 
 
-def accuracy(w: Vector, test: ClientInfo) -> float:
+def accuracy(w: Vector, test: ClientData) -> float:
     x, y = test
     return float((layer(w, x).argmax(1) == y).mean())
 
 
-def loss(w: Vector, test: ClientInfo) -> float:
+def loss(w: Vector, test: ClientData) -> float:
     x, y = test
     z = layer(w, x)
     return float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]).mean())

@@ -14,7 +14,7 @@ from tests.client.test_train import assign, equal, normed, toy, workshop
 from tests.techniques.worlds import (
     HIDDEN,
     INPUTS,
-    ClientInfo,
+    ClientData,
     Vector,
     agree,
     descend,
@@ -43,7 +43,7 @@ def cosine(a: Vector, b: Vector) -> Vector:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-def loss(w: Vector, client: ClientInfo, glob: Vector, prev: Vector | None, mu: float, tau: float) -> float:
+def loss(w: Vector, client: ClientData, glob: Vector, prev: Vector | None, mu: float, tau: float) -> float:
     x, y = client
     z = features(w, x)
     task = -np.log(softmax(layer(w[FIRST:], z))[np.arange(len(y)), y]).mean()
@@ -53,7 +53,7 @@ def loss(w: Vector, client: ClientInfo, glob: Vector, prev: Vector | None, mu: f
     return float(task - mu * np.log(near / (near + far)).mean())
 
 
-def moon(clients: list[ClientInfo], rounds: list[list[int]], mu: float, tau: float) -> Vector:
+def moon(clients: list[ClientData], rounds: list[list[int]], mu: float, tau: float) -> Vector:
     w = flat(two_layers())
     last: dict[int, Vector] = {}
     for took_part in rounds:
@@ -126,7 +126,7 @@ def move_statistics(w: Vector, x: Vector, state: State) -> State:
     return tuple((1 - MOMENTUM) * old + MOMENTUM * new for old, new in zip(state, now, strict=True))
 
 
-def train_visit(w: Vector, client: ClientInfo, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
+def train_visit(w: Vector, client: ClientData, start: State, glob: Vector, prev: Vector | None) -> tuple[Vector, State]:
     """A visit with μ = 2, τ = 0.3 whose contrast is against the features z_glob and z_prev: (w_k, its statistics)."""
     x, y = client
 
@@ -145,7 +145,7 @@ def train_visit(w: Vector, client: ClientInfo, start: State, glob: Vector, prev:
     return w, state
 
 
-def in_modes(clients: list[ClientInfo], rounds: list[list[int]], policy: str, training: bool = False) -> Vector:
+def in_modes(clients: list[ClientData], rounds: list[list[int]], policy: str, training: bool = False) -> Vector:
     """MOON with z_glob and z_prev in evaluation mode or, if `training`, with the batch's statistics and the mask."""
     w, fresh = flat(normalising()), (np.zeros(HIDDEN), np.ones(HIDDEN))
     server: State = fresh

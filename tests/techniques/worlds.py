@@ -17,7 +17,7 @@ from torch import nn
 import fedstrata as fs
 
 Vector = npt.NDArray[np.float64]
-ClientInfo = tuple[Vector, npt.NDArray[np.int64]]
+ClientData = tuple[Vector, npt.NDArray[np.int64]]
 """A client's inputs and labels."""
 
 INPUTS, CLASSES, HIDDEN = 3, 3, 4
@@ -26,18 +26,18 @@ SKEWED = ((0, 0, 1), (1, 2, 2, 2, 0), (2, 2))
 """Labels of three clients of unequal size; the first and the last lack classes."""
 
 
-def party(labels: Sequence[int], seed: int) -> ClientInfo:
+def party(labels: Sequence[int], seed: int) -> ClientData:
     """A client with these labels."""
     y = np.array(labels)
     return np.random.default_rng(seed).normal(size=(len(y), INPUTS)) + 0.5 * y[:, None], y
 
 
-def parties(*labels: Sequence[int]) -> list[ClientInfo]:
+def parties(*labels: Sequence[int]) -> list[ClientData]:
     """One client for each list of labels."""
     return [party(some, seed) for seed, some in enumerate(labels or SKEWED)]
 
 
-def equal_rows(count: int, label: int, seed: int) -> ClientInfo:
+def equal_rows(count: int, label: int, seed: int) -> ClientData:
     """A client whose rows are all the same: any batch has the same gradient, in any order."""
     x, y = party([label], seed)
     return x.repeat(count, axis=0), y.repeat(count)
@@ -57,12 +57,12 @@ def two_layers() -> nn.Sequential:
         return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double()
 
 
-def tensors(party: ClientInfo) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(party: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(party[0]), torch.from_numpy(party[1])
 
 
 def federation(
-    method: str | fs.Method, clients: Sequence[ClientInfo], model: nn.Module | None = None, **settings: Any
+    method: str | fs.Method, clients: Sequence[ClientData], model: nn.Module | None = None, **settings: Any
 ) -> Any:
     """A federation of these clients; each of its steps is a full batch unless the settings say otherwise."""
     settings = {"steps": STEPS, "batch_size": 100, "lr": LR, "rounds": 3, "engine": "serial", **settings}
@@ -71,7 +71,7 @@ def federation(
     return fs.Federation(model or linear(), [tensors(c) for c in clients], method=method, **settings)
 
 
-def run(method: str | fs.Method, clients: Sequence[ClientInfo], model: nn.Module | None = None, **settings: Any) -> Any:
+def run(method: str | fs.Method, clients: Sequence[ClientData], model: nn.Module | None = None, **settings: Any) -> Any:
     """The same, with all its rounds run."""
     fed = federation(method, clients, model, **settings)
     fed.fit()
@@ -121,7 +121,7 @@ def pulled_back(error: Vector, x: Vector) -> Vector:
     return np.concatenate([(error.T @ x).ravel(), error.sum(0)])
 
 
-def gradient(w: Vector, party: ClientInfo, scale: Any = 1.0, shift: Any = 0.0) -> Vector:
+def gradient(w: Vector, party: ClientData, scale: Any = 1.0, shift: Any = 0.0) -> Vector:
     """∇f of the mean cross-entropy of softmax(scale·logits + shift): scale·(p − onehot)/n, through the layer."""
     x, y = party
     error = softmax(scale * layer(w, x) + shift) - np.eye(CLASSES)[y]
@@ -145,7 +145,7 @@ def mean(values: Sequence[Vector], weights: Sequence[float] | None = None) -> Ve
     return np.average(values, axis=0, weights=weights)
 
 
-def fedavg(clients: Sequence[ClientInfo], rounds: Sequence[Sequence[int]], uniform: bool = False) -> Vector:
+def fedavg(clients: Sequence[ClientData], rounds: Sequence[Sequence[int]], uniform: bool = False) -> Vector:
     """w ← Σ n_k w_k / Σ n_k over the clients that took part."""
     w = flat(linear())
     for took_part in rounds:

@@ -30,7 +30,8 @@ from fedstrata.system.timing import timed
 def train_client(context: ClientContext, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
     """Train one client for one round: (update, what the client will remember if the server accepts it).
 
-    Seeds global generators, which dropout, augmentation and datasets draw from; the caller gives them back (`own_rng`).
+    Seeds global generators, which dropout, augmentation and datasets draw from; the caller restores them
+    (`preserve_rng`).
     """
     visit = _open_visit(context, assignment, data, memory)
     meter = CostMeter(visit)

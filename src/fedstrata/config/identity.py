@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config.schema import RunConfig
+from fedstrata.config.schema import ADDED_LATER, RunConfig
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import UsageError, one_line
 
@@ -45,7 +45,7 @@ def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """What differs: name → (before, now), None for what is not set.
 
-    A field that a later version has added counts as its default where it is not set.
+    Fields that were added later count as their defaults in runs that do not have them.
     """
     names = [*before, *(name for name in now if name not in before)]
     pairs = {name: (before.get(name), now.get(name)) for name in names}
@@ -53,6 +53,5 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str,
 
 
 def _default(name: str) -> str | None:
-    """A field's default as text; None for what is no field, or has none."""
-    field = RunConfig.model_fields.get(name)
-    return None if field is None or field.default is None else repr(field.default)
+    """What runs did before a field was added, as text; None for fields that were always there."""
+    return repr(RunConfig.model_fields[name].default) if name in ADDED_LATER else None

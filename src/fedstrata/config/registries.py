@@ -19,7 +19,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "augmentations": ("fedstrata.data.augmentation", "AUGMENTS"),
     "engines": ("fedstrata.engines.registry", "ENGINES"),
     "reducers": ("fedstrata.aggregation.rules", "REDUCERS"),
-    "probes": ("fedstrata.probes.runner", "PROBES"),
+    "probes": ("fedstrata.probes.registry", "PROBES"),
 }
 """What a table lists → the module that it is in, and its name there."""
 

@@ -119,6 +119,10 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
+ADDED_LATER = frozenset({"precision"})
+"""Fields that older runs do not have, whose defaults are what these did: they resume."""
+
+
 class SettingsKeywords(TypedDict, total=False):
     """The fields of `Settings` but for `engine`, which a federation takes itself; for type checkers and editors."""
 

@@ -190,7 +190,7 @@ class RemedyBuilder:
                 yield text_of(other, {**given, **small})
 
     def _reach(self, text: str) -> float:
-        """How many times the image's side the largest receptive field is; it does not hang on the width."""
+        """How many times the image's side the largest receptive field is; it does not depend on the width."""
         from fedstrata.models.receptive import receptive_fields
 
         call = parse_call(text)

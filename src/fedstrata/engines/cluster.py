@@ -251,7 +251,7 @@ MAX_ANSWER = 1 << 16
 def _ask(address: str, token: str = "") -> int:
     """Whether a cluster would take us, `OPEN` or `ASKS`. Refuses an address where nobody speaks as Ray does.
 
-    Ray itself would try for up to five minutes, and print a line a second.
+    Ray itself would try for up to five minutes, and print a line every second.
     """
     host, _, port = address.rpartition(":")
     wrong = f"there is no Ray cluster at {address}"

@@ -225,7 +225,7 @@ def _group(units: Sequence[Unit], begins: Collection[int], names: dict[int, str]
 
 
 def _classifier(model: nn.Module, units: Sequence[Unit], evaluated: Sequence[tuple[Pass, Tensor | None]]) -> str | None:
-    """The name of the unit that is the last one in every pass: which of the others run may hang on the input."""
+    """The name of the unit that is the last one in every pass: which of the others run may depend on the input."""
     opening = {id(unit.module): unit for unit in units if unit.opens}
     last = _last(model, opening, *evaluated[0])
     return last if all(_last(model, opening, *one) == last for one in evaluated[1:]) else None

@@ -41,7 +41,7 @@ def paths(directory: Path) -> list[Path]:
 
 
 def save(directory: Path, state: ServerState, settings: Mapping[str, str] | None = None) -> Path:
-    """Write a checkpoint, with the settings that decide about the run's result, as `config.deciding` has them."""
+    """Write a checkpoint, with the settings that decide about the run's result (`select_deciding`)."""
     tensors: Tensors = {f"param/{n}": t for n, t in state.params.items()}
     tensors |= {f"buffer/{n}": t for n, t in state.buffers.items()}
     tensors |= {f"state:{t}/{n}": v for t, slot in state.techniques.items() for n, v in slot.items()}

@@ -28,16 +28,16 @@ class DryRun:
         return replace(saved, probes=self.rows, summary={**saved.summary, **more})
 
 
-Close = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], ClosedRound]
+RunRound = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], ClosedRound]
 
 
 def dry_run(
-    close: Close, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
+    run_round: RunRound, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
 ) -> DryRun:
     """Run and measure a few rounds from a state on; clients' memories stay as they are.
 
     Args:
-        close: (state, prober, recall, keep) → the next round.
+        run_round: (state, prober, recall, keep) → the round, closed.
         prober: measures it.
         state: to begin with. A run that is at its end does its last rounds once more.
         rounds: how many, if the run has as many.
@@ -57,7 +57,7 @@ def dry_run(
     state = replace(state, round=min(done, max(planned - rounds, 0)))
     while len(rows) < min(rounds, planned):
         try:
-            trained = close(state, prober, recall, keep)
+            trained = run_round(state, prober, recall, keep)
         except Diverged as error:
             return DryRun(tuple(rows), str(error))
         rows.append({**prober.measure(trained), "round": done + len(rows) + 1, "tried": True})

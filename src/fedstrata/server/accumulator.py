@@ -92,16 +92,20 @@ class RoundAccumulator:
                 self._buffer_mean.add(update.buffers, weight)
             if not self._needs_deltas:
                 self._delta_mean.add(update.delta, weight)
-            self.updates.append(self._let_go(update, weight))
+            self._accumulate(update, weight)
+            self.updates.append(self._copy_needed(update))
         self.weights.append(weight)
 
-    def _let_go(self, update: Update, weight: float) -> Update:
-        """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
+    def _accumulate(self, update: Update, weight: float) -> None:
+        """Let techniques add an update's slot or delta to their totals, which share no memory with it."""
         for technique in self._accumulates:
             slot = update.slots.get(technique.name, {})
             total = technique.accumulate(self.totals[technique.name], slot, update.delta, weight)
             theirs = {_address(t) for t in (*slot.values(), *update.delta.values())}
             self.totals[technique.name] = {n: t.clone() if _address(t) in theirs else t for n, t in total.items()}
+
+    def _copy_needed(self, update: Update) -> Update:
+        """What is kept of an accepted update until the round is closed: copies, for an engine may reuse its memory."""
         return replace_fields(
             update,
             delta=clone(update.delta) if self._needs_deltas else {},
