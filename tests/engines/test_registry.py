@@ -17,6 +17,7 @@ from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import ENGINES, EngineRequest, EngineSpec, build_engine, way_of_training
 from fedstrata.engines.serial import Serial
+from tests.engines.test_same_bits import CASES
 from tests.engines.worlds import check_same, federation, run
 from tests.small_runs import fedstrata, one_sentence, options
 
@@ -96,12 +97,16 @@ def test_a_row_is_whole(name: str) -> None:
     assert {*spec.reads} <= ENGINE_FIELDS <= Settings.model_fields.keys()
 
 
+@pytest.mark.parametrize(
+    "case", ["everybody", "batch norm, local", "dropout", "random transforms", "states and memories"]
+)
 @pytest.mark.parametrize("name", SAME_BITS)
-def test_a_row_that_promises_the_same_bits_has_them(name: str) -> None:
-    reference = run(engine="serial")
-    check_same(run(engine=name), reference)
+def test_a_row_that_promises_the_same_bits_has_them(name: str, case: str) -> None:
+    """Also where a visit draws from this process's generators, or remembers something."""
+    reference = run(**CASES[case](), engine="serial")
+    check_same(run(**CASES[case](), engine=name), reference)
     if ENGINES[name].parallel:
-        check_same(run(engine=name, workers=2), reference)
+        check_same(run(**CASES[case](), engine=name, workers=2), reference)
 
 
 @pytest.mark.parametrize("name", MANY)

@@ -184,8 +184,8 @@ def test_an_assignment_survives_its_bytes(assignment: Assignment):
 
     held = replace(assignment, params=stale(assignment.params), buffers=stale(assignment.buffers))
     back = decode_assignment(encode(assignment), None if fresh is None else held)
-    plan = ("trains", "travels", "reports", "moves", "reuse")
-    for name in ("round", "client", "arch", *plan, "work", "seed", "method", "fresh"):
+    plan = ("trains", "uploads", "upload_buffers", "update_buffers", "cache_prefix")
+    for name in ("round", "client", "arch", *plan, "work", "seed", "method", "to_send"):
         assert getattr(back, name) == getattr(assignment, name), name
     assert same(back.params, assignment.params)
     assert same(back.buffers, assignment.buffers)

@@ -52,8 +52,9 @@ class Engine(Protocol):
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """Train the clients of a round: one visit for each assignment, in the order of the assignments.
 
-        Clients may be trained in any order and at the same time; visits are yielded in order, so that sums round the
-        same on every engine.
+        Clients may be trained in any order and, in processes of their own, at the same time: a visit seeds the process's
+        random generators and uses its model replicas, so two never share one. Visits are yielded in
+        order, so that sums round the same on every engine.
 
         Args:
             assignments: what the server asks of each client, in client order. Their tensors are shared, and must not be

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -45,8 +45,8 @@ class _AssignmentHead(BaseModel):
     reuse: bool = False
 
 
-_LATER_WORK = {"precision": "fp32"}
-"""Fields of Work that the first messages did not have, and their usual values."""
+_FIRST_WORK = ("epochs", "steps", "batch_size", "optimizer", "lr", "clip")
+"""Fields of Work that every message names; later ones are named where they are not the default."""
 
 
 class _UpdateHead(BaseModel):
@@ -63,8 +63,8 @@ class _UpdateHead(BaseModel):
 
 
 def _work_head(work: Work) -> dict[str, Any]:
-    """How to train; what this format learnt later is said only where it is unusual, so that other messages stay."""
-    return {name: value for name, value in asdict(work).items() if (name, value) not in _LATER_WORK.items()}
+    """How to train; what was added to the format later is named only where it is unusual: other messages stay."""
+    return {f.name: v for f in fields(Work) if (v := getattr(work, f.name)) != f.default or f.name in _FIRST_WORK}
 
 
 def encode(message: Assignment | Update) -> bytes:
