@@ -52,8 +52,8 @@ class Engine(Protocol):
     def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
         """Train the clients of a round: one visit for each assignment, in the order of the assignments.
 
-        Clients may be trained in any order and, in processes of their own, at the same time: a visit seeds the process's
-        random generators and uses its model replicas, so two never share one. Visits are yielded in
+        Clients may be trained in any order and, in processes of their own, at the same time: a visit seeds its
+        process's random generators and uses its model replicas, so two never share a process. Visits are yielded in
         order, so that sums round the same on every engine.
 
         Args:
