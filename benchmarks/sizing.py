@@ -55,8 +55,8 @@ from fedstrata.flower.messages import (
     from_records,
     to_records,
 )
-from fedstrata.flower.site_directory import Directory
-from fedstrata.flower.transport import Post
+from fedstrata.flower.site_directory import SiteDirectory
+from fedstrata.flower.transport import Transport
 from fedstrata.runs import checkpoint
 from fedstrata.runs.client_memory import DirectoryStore
 from fedstrata.system.machine import peak_memory
@@ -292,7 +292,7 @@ def one_population(kind: str, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         begin = time.perf_counter()
         federation = _populated(clients, place)
-        make_model = time.perf_counter() - begin
+        begun = time.perf_counter() - begin
         found = _cost_of(federation, Path(place) / "run" / "checkpoints")
         memory = resident() - start
         del federation
@@ -300,7 +300,7 @@ def one_population(kind: str, count: int) -> dict[str, Any]:
         _populated(clients, place, resume=True)
         resumed = time.perf_counter() - begin
     sizes = {"memory_MB": memory / 1e6, "peak_MB": (peak_memory() - start) / 1e6}
-    return {"clients": count, "begin_s": make_model, "resume_s": resumed, **found, **sizes}
+    return {"clients": count, "begin_s": begun, "resume_s": resumed, **found, **sizes}
 
 
 def _populated(clients: Sequence[Any], place: str, **more: Any) -> Remote:
@@ -438,11 +438,11 @@ def _greeted(message: Any) -> Any:
 def one_sites(count: int) -> dict[str, Any]:
     """Seconds until as many sites have said who they are, and what a round then needs to see who is there."""
     start = resident()
-    directory = Directory(Post(Grid(count, _greeted), 60.0), 0.0, print)
+    directory = SiteDirectory(Transport(Grid(count, _greeted), 60.0), 0.0, print)
     begin = time.perf_counter()
     directory.gather(count)
     gathered = time.perf_counter() - begin
-    directory.post.grid._waiting.clear()
+    directory.transport.grid._waiting.clear()
     found = timed_median(lambda: directory.find(range(50)), 5)
     return {"gather": gathered, "find": found, "rss": resident() - start}
 
@@ -458,24 +458,33 @@ def one_replies(count: int, width: int) -> dict[str, Any]:
         return to_records(TrainReply(), answer(wire.decode_assignment(letter), change))
 
     federation = Remote(f"resnet18(width={width})", sites(count), rounds=2)
-    post = Post(Grid(count, trained), 600.0)
-    directory = Directory(post, 0.0, print)
+    transport = Transport(Grid(count, trained), 600.0)
+    directory = SiteDirectory(transport, 0.0, print)
     directory.gather(count)
     regime = TrainSettings(method="fedavg", buffers="average")
     limit = allowance(4 * 10**9)
     few = max(AHEAD, AHEAD_BYTES // sum(p.nbytes for p in federation.state.params.values()))
-    engine = Flower(post, directory, regime, "0" * 16, limit, False, Memories(), few, state=federation.state)
+    engine = Flower(
+        transport=transport,
+        directory=directory,
+        regime=regime,
+        limit=limit,
+        holds=False,
+        memories=Memories(),
+        few=few,
+        state=federation.state,
+    )
     federation._engine = engine
     before = resident()
     lower()
     record = next(federation.rounds())
     assert not record.refused
-    letters = sum(len(m.content.array_records["fedstrata.message"][""].data) for m in _send(post))
+    letters = sum(len(m.content.array_records["fedstrata.message"][""].data) for m in _send(transport))
     return {"peak": watermark() - before - letters, "bytes": record.bytes_up}
 
 
-def _send(post: Any) -> list[Any]:
-    return [m for m in post.grid._waiting.values() if m.metadata.message_type == "train"]
+def _send(transport: Any) -> list[Any]:
+    return [m for m in transport.grid._waiting.values() if m.metadata.message_type == "train"]
 
 
 def flower_table(options: argparse.Namespace) -> None:

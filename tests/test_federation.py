@@ -6,7 +6,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+import fedstrata as fs
 from fedstrata import Diverged, Federation, UsageError, chain
 from fedstrata.client import train as visits
 from fedstrata.core.technique import ClientView, Hooks, Technique
@@ -233,8 +234,8 @@ def test_steps_instead_of_epochs(spy: Spy):
 
 def test_epochs_clip_and_optimizer_reach_the_client(spy: Spy):
     Federation(mlp(), clients(5), rounds=1, epochs=3, clip=0.5, optimizer="adam", batch_size=2, lr=0.01).fit()
-    work = asdict(spy.sent[0].work)
-    assert work == {"epochs": 3, "steps": None, "batch_size": 2, "optimizer": "adam", "lr": 0.01, "clip": 0.5}
+    expected = fs.Work(epochs=3, steps=None, batch_size=2, optimizer="adam", lr=0.01, clip=0.5, precision="fp32")
+    assert spy.sent[0].work == expected
 
 
 def test_listeners():

@@ -347,7 +347,7 @@ class Federation:
 
     def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
-        after, result = trained.after, EvalResult()
+        after, result = trained.after, EvalResult(accuracy=None, loss=None)
         with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             if trained.request is not None:
                 with timed("evaluate"):

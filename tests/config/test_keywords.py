@@ -51,3 +51,16 @@ def test_a_keyword_that_does_not_exist() -> None:
     pair = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(fs.UsageError, match=r"there is no setting 'roundz'.*rounds"):
         fs.Federation(nn.Linear(2, 2), [pair], roundz=3)  # type: ignore[call-arg]
+
+
+def test_settings_of_another_kind() -> None:
+    with pytest.raises(fs.UsageError, match="settings must be a Settings object, not a dict"):
+        resolve_settings({"rounds": 3}, {})
+
+
+def test_a_method_brings_its_own_policy_for_running_statistics() -> None:
+    """Settings that were resolved for another method hold that one's."""
+    _, whole = resolve_settings(None, {"method": "fedavg"})
+    assert whole.buffers == "average"
+    method, settings = resolve_settings(whole, {"method": "fedavg(buffers='local')"})
+    assert (method.buffers, settings.buffers) == ("local", "local")

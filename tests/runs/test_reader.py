@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.records import Record
 from fedstrata.system.machine import compute_with
 from tests.engines.worlds import federation
 from tests.small_runs import config
@@ -242,3 +244,14 @@ def test_a_run_of_an_older_version_can_be_resumed(copied: Path) -> None:
     (copied / "probes.jsonl").unlink()
     assert resume_run(copied).done
     assert not (copied / "probes.jsonl").exists()
+
+
+@pytest.mark.parametrize("field", ["accuracy", "loss", "clients", "lr"])
+def test_a_line_without_what_every_version_wrote_is_refused(field: str) -> None:
+    fed = federation(rounds=1)
+    fed.fit()
+    row = asdict(fed.records[0])
+    assert Record.read(row) == fed.records[0]
+    del row[field]
+    with pytest.raises(UsageError, match=f"lacks '{field}'"):
+        Record.read(row)

@@ -320,11 +320,11 @@ def test_in_the_middle_of_an_import(how: str, printed: str, tmp_path: Path) -> N
 TRYING = """
 from pathlib import Path
 from fedstrata.federation import Federation
-tried = Federation.tried
+tried = Federation.dry_run
 def touched(*args):
     Path("trying").touch()
     return tried(*args)
-Federation.tried = touched
+Federation.dry_run = touched
 from fedstrata.__main__ import main
 main()
 """

@@ -25,7 +25,11 @@ def resolve_settings(settings: Settings | None, keywords: Mapping[str, Any]) -> 
     """
     from fedstrata.techniques import method
 
+    if not isinstance(settings, Settings | None):
+        raise UsageError(f"settings must be a Settings object, not a {type(settings).__name__}; or give keywords")
     said = {} if settings is None else {name: getattr(settings, name) for name in Settings.model_fields}
+    if "method" in keywords:
+        said["buffers"] = None  # those of another method
     said |= dict(keywords)
     chosen, buffers = method(said.get("method", "fedavg")), said.get("buffers")
     if buffers is not None and chosen.base.buffers not in (None, buffers):

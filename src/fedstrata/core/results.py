@@ -71,8 +71,8 @@ class EvalResult:
         client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
     """
 
-    accuracy: Real | None = None
-    loss: Real | None = None
+    accuracy: Real | None
+    loss: Real | None
     arch_accuracy: dict[str, Real] = field(default_factory=dict)
     client_accuracy: list[Real | None] | None = None
 

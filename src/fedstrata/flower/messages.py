@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -34,6 +34,8 @@ class Head(BaseModel):
     """What stands in front of a message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    called: ClassVar[str] = "a message"
+    """What it is called in a sentence."""
 
 
 class TrainSettings(Head):
@@ -76,6 +78,7 @@ class TrainRequest(Head):
         holds: True if the client should hold on to the parameters, since only some of them will change.
     """
 
+    called: ClassVar[str] = "ask"
     run: Run
     regime: TrainSettings
     client: int = Field(ge=0)
@@ -94,6 +97,7 @@ class TrainReply(Head):
         refusal: why no update comes, in one sentence.
     """
 
+    called: ClassVar[str] = "answer"
     kept: bool = False
     lost: str = ""
     refusal: str = ""
@@ -119,6 +123,7 @@ class ClientInfo(Head):
 class Greeting(Head):
     """What a site answers when it is asked who it is: the clients whose data it has, or why it has none."""
 
+    called: ClassVar[str] = "greeting"
     parties: list[ClientInfo] = Field(max_length=10_000)
     refusal: str = ""
 
@@ -158,7 +163,7 @@ def from_records(content: RecordDict, kind: type[H], limit: int) -> tuple[H, byt
     try:
         return kind.model_validate_json(text), message
     except ValidationError:
-        raise WireError(f"the message's head is not that of {kind.__name__.lower()}") from None
+        raise WireError(f"the message's head is not that of {kind.called}") from None
 
 
 def allowance(weights: int) -> int:
