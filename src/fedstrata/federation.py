@@ -185,7 +185,7 @@ class Federation:
         return name, engine, engine.evaluate
 
     def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
-        """What judges the states."""
+        """What evaluates the states."""
         return Evaluator(
             self.method,
             self.settings.seed,

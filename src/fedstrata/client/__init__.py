@@ -1,1 +1,1 @@
-"""One client's visit: from an assignment to an update. Here is the local step."""
+"""How does one client train, from an assignment to an update? The local step is in `step`."""

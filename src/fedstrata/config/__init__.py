@@ -1,1 +1,1 @@
-"""What a run can be told: one schema for command line, TOML and Python, and what can be named in it."""
+"""What can a run be told? One schema for command line, TOML and Python, and what can be named in it."""

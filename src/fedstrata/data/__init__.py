@@ -1,1 +1,1 @@
-"""Which examples does a client hold: datasets by name, their readers, partitions, batches and augmentations."""
+"""Which examples does a client hold? Datasets by name, their readers, partitions, batches and augmentations."""

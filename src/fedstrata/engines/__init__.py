@@ -1,1 +1,1 @@
-"""How a round's clients are run: one after the other, in processes, many at once, on a cluster."""
+"""How are a round's clients run? One after the other, in processes, many at once, on a cluster."""

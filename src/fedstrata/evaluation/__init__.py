@@ -1,1 +1,1 @@
-"""How good a model is: accuracy and loss, of the global model, of architectures and of clients."""
+"""How good is a model? Accuracy and loss, of the global model, of architectures and of clients."""

@@ -22,7 +22,7 @@ from fedstrata.tasks.classification import task_loss
 
 @dataclass(frozen=True, eq=False)
 class EvalRequest:
-    """What is to be judged: parameters and running statistics, the policy for the latter, a seed, and the model."""
+    """What is to be evaluated: parameters and running statistics, the policy for the latter, a seed, and the model."""
 
     params: Tensors
     buffers: Tensors
@@ -67,6 +67,6 @@ def combine_scores(scores: Iterable[BatchScore], examples: int) -> tuple[float, 
 def evaluate(
     replica: ModelReplica, request: EvalRequest, examples: Examples, batch_size: int = 512
 ) -> tuple[float, float]:
-    """(accuracy, mean loss) of what is to be judged."""
+    """(accuracy, mean loss) of what is to be evaluated."""
     parts = eval_batches(examples, request.policy, batch_size)
     return combine_scores(score_batches(replica, request, examples, parts, range(len(parts))), len(examples))

@@ -1,4 +1,4 @@
-"""What is judged after a round: the global model, each architecture's part of it, and clients' own models."""
+"""What is evaluated after a round: the global model, each architecture's part of it, and clients' own models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
 
 Evaluate = Callable[[EvalRequest], Callable[[], tuple[float, float]]]
-"""Begins to judge on the test set; what it returns waits for (accuracy, mean loss)."""
+"""Begins to evaluate on the test set; what it returns waits for (accuracy, mean loss)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +25,13 @@ class Evaluator:
     Args:
         method: what is run.
         seed: of the run.
-        context: where models are judged that the engine does not judge.
-        evaluate: begins to judge on the test set; what it returns waits for the result.
+        context: where models are evaluated that the engine does not evaluate.
+        evaluate: begins to evaluate on the test set; what it returns waits for the result.
         sampler: who takes part.
         architectures: by name; "" is the server's own.
         clients: their examples.
         recall: (state, client) → what the client remembers.
-        on_clients: also judge every client's part of the global model on its own examples.
+        on_clients: also evaluate every client's part of the global model on its own examples.
     """
 
     method: Method
@@ -45,7 +45,7 @@ class Evaluator:
     on_clients: bool
 
     def begin(self, state: ServerState) -> Callable[[], EvalResult]:
-        """Begin to judge a state; what is returned waits for the result."""
+        """Begin to evaluate a state; what is returned waits for the result."""
         seed, policy = derive(self.seed, "evaluate", state.round - 1), self.method.buffers
         if self.method.personalised:
             return lambda: self._everybody(state, seed)
@@ -93,7 +93,7 @@ class Evaluator:
         return per_client
 
     def _own(self, state: ServerState, client: int, seed: int) -> EvalRequest:
-        """A client's model, to be judged: its part of the global one, but for what it keeps itself."""
+        """A client's model, to be evaluated: its part of the global one, but for what it keeps itself."""
         policy, arch = self.method.buffers, self.sampler.arch_of(client)
         memory = self.recall(state, client) if policy == "local" or self.method.personalised else {}
         params, buffers = {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}

@@ -1,4 +1,4 @@
-"""Federations across silos: the same methods as a Flower app, a ClientApp at every site and a ServerApp between them.
+"""How does a federation run across sites? As a Flower app: a ClientApp at every site, a ServerApp between them.
 
 Flower carries the messages and knows who is who; what travels in them is ours (`fedstrata.wire`), and rounds are opened
 and closed as everywhere else.

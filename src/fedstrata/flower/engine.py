@@ -236,8 +236,8 @@ class Flower:
         return update, KEPT if answer.kept else {}
 
     def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
-        """Nothing is judged at the sites."""
-        raise FedstrataError("the server judges its own model")
+        """Nothing is evaluated at the sites."""
+        raise FedstrataError("the server evaluates its own model")
 
     def take_events(self) -> tuple[str, ...]:
         """Nothing that concerns the whole run: what went wrong in a round stands in its record."""

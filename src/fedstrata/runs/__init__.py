@@ -1,1 +1,1 @@
-"""A run on disk: records, checkpoints, client memory; writing them, and reading them back."""
+"""What does a run leave behind? Closed rounds, records, checkpoints, client memory: written, and read back."""

@@ -1,1 +1,1 @@
-"""The server's side of a round: opening, validating, closing; who is asked, and whether everything fits."""
+"""What does the server do in a round? It asks clients, validates what they send, and makes one model of it."""

@@ -1,1 +1,1 @@
-"""What is learnt: the loss, and what counts as right."""
+"""What is learnt? The loss that clients train on."""

@@ -1,4 +1,4 @@
-"""Receptive fields: how much of the input one output of a convolution sees.
+"""How much of the input does one output of a convolution see? Its receptive field.
 
 Each kernel widens the field by its reach, in input pixels (deeper models, §4.1):
 

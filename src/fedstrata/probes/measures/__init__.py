@@ -1,4 +1,4 @@
-"""Measures of how far clients are apart: pure functions that change nothing they are given.
+"""How far are clients apart? Pure functions that change nothing they are given.
 
 The formulas are those of FedImpro (Tang et al., ICLR 2024), for similarity those that InCo Aggregation (Chan et al.,
 ICLR 2024) measures by, and for divergence those of "Unlocking the Potential of Federated Learning for Deeper Models";
