@@ -1,5 +1,5 @@
 # make demo   a federation on real digits, in a minute
-# make quick  before a commit, in a minute and a half: lint, types, and a few cases of every test that is not slow
+# make quick  before a commit, in a minute and a half: lint, types, and ten quick tests of every file
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB

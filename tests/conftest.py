@@ -37,12 +37,12 @@ Clusters and deployments mostly wait, and take turns with what uses the processo
 """
 SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made"})
 """What takes long to make: whatever needs one of them is slow, too."""
-FEW = 3
-"""Cases of one test that `--quick` runs, of those that are not slow."""
+FEW, MOST = 2, 10
+"""Cases of one test, and of one file, that `--quick` runs, of those that are not slow."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help=f"no slow tests, and of the others {FEW} cases each at most")
+    parser.addoption("--quick", action="store_true", help=f"no slow tests, and at most {MOST} others per file")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,12 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def choose_quick(items: list[pytest.Item]) -> set[pytest.Item]:
-    """A few cases of every test that is not slow, from its first to its last; every folder must have some."""
+    """A few cases of tests that are not slow, from the first of a file to its last; every folder must have some."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
-    chosen = {item for found in cases.values() for item in spread(found, FEW)}
+    files: dict[Path, list[pytest.Item]] = defaultdict(list)
+    for found in cases.values():
+        files[found[0].path] += spread(found, FEW)
+    chosen = {item for found in files.values() for item in spread(found, MOST)}
     if missing := {item.path.parent for item in items} - {item.path.parent for item in chosen}:
         raise pytest.UsageError(f"nothing in {', '.join(sorted(map(str, missing)))} is quick")
     return chosen
