@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.system.machine import LIMITS
 
 GOLDEN = Path(__file__).parent / "golden" / "fedavg.json"
 
@@ -73,7 +75,7 @@ def test_golden_run() -> None:
         assert now[name] == recorded[name], name
     assert now["train_loss"] == pytest.approx(recorded["train_loss"], rel=1e-2)
     assert now["accuracy"] == pytest.approx(recorded["accuracy"], abs=0.03)
-    if processor() == recorded["processor"]:
+    if processor() == recorded["processor"] and not any(name in os.environ for name in LIMITS):
         assert now["bits"] == recorded["bits"]
 
 
