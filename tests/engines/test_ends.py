@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedstrata.run import open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
 from tests.small_runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
+from tests.warm import Warm, warm
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,11 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.01)
 
 
-def begun(tmp_path: Path, **changes: Any) -> tuple[subprocess.Popen[str], Path, set[int]]:
+def begun(tmp_path: Path, **changes: Any) -> tuple[Warm, Path, set[int]]:
     """The command, a long way from its last round, in a process group of its own as under a terminal."""
     run_ = tmp_path / "run"
     settings = options(**{"rounds": 100_000, "checkpoint_seconds": 1e6, "workers": 2, **changes})
-    child = process("run", "--out", run_, *settings, cwd=tmp_path, start_new_session=True)
+    child = warm("run", "--out", run_, *settings, cwd=tmp_path, start_new_session=True)
     rows = run_ / "metrics.jsonl"
     try:
         eventually(
@@ -143,7 +143,8 @@ if __name__ == "__main__":
 def test_workers_end_at_once_when_the_main_process_is_killed(where: str, threads: int, tmp_path: Path) -> None:
     """In the middle of a visit that would never end."""
     (tmp_path / "busy.py").write_text(BUSY)
-    child = process(where, threads, cwd=tmp_path, code="import runpy; runpy.run_path('busy.py', run_name='__main__')")
+    start: Any = process if threads > 1 else warm  # what spawns workers tells them how Python was started
+    child = start(where, threads, cwd=tmp_path, code="import runpy; runpy.run_path('busy.py', run_name='__main__')")
     assert child.stdout is not None
     workers = [int(pid) for pid in child.stdout.readline().split()]
     assert len(workers) == 2, child.communicate()
@@ -169,7 +170,7 @@ print(*(w.pid for w in multiprocessing.active_children()))
 
 
 def test_a_program_that_ends_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    child = process(cwd=tmp_path, code=ABANDON)
+    child = warm(cwd=tmp_path, code=ABANDON)
     printed, error = child.communicate(timeout=LONG)
     assert (child.returncode, error) == (0, "")
     workers = [int(pid) for pid in printed.split()]
@@ -197,10 +198,15 @@ def held() -> tuple[set[int], list[str], list[str], set[str]]:
 SETTINGS: dict[str, Any] = {"engine": "processes", "workers": 2, "method": fs.chain(Scaffold())}
 
 
-@pytest.fixture
-def before() -> tuple[set[int], list[str], list[str], set[str]]:
-    """What is held by a process that has run a federation once, so that torch has opened what it opens once."""
+@pytest.fixture(scope="module")
+def _opened() -> None:
+    """A federation has run once, so that torch has opened what it opens once."""
     run(**SETTINGS)
+
+
+@pytest.fixture
+def before(_opened: None) -> tuple[set[int], list[str], list[str], set[str]]:
+    """What this process holds before a test."""
     return held()
 
 

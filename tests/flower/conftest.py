@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A SuperLink, and three SuperNodes that are admitted; a file's COUNTED says whether bytes are counted."""
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A SuperLink, and three SuperNodes that are admitted."""
     from tests.flower.deployment import SITES, Deployment
 
-    with Deployment(tmp_path_factory.mktemp("deployment"), counted=request.module.COUNTED) as deployment:
+    with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
         deployment.register(0, 1, 2)
         deployment.nodes = [deployment.node(number, clients=clients) for number, clients in enumerate(SITES)]
         yield deployment

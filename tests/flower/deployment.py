@@ -29,6 +29,7 @@ SITES = ("0,3,6", "1,4,7", "2,5")
 
 FAILING = """
 import time
+from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from fedstrata.flower import client_app
@@ -42,12 +43,19 @@ app.query()(lambda message, context: inner(message, context))
 @app.train()
 def train(message, context):
     reply = inner(message, context)
-    if str(context.node_config["partition-id"]).startswith("2"):
-        if message.metadata.group_id == "3":
+    first, round = str(context.node_config["partition-id"])[0], int(message.metadata.group_id)
+    end = time.monotonic() + {timeout} - 15
+    while first == "0" and round > 2 and not Path({back!r}).exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    if first == "2":
+        if round == 2:
             time.sleep({timeout} + 3)
-        if message.metadata.group_id in ("4", "5"):
+        if round in (3, 4):
             return Message(RecordDict({{"fedstrata": ConfigRecord({{"head": "garbage"}})}}), reply_to=message)
     return reply
+"""
+"""Client 2 is late in round 2 and sends garbage in the next two; from round 3 on, client 0 answers when a file is there
+or it is nearly too late.
 """
 
 
@@ -58,7 +66,16 @@ def make_app(
     failing: float = 0.0,
     keep: Path | None = None,
 ) -> None:
-    """Write an app with the command's template, and with a model and data of our own."""
+    """Write an app with the command's template, and with a model and data of our own.
+
+    Args:
+        directory: of the app.
+        width: of the model.
+        clients: how many there are.
+        failing: seconds that the server waits for an answer, for an app whose clients fail as FAILING says; the file
+            that it waits for is `back` next to its directory.
+        keep: where clients keep their memories, if not in Flower's context.
+    """
     write_app(directory, "fedavg", clients)
     package = directory / directory.name
     text = Path(task.__file__).read_text()
@@ -67,7 +84,7 @@ def make_app(
     (package / "task.py").write_text(text)
     app = package / "client_app.py"
     if failing:
-        app.write_text(FAILING.format(package=directory.name, timeout=failing))
+        app.write_text(FAILING.format(package=directory.name, timeout=failing, back=str(directory.parent / "back")))
     if keep:
         app.write_text(app.read_text().replace("(model, data)", f"(model, data, keep={str(keep)!r})"))
 
@@ -98,14 +115,18 @@ class Counter:
 
     def __init__(self, port: int, to: int) -> None:
         self.up = self.down = 0
-        self._to = to
-        self._server = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._port, self._to = port, to
+        self.open()
 
-    def _serve(self) -> None:
+    def open(self) -> None:
+        """Listen; connections are passed on from now on."""
+        self._server = socket.create_server(("127.0.0.1", self._port))
+        threading.Thread(target=self._serve, args=(self._server,), daemon=True).start()
+
+    def _serve(self, server: socket.socket) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._server.accept()
+                near, _ = server.accept()
                 threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
     def _connect(self, near: socket.socket) -> None:
@@ -121,22 +142,19 @@ class Counter:
                     (far if source is near else near).sendall(data)
 
     def close(self) -> None:
+        """Listen no longer: whoever connects is refused. Connections last until one side ends them."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # else the thread that accepts would keep it open
         self._server.close()
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes; `with` ends all their processes.
+    """A SuperLink, its SuperNodes and a wire between them that counts bytes; `with` ends all their processes."""
 
-    Args:
-        directory: an empty one.
-        counted: count the bytes between them. A SuperNode gives up for good where a wire is there and its SuperLink is
-            not: it takes the end of a handshake for a certificate that is refused.
-    """
-
-    def __init__(self, directory: Path, counted: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory, self.keys = directory, directory / "keys"
         self.link, self.wire, *self.ports = free_ports(7)
-        self.counter = Counter(self.wire, self.link) if counted else None
+        self.counter = Counter(self.wire, self.link)
         self.groups: list[subprocess.Popen[bytes]] = []
         self.nodes: list[subprocess.Popen[bytes]] = []
         write_certs(self.keys, [], 4, 1)
@@ -164,8 +182,7 @@ class Deployment:
     def __exit__(self, *_: object) -> None:
         for group in self.groups:
             kill(group)
-        if self.counter is not None:
-            self.counter.close()
+        self.counter.close()
         time.sleep(0.5)  # connections end with their other sides
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
@@ -180,6 +197,20 @@ class Deployment:
         )
         waited(lambda: self._listens(self.link), 180, "the SuperLink")
         return started
+
+    def kill_superlink(self) -> None:
+        """Kill the SuperLink, with the servers that it has started.
+
+        The wire goes first: a SuperNode that is accepted by a wire without a SuperLink takes the end of the handshake
+        for a certificate that is refused, and gives up for good.
+        """
+        self.counter.close()
+        kill(self.superlink)
+
+    def revive_superlink(self) -> None:
+        """Start the SuperLink again, and then the wire."""
+        self.superlink = self.start_superlink()
+        self.counter.open()
 
     def _listens(self, port: int) -> bool:
         with socket.socket() as one:
@@ -208,10 +239,9 @@ class Deployment:
         """Start a SuperNode; with other options than the right ones, if any are given."""
         right = ("--root-certificates", f"{self.keys}/ca.crt")
         right += ("--auth-supernode-private-key", f"{self.keys}/node-{number}.key")
-        to = self.link if self.counter is None else self.wire
         return self.start(
             f"{name}{number}",
-            *("flower-supernode", "--superlink", f"127.0.0.1:{to}", "--port", str(self.ports[number])),
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.wire}", "--port", str(self.ports[number])),
             *("--node-config", f'partition-id="{clients or number}"', *(options or right)),
         )
 

@@ -26,6 +26,8 @@ EIGHT = "fedprox + scaffold + feddyn(alpha=0.1) + moon + fedlc + fednlr + fednov
 """Techniques with memories, slots both ways, partial parameters, states on the server."""
 CHAIN: dict[str, Any] = {"method": EIGHT, "rounds": 8, "participation": 4, "batch_size": 5, "lr": 0.05}
 """The run that has the same bits everywhere: four of eight clients per round."""
+ONCE = EIGHT.replace("full_rounds=1", "full_rounds=1, rounds_per_stratum=1")
+"""A round with all strata, and one with each."""
 
 
 def at_home(out: Path, **how: Any) -> Path:

@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable
@@ -36,11 +35,13 @@ from tests.small_runs import (
     shorten,
     strays,
 )
+from tests.warm import COMMAND, Warm, warm
 
+Child = subprocess.Popen[str] | Warm
 ENDLESS: dict[str, Any] = {"rounds": 100_000, "checkpoint_seconds": 1e6}
 
 
-def eventually(condition: Callable[[], Any], child: subprocess.Popen[str]) -> None:
+def eventually(condition: Callable[[], Any], child: Child) -> None:
     """Wait until something is so, while the process lives."""
     end = time.monotonic() + LONG
     while not condition():
@@ -49,10 +50,10 @@ def eventually(condition: Callable[[], Any], child: subprocess.Popen[str]) -> No
         time.sleep(0.01)
 
 
-def start_small_run(tmp_path: Path, *words: object, code: str | None = None, **streams: Any) -> subprocess.Popen[str]:
+def start_small_run(tmp_path: Path, *words: object, code: str = COMMAND, start: Any = warm) -> Any:
     """The small run, a long way from its end and in a group of its own, once it has done two rounds."""
     arguments = ("run", "--out", tmp_path / "run", *options(**ENDLESS), *words)
-    child = process(*arguments, cwd=tmp_path, code=code, start_new_session=True, **streams)
+    child = start(*arguments, cwd=tmp_path, code=code, start_new_session=True)
     eventually(lambda: rounds_written(tmp_path / "run") >= 2, child)
     return child
 
@@ -91,7 +92,7 @@ def test_a_signal_is_a_ctrl_c(how: signal.Signals, workers: int, tmp_path: Path)
 def test_nohup(tmp_path: Path) -> None:
     """What was ignored when the command began stays ignored."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import fedstrata.__main__ as m; m.main()"
-    child = start_small_run(tmp_path, "--workers", 2, code=ignore)
+    child = start_small_run(tmp_path, "--workers", 2, code=ignore, start=process)
     os.killpg(child.pid, signal.SIGHUP)
     before = rounds_written(tmp_path / "run")
     eventually(lambda: rounds_written(tmp_path / "run") > before + 3, child)
@@ -134,29 +135,12 @@ def test_a_second_signal_while_it_is_saved(second: signal.Signals, tmp_path: Pat
 # --- terminals -------------------------------------------------------------------------------------------------------
 
 
-def on_terminal(tmp_path: Path, *words: object, hangup: Any = signal.SIG_DFL) -> tuple[subprocess.Popen[str], int]:
+def on_terminal(tmp_path: Path, *words: object, nohup: bool = False) -> tuple[Warm, int]:
     """The small run in a terminal of its own, and the other end of that."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, b"\x28\x00\x78\x00\x00\x00\x00\x00")  # 40 rows, 120 columns
-
-    def own() -> None:
-        os.setsid()
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, hangup)
-
-    environment = {**os.environ, "PYTHONPATH": str(Path(fs.__file__).parents[1]), "TERM": "xterm"}
     words = ("run", "--out", tmp_path / "run", *options(**ENDLESS), *words)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "fedstrata", *map(str, words)],
-        cwd=tmp_path,
-        env=environment,
-        preexec_fn=own,
-        text=True,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    child = warm(*words, cwd=tmp_path, terminal=theirs, nohup=nohup)
     os.close(theirs)
     return child, ours
 
@@ -191,20 +175,20 @@ def test_the_table_stays_after_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--quiet",)], ids=["shown", "quiet"])
-@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["SIGHUP", "no signal"])
-def test_a_terminal_that_is_closed(words: tuple[str, ...], hangup: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nohup", [False, True], ids=["SIGHUP", "no signal"])
+def test_a_terminal_that_is_closed(words: tuple[str, ...], nohup: bool, tmp_path: Path) -> None:
     """All printing fails from then on; without the signal that is how the command learns of it, if it prints."""
-    child, terminal = on_terminal(tmp_path, "--workers", 2, *words, hangup=hangup)
+    child, terminal = on_terminal(tmp_path, "--workers", 2, *words, nohup=nohup)
     read(terminal, lambda seen: rounds_written(tmp_path / "run") >= 3)
     os.close(terminal)
-    if words and hangup is signal.SIG_IGN:
+    if words and nohup:
         before = rounds_written(tmp_path / "run")
         while rounds_written(tmp_path / "run") < before + 3:
             assert child.poll() is None
             time.sleep(0.05)
         child.terminate()
     code = child.wait(LONG)
-    expected = {129} if hangup is signal.SIG_DFL else {143} if words else {1, 2}
+    expected = {129} if not nohup else {143} if words else {1, 2}
     assert code in expected
     state = resume_run(tmp_path / "run").state
     goes_on(tmp_path / "run", state.round, tmp_path)
@@ -266,7 +250,7 @@ def test_early(where: str, what: str, tmp_path: Path, monkeypatch: pytest.Monkey
     how = signal.SIGTERM if what == "ask" else signal.SIGINT
     for name, value in {"HOW": how.name, "WHAT": what, "WHERE": where}.items():
         monkeypatch.setenv(name, value)
-    child = process("run", "--out", "run", *options(rounds=100_000), "--workers", 2, cwd=tmp_path, code=EARLY)
+    child = warm("run", "--out", "run", *options(rounds=100_000), "--workers", 2, cwd=tmp_path, code=EARLY)
     _, error = child.communicate(timeout=LONG)
     assert child.returncode == 128 + how, error
     said = sentence(error)
@@ -334,7 +318,7 @@ main()
 def test_other_commands(tmp_path: Path) -> None:
     """Whatever runs long: here a diagnosis, which keeps nothing."""
     words = (*options(rounds=100_000), "--probing-rounds", 100_000)
-    child = process("diagnose", *words, cwd=tmp_path, code=TRYING)
+    child = warm("diagnose", *words, cwd=tmp_path, code=TRYING)
     eventually((tmp_path / "trying").exists, child)
     child.terminate()
     output, error = child.communicate(timeout=LONG)
