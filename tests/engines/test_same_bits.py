@@ -306,7 +306,7 @@ def test_models_much_larger_than_their_data() -> None:
 @pytest.mark.parametrize("engine", ["processes", "vmap"])
 def test_messages_longer_than_a_pipe(engine: str) -> None:
     """Many layers with long names, and slots for all of them: neither side may wait for the other to read."""
-    layers = 250
+    layers = 100  # a pipe holds 64 KiB, and each name has a thousand letters
 
     class Deep(nn.Module):
         def __init__(self) -> None:

@@ -74,6 +74,14 @@ class Visit:
         raise AssertionError(f"still not so after a minute: {code}")
 
 
+@pytest.fixture(scope="module")
+def looked_at(browser: Any, comparison: Path) -> Iterator[Visit]:
+    """The page for tests that leave it as it was: opening it costs more than any of them."""
+    found = Visit(browser, comparison.as_uri(), color_scheme="light")
+    yield found
+    found.context.close()
+
+
 @pytest.fixture
 def visit(browser: Any, comparison: Path) -> Iterator[Visit]:
     found = Visit(browser, comparison.as_uri(), color_scheme="light")
@@ -81,42 +89,42 @@ def visit(browser: Any, comparison: Path) -> Iterator[Visit]:
     found.context.close()
 
 
-def test_the_comparison_renders_without_an_error_or_a_request(visit: Visit) -> None:
-    figures = visit.ask("document.querySelectorAll('[data-figure]').length")
-    assert figures == visit.ask(
+def test_the_comparison_renders_without_an_error_or_a_request(looked_at: Visit) -> None:
+    figures = looked_at.ask("document.querySelectorAll('[data-figure]').length")
+    assert figures == looked_at.ask(
         "document.querySelectorAll('.js-plotly-plot .main-svg').length && "
         "document.querySelectorAll('.js-plotly-plot').length"
     )
-    assert visit.wrong == []
-    assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert looked_at.wrong == []
+    assert [url for url in looked_at.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_header_and_tables_are_painted_at_once(visit: Visit) -> None:
+def test_header_and_tables_are_painted_at_once(looked_at: Visit) -> None:
     """Alone it takes less than two seconds; a loaded machine gets ten."""
-    paints = visit.ask("performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])")
+    paints = looked_at.ask("performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])")
     milliseconds = dict(paints)["first-contentful-paint"]
     print(f"first contentful paint after {milliseconds:.0f} ms")
     assert milliseconds < 10_000
 
 
-def test_curves_have_a_point_for_every_round(visit: Visit) -> None:
+def test_curves_have_a_point_for_every_round(looked_at: Visit) -> None:
     for name in ("accuracy", "loss", "accuracy-bytes", "accuracy-flops"):
-        points = visit.ask(f"{visit.plot(name)}.data.filter((t) => !t.meta.band).map((t) => t.x.length)")
+        points = looked_at.ask(f"{looked_at.plot(name)}.data.filter((t) => !t.meta.band).map((t) => t.x.length)")
         assert points == [ROUNDS] * 3, name
-    heat = visit.ask(f"(({{z}}) => [z.length, z[0].length])({visit.plot('divergence')}.data[0])")
+    heat = looked_at.ask(f"(({{z}}) => [z.length, z[0].length])({looked_at.plot('divergence')}.data[0])")
     assert heat == [21, ROUNDS]
 
 
-def test_a_method_is_hidden_in_all_figures_at_once(visit: Visit) -> None:
-    box = visit.page.locator("input[data-line='1']")
-    assert set(visit.ask(LINES.replace("LINE", "1"))) == {True}
+def test_a_method_is_hidden_in_all_figures_at_once(looked_at: Visit) -> None:
+    box = looked_at.page.locator("input[data-line='1']")
+    assert set(looked_at.ask(LINES.replace("LINE", "1"))) == {True}
     box.focus()
-    visit.page.keyboard.press("Space")
-    assert set(visit.ask(LINES.replace("LINE", "1"))) == {"legendonly"}
-    assert set(visit.ask(LINES.replace("LINE", "0"))) == {True}
+    looked_at.page.keyboard.press("Space")
+    assert set(looked_at.ask(LINES.replace("LINE", "1"))) == {"legendonly"}
+    assert set(looked_at.ask(LINES.replace("LINE", "0"))) == {True}
     box.click()
-    assert set(visit.ask(LINES.replace("LINE", "1"))) == {True}
-    assert visit.wrong == []
+    assert set(looked_at.ask(LINES.replace("LINE", "1"))) == {True}
+    assert looked_at.wrong == []
 
 
 def test_a_legend_hides_in_all_figures_too(visit: Visit) -> None:
@@ -160,14 +168,14 @@ def test_what_may_be_negative_stays_linear(visit: Visit) -> None:
     assert visit.wrong == []
 
 
-def test_axes_become_logarithmic(visit: Visit) -> None:
-    visit.page.locator("#log").check()
-    assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") == "log"
-    assert visit.ask(f"{visit.plot('accuracy')}.layout.yaxis.type") != "log"
-    assert visit.ask(f"{visit.plot('drift')}.layout.yaxis.type") != "log"
-    visit.page.locator("#log").uncheck()
-    assert visit.ask(f"{visit.plot('loss')}.layout.yaxis.type") != "log"
-    assert visit.wrong == []
+def test_axes_become_logarithmic(looked_at: Visit) -> None:
+    looked_at.page.locator("#log").check()
+    assert looked_at.ask(f"{looked_at.plot('loss')}.layout.yaxis.type") == "log"
+    assert looked_at.ask(f"{looked_at.plot('accuracy')}.layout.yaxis.type") != "log"
+    assert looked_at.ask(f"{looked_at.plot('drift')}.layout.yaxis.type") != "log"
+    looked_at.page.locator("#log").uncheck()
+    assert looked_at.ask(f"{looked_at.plot('loss')}.layout.yaxis.type") != "log"
+    assert looked_at.wrong == []
 
 
 def test_a_figure_is_saved_as_a_picture_and_zooming_undone(visit: Visit) -> None:
@@ -220,12 +228,14 @@ def test_every_figure_has_its_data_as_a_table(visit: Visit) -> None:
     assert visit.wrong == []
 
 
-def test_controls_and_figures_have_names(visit: Visit) -> None:
-    unnamed = visit.ask("""() => [...document.querySelectorAll('main input, main select, .toolbar input')]
+def test_controls_and_figures_have_names(looked_at: Visit) -> None:
+    unnamed = looked_at.ask("""() => [...document.querySelectorAll('main input, main select, .toolbar input')]
       .filter((e) => !e.labels.length || !e.labels[0].textContent.trim()).length""")
     assert unnamed == 0
-    assert visit.ask("[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('aria-label').length > 20)")
-    assert visit.ask("['header', 'nav', 'main', 'footer'].every((name) => document.querySelector(name))")
+    assert looked_at.ask(
+        "[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('aria-label').length > 20)"
+    )
+    assert looked_at.ask("['header', 'nav', 'main', 'footer'].every((name) => document.querySelector(name))")
 
 
 def test_a_narrow_screen_is_not_wider_than_it_is(browser: Any, comparison: Path) -> None:

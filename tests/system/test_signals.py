@@ -272,10 +272,10 @@ with signals.handle_signals() as stop:
         signals.begin_work()
     try:
         import heavy
-        print("imported")
         while True:
             pass
     except KeyboardInterrupt:
+        print("imported" if "heavy" in sys.modules else "broken")
         print("caught")
         stop.acknowledge()
         sys.exit(stop.code)
