@@ -110,8 +110,9 @@ TABLE_OF_ENGINES = ["fedstrata.engines", "fedstrata.engines.registry"]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs with probes, and a comparison."""
     home = tmp_path_factory.mktemp("start")
-    write_run(home / "runs" / "one")
-    write_run(home / "runs" / "two", method="fedprox(mu=0.1)", lift=0.1)
+    small: dict[str, Any] = {"rounds": 4, "strata": 6}
+    write_run(home / "runs" / "one", **small)
+    write_run(home / "runs" / "two", method="fedprox(mu=0.1)", lift=0.1, **small)
     settings: dict[str, Any] = {**SETTINGS, "method": "fedavg; fedprox", "rounds": 1, "model": "logreg"}
     methods = ["--methods", settings.pop("method"), "--seeds", "0"]
     options = [word for n, v in settings.items() for word in (f"--{n.replace('_', '-')}", str(v))]
