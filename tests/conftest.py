@@ -12,12 +12,11 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 LONGEST = (
-    "flower/test_deployment_faults.py",
-    "reproduce/test_reproduce.py",
-    "engines/test_ray.py",
-    "models/test_layouts.py",
     "flower/test_deployment.py",
     "contract/test_matrix.py",
+    "engines/test_ray.py",
+    "reproduce/test_reproduce.py",
+    "models/test_layouts.py",
     "system/test_signals.py",
     "runs/test_resume.py",
     "flower/test_everywhere.py",
