@@ -3,8 +3,11 @@
        cc -O2 -shared -fPIC -o fence.so fence.c -ldl && LD_PRELOAD=./fence.so python ...
 
    Only posix_memalign is replaced, which is what torch and oneDNN allocate tensors and scratch memory with. Blocks lie in a
-   reserved range of addresses, none of which is used twice. What alignment leaves between a block's end and the page is
-   filled, and looked at when the block is freed. A touched page is a segmentation fault; a changed filling says so and aborts. */
+   reserved range of addresses. What alignment leaves between a block's end and the page is filled, and looked at when the block
+   is freed. A touched page is a segmentation fault; a changed filling says so and aborts.
+
+   The addresses of blocks that are larger than a page are never used twice. A page is, because most blocks have no more and
+   asking the kernel for another costs more than all else: it is filled when it is freed, and looked at before it is used. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,10 +31,13 @@ static void (*real_free)(void *);
 static void *(*real_realloc)(void *, size_t);
 static size_t (*real_usable)(void *);
 
-typedef struct {
+typedef struct Head {
     char *start, *end; /* of the pages that may be used */
     size_t size;
+    struct Head *next; /* after this one among the pages that were freed; NULL in use */
 } Head;
+
+static Head none, *freed = &none;
 
 static void begin(void) {
     real_free = dlsym(RTLD_NEXT, "free");
@@ -50,33 +56,53 @@ static Head *head_of(const void *p) {
     return (Head *)(page - PAGE);
 }
 
+static int is_page(size_t size) { return size && size <= PAGE; }
+
+static void end_with(const char *said) {
+    if (write(2, said, strlen(said))) {}
+    abort();
+}
+
+static void check(const char *from, const char *end) {
+    if (from < end && ((unsigned char)*from != FILLING || memcmp(from, from + 1, end - from - 1)))
+        end_with("fence: something was written beyond the end of a block\n");
+}
+
+/* The first of so many new pages, and of one before and one behind them. */
+static char *find_new(size_t pages) {
+    pthread_mutex_lock(&lock);
+    char *start = next_free;
+    next_free += PAGE + pages + PAGE;
+    pthread_mutex_unlock(&lock);
+    if (next_free > base + RESERVED || mprotect(start, PAGE + pages, PROT_READ | PROT_WRITE)) return NULL;
+    return start;
+}
+
+/* The first of a page that was freed, if there is one, and of the pages before and behind it. */
+static char *find_freed(void) {
+    pthread_mutex_lock(&lock);
+    Head *head = freed;
+    if (head != &none) freed = head->next;
+    pthread_mutex_unlock(&lock);
+    if (head == &none) return NULL;
+    check(head->end - PAGE, head->end);
+    return head->start;
+}
+
 int posix_memalign(void **result, size_t alignment, size_t size) {
     pthread_once(&once, begin);
     if (alignment > PAGE) alignment = PAGE;
     size_t pages = (size + PAGE - 1) / PAGE * PAGE;
     if (!pages) pages = PAGE;
-    pthread_mutex_lock(&lock);
-    char *start = next_free;
-    next_free += PAGE + pages + PAGE;
-    pthread_mutex_unlock(&lock);
-    if (next_free > base + RESERVED) return ENOMEM;
-    if (mprotect(start, PAGE + pages, PROT_READ | PROT_WRITE)) return ENOMEM;
+    char *start = is_page(size) ? find_freed() : NULL;
+    if (!start) start = find_new(pages);
+    if (!start) return ENOMEM;
     char *end = start + PAGE + pages;
     char *block = (char *)((uintptr_t)(end - size) & ~(alignment - 1));
-    Head *head = head_of(block);
-    *head = (Head){start, end, size};
+    *head_of(block) = (Head){start, end, size, NULL};
     memset(block + size, FILLING, end - block - size);
     *result = block;
     return 0;
-}
-
-static void check(const char *block, const Head *head) {
-    for (const char *c = block + head->size; c < head->end; c++)
-        if ((unsigned char)*c != FILLING) {
-            static const char said[] = "fence: something was written beyond the end of a block\n";
-            if (write(2, said, sizeof said - 1)) {}
-            abort();
-        }
 }
 
 void free(void *p) {
@@ -85,11 +111,21 @@ void free(void *p) {
         real_free(p);
         return;
     }
-    Head head = *head_of(p);
-    check(p, &head);
-    size_t length = head.end - head.start;
-    madvise(head.start, length, MADV_DONTNEED);
-    mprotect(head.start, length, PROT_NONE);
+    Head *head = head_of(p);
+    if (head->next) end_with("fence: a block was freed twice\n");
+    check((char *)p + head->size, head->end);
+    if (is_page(head->size)) {
+        memset(head->end - PAGE, FILLING, PAGE);
+        pthread_mutex_lock(&lock);
+        head->next = freed;
+        freed = head;
+        pthread_mutex_unlock(&lock);
+    } else {
+        char *start = head->start;
+        size_t length = head->end - start;
+        madvise(start, length, MADV_DONTNEED);
+        mprotect(start, length, PROT_NONE);
+    }
 }
 
 void *realloc(void *p, size_t size) {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -596,29 +598,24 @@ def test_outputs_for_programs(capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_give_the_same_runs(tmp_path: Path) -> None:
-    values = {**TWO, "partition": ["iid"]}
+def test_jobs_give_the_same_runs_whatever_goes_wrong_in_others(tmp_path: Path) -> None:
+    """Four runs, two at a time: the second cannot be made, the third has no directory, the last begins after them."""
+    values = {**SMALL, "partition": ["iid", "shards(classes=9)", "dirichlet(alpha=2.0)", "dirichlet(alpha=1.0)"]}
     del values["workers"]
+    first, wrong, blocked, last = plan(values, "many").runs
+    blocked.directory.mkdir(parents=True)
+    (blocked.directory / "letter").write_text("")
     heard: list[News] = []
-    found = compare(values, "many", jobs=2, on_news=heard.append)
-    assert found.failures == {}
+    failures = compare(values, "many", jobs=2, on_news=heard.append).failures
+    assert failures.keys() == {wrong.directory, blocked.directory}
+    assert "classes must be" in str(failures[wrong.directory])
+    assert isinstance(failures[blocked.directory], UsageError)
+    assert "exists and is not empty" in str(failures[blocked.directory])
     assert sum(news.is_last for news in heard) == 4
-    for run in found.plan.runs:
+    for run in (first, last):
         open_run(run.config.model_copy(update={"workers": 1}), tmp_path / "one" / run.directory.name).fit()
         assert same(run.directory, tmp_path / "one" / run.directory.name)
         assert "workers = 1\n" in (run.directory / "run.toml").read_text()
-
-
-@pytest.mark.slow
-def test_what_goes_wrong_in_a_process_of_its_own() -> None:
-    made = plan({**SMALL, "partition": ["iid", "shards(classes=9)"], "seed": [0, 1]}, "out")
-    blocked = made.runs[1].directory
-    blocked.mkdir(parents=True)
-    (blocked / "letter").write_text("")
-    failures = run_missing(made, jobs=2)
-    assert failures.keys() == {run.directory for run in made.runs[1:]}
-    assert isinstance(failures[blocked], UsageError)
-    assert "exists and is not empty" in str(failures[blocked])
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,23 +633,60 @@ def is_free(run: Path) -> bool:
         return False
 
 
+STARTER = """
+import json
+import os
+import signal
+import sys
+from fedstrata.__main__ import main
+import fedstrata.cli.main, fedstrata.compare.runner, fedstrata.federation
+
+for line in sys.stdin:
+    place, words = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.alarm(300)  # so that nobody waits for ever
+        os.chdir(place)
+        for number, name in enumerate((os.devnull, "stdout", "stderr")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv[1:] = words
+        main()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Commands as `python -m fedstrata` would run them, one after the other, without importing everything for each."""
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    child = process(code=STARTER, cwd=tmp_path_factory.mktemp("starter"), stdin=subprocess.PIPE, stderr=None)
+    yield child
+    child.communicate(timeout=LONG)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jobs", "how"),
+    ("jobs", "seeds", "how"),
     [
-        (1, signal.SIGINT),
-        (1, signal.SIGTERM),
-        (2, signal.SIGINT),
-        (2, signal.SIGTERM),
-        (2, signal.SIGHUP),
-        (2, signal.SIGKILL),
+        (1, 2, signal.SIGINT),
+        (1, 2, signal.SIGTERM),
+        (2, 2, signal.SIGINT),
+        (2, 1, signal.SIGTERM),
+        (2, 1, signal.SIGHUP),
+        (2, 2, signal.SIGKILL),
     ],
 )
-def test_stopped(jobs: int, how: signal.Signals, tmp_path: Path) -> None:
+def test_stopped(jobs: int, seeds: int, how: signal.Signals, tmp_path: Path, starter: subprocess.Popen[str]) -> None:
     """Ctrl-C, a batch system's way to end it, and the death of the command: no process goes on, and every run can."""
-    words = [*WORDS, "--rounds", "100000", "--checkpoint-seconds", "1000", "--seeds", "0", "1", "--out", "out"]
-    child = process("compare", *words, "--jobs", jobs, cwd=tmp_path)
-    runs = [run.directory for run in plan({**SMALL, "rounds": 100_000, "seed": [0, 1]}, tmp_path / "out").runs][:jobs]
+    numbers = [str(seed) for seed in range(seeds)]
+    words = [*WORDS, "--rounds", "100000", "--checkpoint-seconds", "1000", "--seeds", *numbers, "--out", "out"]
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    print(json.dumps([str(tmp_path), ["compare", *words, "--jobs", str(jobs)]]), file=starter.stdin, flush=True)
+    command = int(starter.stdout.readline())
+    runs = [run.directory for run in plan({**SMALL, "rounds": 100_000, "seed": [0, 1]}, tmp_path / "out").runs]
+    runs = runs[: min(jobs, seeds)]
 
     def written() -> list[int]:
         paths = [run / "metrics.jsonl" for run in runs]
@@ -661,12 +695,15 @@ def test_stopped(jobs: int, how: signal.Signals, tmp_path: Path) -> None:
     deadline = time.monotonic() + LONG
     while min(written()) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    child.send_signal(how)
-    output, error = child.communicate(timeout=LONG)
-    assert output == ""
-    if how is not signal.SIGKILL:
-        assert child.returncode == 128 + how
-        assert sentence(error) == "stopped with 0 of 2 runs finished; the same command goes on"
+    os.kill(command, how)
+    code = int(starter.stdout.readline())
+    assert (tmp_path / "stdout").read_text() == ""
+    if how is signal.SIGKILL:
+        assert code == -how
+    else:
+        assert code == 128 + how
+        said = sentence((tmp_path / "stderr").read_text())
+        assert said == f"stopped with 0 of {seeds} runs finished; the same command goes on"
     while not all(map(is_free, runs)) and time.monotonic() < deadline:
         time.sleep(0.05)  # without its parent a run still saves its last round
     assert all(map(is_free, runs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from fedstrata.models.layouts import allows_channels_last, contiguous, guard_con
 from tests.fenced import fenced, needs_fence
 
 FAMILIES = ("cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet10", "resnet18", "resnet26", "resnet50")
+FENCED = ("cnn2", "cnn8", "vgg9", "resnet10", "resnet50")
+"""Families that together have every convolution of all; the others repeat them."""
 aten = torch.ops.aten
 
 
@@ -307,6 +308,29 @@ def test_other_precisions_stay_contiguous() -> None:
 
 # Under the fence, with AVX2's kernels: whatever touches memory beyond a tensor dies.
 
+
+def convolutions(family: str) -> set[tuple[object, ...]]:
+    """The convolutions of a narrow model, with the size of what they are given."""
+    seen: set[tuple[object, ...]] = set()
+
+    def look(m: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(m, nn.Conv2d)
+        seen.add((*m.weight.shape, m.stride, m.padding, m.groups, m.bias is None, *args[0].shape))
+
+    stem = ", stem='3x3', maxpool=False" if family.startswith("resnet") else ""
+    model = fs.build_model(f"{family}(width=3{stem})", (1, 8, 8), 10, seed=0)
+    for m in model.modules():
+        if isinstance(m, nn.Conv2d):
+            m.register_forward_pre_hook(look)
+    model(torch.randn(4, 1, 8, 8))
+    return seen
+
+
+def test_the_fenced_families_have_every_convolution() -> None:
+    every, fenced_ones = (set().union(*map(convolutions, names)) for names in (FAMILIES, FENCED))
+    assert every == fenced_ones
+
+
 UNSAFE = """
 import torch
 from torch import nn
@@ -320,7 +344,7 @@ import itertools
 import torch
 from torch import nn
 import fedstrata as fs
-from tests.models.test_layouts import FAMILIES, Functional, F
+from tests.models.test_layouts import FENCED, Functional, F
 
 torch.manual_seed(0)
 clients = [(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))) for _ in range(2)]
@@ -330,7 +354,7 @@ def train(model, x=None, **how):
     settings = {"rounds": 1, "steps": 1, "batch_size": 4, "lr": 1e-4, "engine": "serial"} | how
     fs.Federation(model, mine, mine[0], **settings).fit()
 
-for family, width in itertools.product(FAMILIES, range(1, 9)):
+for family, width in itertools.product(FENCED, range(1, 9)):
     stem = ", stem='3x3', maxpool=False" if family.startswith("resnet") else ""
     train(fs.build_model(f"{family}(width={width}{stem})", (1, 8, 8), 10, seed=0))
 train(fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (1, 8, 8), 10, seed=0), probe="all")
@@ -382,19 +406,39 @@ def test_narrow_models_train_within_their_memory(program: str) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
 
+COMMANDS = (
+    "reproduce fedpart --scale smoke --only cycles",
+    "reproduce fedimpro --scale smoke --only table",
+    "reproduce inco --scale smoke --only ablation",
+    "run --archs 'resnet10(width=4); resnet18(width=4)' --method 'heteroavg + inco' --rounds 2 --steps 2 --workers 2",
+    "run --model \"resnet8(width=2, stem='3x3', maxpool=False)\" --rounds 2 --steps 2 --engine serial",
+)
+
+ONE_BY_ONE = """
+import shlex
+import sys
+from pathlib import Path
+from tests.small_runs import fedstrata
+for place, line in enumerate(sys.argv[1:]):
+    code = fedstrata(*shlex.split(line), "--quiet")
+    Path(f"code{place}").write_text(str(code))
+"""
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """All commands in one process: where their exit codes are, as far as it came, and what was said."""
+    place = tmp_path_factory.mktemp("commands")
+    done = fenced("-c", ONE_BY_ONE, *COMMANDS, cwd=place)
+    return place, f"exit code {done.returncode}: {done.stderr[-2000:]}"
+
+
 @needs_fence
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [
-        "reproduce fedpart --scale smoke --only cycles",
-        "reproduce fedimpro --scale smoke --only table",
-        "reproduce inco --scale smoke --only ablation",
-        "run --archs 'resnet10(width=4); resnet18(width=4)' --method 'heteroavg + inco' --rounds 2 --steps 2",
-        "run --model \"resnet8(width=2, stem='3x3', maxpool=False)\" --rounds 2 --steps 2",
-    ],
-)
-def test_commands_stay_within_their_memory(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", range(len(COMMANDS)), ids=COMMANDS)
+def test_commands_stay_within_their_memory(place: int, commands: tuple[Path, str]) -> None:
     """What died on processors without AVX-512; worker processes have the fence, too."""
-    done = fenced("-m", "fedstrata", *shlex.split(line), "--quiet", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+    where, said = commands
+    code = where / f"code{place}"
+    assert code.exists(), f"the process ended in this command or before it with {said}"
+    assert code.read_text() == "0", said

@@ -61,8 +61,8 @@ Made = dict[str, tuple[Reproduction, Path]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """All papers at scale smoke, made once."""
-    places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS}
+    """All papers at scale smoke, made once; tests/reproduce/test_deeper.py makes the one that it is about."""
+    places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS if paper != "deeper"}
     return {paper: (reproduce(paper, "smoke", out=out), out) for paper, out in places.items()}
 
 
@@ -432,8 +432,8 @@ def test_the_first_norm_is_the_gradients() -> None:
 
 
 def test_a_smaller_last_batch_is_left_out() -> None:
-    """721 examples in batches of 400 are one batch and a rest of 321; of three steps the first and third count."""
-    config = validate_settings(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 400})
+    """200 examples in batches of 120 are one batch and a rest of 80; of three steps the first and third count."""
+    config = validate_settings(RunConfig, {**RUN, "model": "logreg", "rounds": 1, "steps": 3, "batch_size": 120})
     assert [len(steps) for steps in measure_norms(build_federation(config, GradientTrace()))["norms"]] == [2]
 
 
@@ -560,7 +560,13 @@ def test_images_are_kept_as_text() -> None:
 
 # --- clients of different depth --------------------------------------------------------------------------------------
 
-DEPTHS: dict[str, Any] = {**INCO["smoke"].run, **INCO["smoke"].models, "dataset": "digits", "buffers": "average"}
+DEPTHS: dict[str, Any] = {
+    **INCO["smoke"].run,
+    **INCO["smoke"].models,
+    "steps": 2,
+    "dataset": INCO["smoke"].datasets[0],
+    "buffers": "average",
+}
 
 
 def test_accuracy_is_the_mean_over_architectures(made: Made) -> None:

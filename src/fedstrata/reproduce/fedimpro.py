@@ -127,10 +127,10 @@ class FedImproScale:
 SCALES = {
     "smoke": FedImproScale(
         {
-            "dataset": "digits",
+            "dataset": "digits(examples=400, test_examples=100)",
             "model": "resnet8(width=2, stem='3x3', maxpool=False)",
             "clients": 4,
-            "rounds": 3,
+            "rounds": 2,
             "steps": 2,
             "batch_size": 16,
             "lr": 0.1,
@@ -138,7 +138,7 @@ SCALES = {
             "engine": "serial",
             "workers": 1,
         },
-        ("digits",),
+        ("digits(examples=400, test_examples=100)",),
         seeds=(0,),
         noises=(0.0, 0.5),
         selected=(2, 4),

@@ -101,7 +101,7 @@ _MNIST = {
 SCALES = {
     "smoke": FedNLRScale(
         {
-            "dataset": "digits",
+            "dataset": "digits(examples=400, test_examples=100)",
             "model": "vgg9(width=2, hidden=8)",
             "clients": 5,
             "participation": 2,

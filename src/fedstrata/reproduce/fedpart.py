@@ -94,7 +94,7 @@ class FedPartScale:
 SCALES = {
     "smoke": FedPartScale(
         {
-            "dataset": "digits",
+            "dataset": "digits(examples=400, test_examples=100)",
             "model": "resnet8(width=2, stem='3x3', maxpool=False)",
             "partition": "iid",
             "clients": 2,
