@@ -31,8 +31,8 @@ endef
 quick: lint
 	$(call beside_types,$(PYTEST) --quick --numprocesses $$(nproc))
 
-# The longest files go first (tests/conftest.py); one worker more than there are cores, since deployments mostly wait.
-ALL_TESTS := $(PYTEST) --numprocesses $$(($$(nproc) + 1))
+# The longest files go first (tests/conftest.py); two workers more than there are cores, since deployments mostly wait.
+ALL_TESTS := $(PYTEST) --numprocesses $$(($$(nproc) + 2))
 
 test: $(TEST)
 	$(ALL_TESTS)

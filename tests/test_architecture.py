@@ -167,11 +167,13 @@ def test_public_names() -> None:
         "Into",
         "MapExamples",
         "Method",
+        "Metric",
         "Record",
         "RoundView",
         "Setting",
         "Slots",
         "Stratum",
+        "Task",
         "Technique",
         "TensorExamples",
         "Tensors",
@@ -190,6 +192,7 @@ def test_public_names() -> None:
         "stages",
         "strata",
         "tap",
+        "with_stages",
     ]
     assert all(hasattr(fedstrata, name) for name in fedstrata.__all__)
     assert set(fedstrata.__all__) <= set(dir(fedstrata))

@@ -24,6 +24,7 @@ from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import BUFFERS, Assignment, Slots, Stratum, Update
 from fedstrata.engines import grouping
+from fedstrata.evaluation.evaluate import Scores
 from fedstrata.evaluation.evaluate import evaluate as plain
 from fedstrata.wire.messages import encode
 
@@ -371,7 +372,7 @@ def test_eval_every_and_always_at_the_end(every: int, evaluated: list[int]):
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that answer 0.2, 0.6, 0.5, 0.9, 0.9, …"""
     answers = iter([0.2, 0.6, 0.5, 0.9] + [0.9] * 9)
-    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: (next(answers), 1.0))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: Scores(1.0, {"accuracy": next(answers)}))
 
 
 @pytest.mark.usefixtures("scripted")
@@ -523,20 +524,20 @@ def test_nobody_with_examples(data: list[Any]):
         Federation(mlp(), data)
 
 
-class Pair2(nn.Module):
+class Unnamed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.linear(x), x
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"answer": self.linear(x)}
 
 
 def test_models_that_do_not_fit():
     with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module, not dict"):
         Federation({}, clients(5))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="one tensor of logits"):
-        Federation(Pair2(), clients(5))
+        Federation(Unnamed(), clients(5))
     with pytest.raises(UsageError, match="one tensor of logits"):
         Federation(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), clients(5))
     with pytest.raises(UsageError, match="no parameter that may train"):
@@ -905,7 +906,7 @@ def test_divergence():
 
 def test_divergence_of_the_test_loss(monkeypatch: pytest.MonkeyPatch):
     losses: list[float] = [1.0, math.nan]
-    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: (0.5, losses.pop(0)))
+    monkeypatch.setattr("fedstrata.engines.serial.evaluate", lambda *args: Scores(losses.pop(0), {"accuracy": 0.5}))
     federation = Federation(mlp(), clients(5), toy(9), rounds=5)
     with pytest.raises(Diverged, match=r"round 2.*test loss is nan"):
         federation.fit()
@@ -1114,7 +1115,7 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     )
     used: list[Tensors] = []
 
-    def evaluate(replica: Any, *args: Any) -> tuple[float, float]:
+    def evaluate(replica: Any, *args: Any) -> Scores:
         answer = plain(replica, *args)
         used.append({n: b.clone() for n, b in replica.buffers.items() if n.endswith("mean")})
         return answer

@@ -14,14 +14,18 @@ from fedstrata.cli import main
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
 @pytest.mark.slow
-def test_snippet(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(code.strip().splitlines()) <= 12
+@pytest.mark.parametrize(("number", "rounds", "printed"), [(0, 5, "head"), (1, 20, "'auroc': 0.")])
+def test_snippets(number: int, rounds: int, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(SNIPPETS) == 2
+    assert sum(bool(line.strip()) for line in SNIPPETS[number].splitlines()) <= 15
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert len(names["history"].records) == 5  # type: ignore[attr-defined]
-    assert "head" in capsys.readouterr().out
+    exec(compile(SNIPPETS[number], "README.md", "exec"), names)
+    assert len(names["history"].records) == rounds  # type: ignore[attr-defined]
+    assert printed in capsys.readouterr().out
 
 
 def test_the_two_commands_come_first() -> None:

@@ -15,6 +15,7 @@ from fedstrata._version import __version__
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
+    from fedstrata.core.task import Metric, Task
     from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
     from fedstrata.core.tensors import Tensors
     from fedstrata.core.types import Assignment, Examples, Into, Slots, Stratum, Update, Work
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fedstrata.errors import Diverged, FedstrataError, UsageError
     from fedstrata.federation import Federation
     from fedstrata.models.registry import build_model
-    from fedstrata.models.stages import partners, run_from, stages, tap
+    from fedstrata.models.stages import partners, run_from, stages, tap, with_stages
     from fedstrata.models.strata import strata
     from fedstrata.runs.records import Costs, History, Record
     from fedstrata.techniques import method
@@ -46,11 +47,13 @@ __all__ = [
     "Into",
     "MapExamples",
     "Method",
+    "Metric",
     "Record",
     "RoundView",
     "Setting",
     "Slots",
     "Stratum",
+    "Task",
     "Technique",
     "TensorExamples",
     "Tensors",
@@ -69,10 +72,12 @@ __all__ = [
     "stages",
     "strata",
     "tap",
+    "with_stages",
 ]
 
 _HOMES = {
     "core.method": "Method",
+    "core.task": "Metric Task",
     "core.technique": "Batch ClientView Hooks RoundView Setting Technique Times",
     "core.tensors": "Tensors",
     "core.types": "Assignment Examples Into Slots Stratum Update Work",
@@ -82,7 +87,7 @@ _HOMES = {
     "errors": "Diverged FedstrataError UsageError",
     "federation": "Federation",
     "models.registry": "build_model",
-    "models.stages": "partners run_from stages tap",
+    "models.stages": "partners run_from stages tap with_stages",
     "models.strata": "strata",
     "runs.records": "Costs History Record",
     "techniques": "method",

@@ -19,16 +19,19 @@ from fedstrata.client.context import ClientContext
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
-from fedstrata.core.results import EvalResult, RoundCost
+from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.task import resolution_note
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Visit, Work
 from fedstrata.data.augmentation import build_augment
+from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest, build_engine, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
+from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
 from fedstrata.models.strata import idle_note
@@ -58,8 +61,9 @@ class Federation:
     Args:
         model: any `nn.Module` that maps a batch of inputs to logits; it is copied, never changed.
         clients: one entry per client: a pair of tensors (inputs, labels), a map-style `torch.utils.data.Dataset`, or a
-            function without arguments that returns one of them, called where the client is trained.
-        test: the global test set, in the same form; None for no evaluation.
+            function without arguments that returns one of them, called where the client is trained. Or a tuple
+            (train, test) of two of these, for a client with test data of its own, which never trains.
+        test: the global test set, in the same form; None for all clients' own test data, or for no evaluation.
         settings: how to train, in one object; keywords go before what it says.
         out: directory for configuration, metrics, checkpoints and the final model; None writes nothing.
         resume: continue the run that is in `out`.
@@ -72,6 +76,7 @@ class Federation:
         around: looks at every round before it is opened and after it is closed, and may change it there.
         recipe: where model and data came from, for run.toml; runs without it cannot be resumed by the command.
         class_names: names of the classes, for reports.
+        client_names: names of the clients, for reports.
         notes: what a reader of the results must know, for run.toml's header and the summary.
         profile: measure where the time goes; `spent` tells it.
         keywords: the fields of `Settings`, one by one, such as `method="feddyn + fedlc"` (a string or a Method),
@@ -84,7 +89,7 @@ class Federation:
     def __init__(
         self,
         model: nn.Module,
-        clients: Sequence[Any],
+        clients: Sequence[Any] | ClientData,
         test: Any = None,
         settings: Settings | None = None,
         *,
@@ -98,18 +103,20 @@ class Federation:
         around: RoundFilter | None = None,
         recipe: Mapping[str, Any] | None = None,
         class_names: Sequence[str] = (),
+        client_names: Sequence[str] = (),
         notes: Sequence[str] = (),
         profile: bool = False,
         **keywords: Unpack[SettingsKeywords],
     ) -> None:
         named = {"engine": engine} if isinstance(engine, str) else {}
-        self.method, self.settings = resolve_settings(settings, {**keywords, **named})
-        setup = build_setup(self.method, self.settings.batch_size, model, clients, test, archs or {}, arch_of, public)
-        self.test, self.strata = setup.test, setup.strata
-        self.notes = (*self.method.notes, *notes, *idle_note(self.strata))
+        self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
+        given = model, clients, test, archs or {}, arch_of, public, self.settings.holdout, self.settings.seed
+        setup = build_setup(self.method, task, self.settings.batch_size, *given)
+        self.task, self.client_names = setup.task, tuple(client_names)
+        self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
+        self.notes = (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
         self.clock, self._around = Clock() if profile else None, around or RoundFilter()
-        self._context = self._build_context(setup)
-        self._schedule = build_schedule(self.settings.schedule)
+        self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)
         self.sampler = self._build_sampler(setup)
         self.clients = self.sampler.clients
         self._server = self._build_server(setup)
@@ -117,8 +124,7 @@ class Federation:
         self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
         self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._server.check_memory, store)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
-        self.records, self.probes = list[Record](), list[dict[str, Any]]()
-        self._facts = cache(partial(run_facts, setup.models[""], self.strata, self.clients, setup.sample, class_names))
+        self._facts = self._describe(setup, class_names)
         self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
 
     def _build_context(self, setup: Setup) -> ClientContext:
@@ -127,7 +133,8 @@ class Federation:
         return ClientContext(
             build=partial(copy_of, setup.models),
             method=self.method,
-            augment=build_augment(s.augment, tuple(setup.sample.shape[1:])),
+            task=self.task,
+            augment=build_augment(s.augment, setup.sample.shape[1:]),
             device=device_by_name(s.device),
             sample=setup.sample,
             channels_last=s.uses_channels_last,
@@ -196,6 +203,7 @@ class Federation:
             self.clients,
             self._recorder.recall,
             self.settings.eval_clients,
+            self.client_tests,
         )
 
     def _build_prober(self) -> Prober:
@@ -203,8 +211,14 @@ class Federation:
         named, architectures = choose_probes(self.settings.probe), self._server.architectures
         return Prober(named, self.settings, self._context, architectures, self.clients, self.test)
 
+    def _describe(self, setup: Setup, class_names: Sequence[str]) -> Callable[[], dict[str, Any]]:
+        """What tells the facts of this federation, found once."""
+        about = setup.models[""], self.strata, self.clients, setup.sample, self.task, self.test
+        return cache(partial(run_facts, *about, class_names, self.client_names))
+
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""
+        self.records, self.probes = list[Record](), list[dict[str, Any]]()
         self._since = time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
         self._config = {name: value for name, value in config.items() if value is not None}
@@ -347,7 +361,7 @@ class Federation:
 
     def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
-        after, result = trained.after, EvalResult(accuracy=None, loss=None)
+        after, result = trained.after, self._evaluator.nothing
         with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             if trained.request is not None:
                 with timed("evaluate"):
@@ -425,13 +439,20 @@ class Federation:
     def _finish(self) -> None:
         self.save()
         if self.out is not None:
-            self._recorder.finish(self.model, self.summary())
+            self._recorder.finish(self.model, self.summary(), self._details())
         self._engine.close()
+
+    def _details(self) -> dict[str, Any]:
+        """What the final model does on the test set, beside its metrics."""
+        if self.test is None:
+            return {}
+        with preserve_rng(), self._context.computing(self.settings.threads):
+            return self._evaluator.describe(self.state, self.test)
 
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        return self._context.model(self.state.params, self.state.buffers, "")
+        return release_model(self._context.model(self.state.params, self.state.buffers, ""))
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""
@@ -441,9 +462,9 @@ class Federation:
         """The run so far, as its files would tell it."""
         name = "this run" if self.out is None else self.out.name
         seen = tuple(self.records), tuple(self.probes)
-        return SavedRun(
-            name, self._config, *seen, self._facts(), self.summary(), {**versions(), **self._about()}, self.out
-        )
+        about = {**versions(), **self._about()}
+        details = self._details() if self.done else {}
+        return SavedRun(name, self._config, *seen, self._facts(), self.summary(), about, self.out, details)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run so far as one HTML file; without a path, as report.html in the run's directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.rng import derive
+from fedstrata.core.spec import parse_call
+from fedstrata.data.client_data import ClientData, hold_out_examples
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.partitions import partition
@@ -26,6 +28,7 @@ from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.runs.checkpoint import load_all
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.dry_run import DryRun
+from fedstrata.tasks.registry import build_task
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
 """Fields that say where model and data come from."""
@@ -35,7 +38,7 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     """The dataset of a configuration, and its clients' index tensors."""
     dataset = load_dataset(config.dataset, config.data_dir)
     parts = partition(
-        dataset.train.labels(),
+        dataset.labels,
         config.partition,
         config.clients,
         derive(config.seed, "partition"),
@@ -48,22 +51,50 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
     """The federation that a configuration describes, with its directory made (or, to resume, read)."""
     dataset, parts = deal(config)
     model, archs = models_of(config, dataset)
+    data, names = divide(config, dataset, parts)
     return Federation(
         model,
-        dataset.train.split(parts),
+        data,
         dataset.test,
-        config,
+        config.model_copy(update={"task": config.task or dataset.task}),
         out=out,
         resume=resume,
         archs=archs,
         arch_of=None if config.archs is None else groups(shares(config.archs), len(parts)),
         public=None if config.public is None else _public(config.public, config.data_dir),
         recipe={name: getattr(config, name) for name in RECIPE}
-        | {"data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
+        | {"task": config.task, "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         class_names=dataset.class_names,
+        client_names=names,
         notes=[f"data: {dataset.note}"] if dataset.note else [],
         profile=profile,
     )
+
+
+def training_parts(config: RunConfig, dataset: Dataset, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The clients' index tensors without what they hold out."""
+    if config.holdout is None:
+        return parts
+    task = build_task(config.task or dataset.task)
+    clients = ClientData(dataset.train.split(parts))
+    kept = hold_out_examples(clients, config.holdout, config.seed, task.has_labels).train
+    return [examples.index for examples in kept]
+
+
+def divide(config: RunConfig, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[ClientData, list[str]]:
+    """(the clients' examples, with their own test examples where the dataset knows them; the clients' names, if any).
+
+    Where every client holds out examples of its own, those are what it is judged by.
+    """
+    train = dataset.train.split(parts)
+    if parse_call(config.partition).name != "natural":
+        return ClientData(train), []
+    number_of = {int(group.min()): number for number, group in enumerate(dataset.groups) if len(group)}
+    chosen = [number_of[int(part.min())] for part in parts]
+    names = [dataset.group_names[group] for group in chosen] if dataset.group_names else []
+    if not dataset.test_groups or config.holdout is not None:
+        return ClientData(train), names
+    return ClientData(train, dataset.test.split([dataset.test_groups[group] for group in chosen])), names
 
 
 def models_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, dict[str, nn.Module]]:
@@ -75,10 +106,18 @@ def models_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, dict[str,
     return _build_model(config.model, config, dataset) if config.model else archs[deepest(archs)], archs
 
 
+def outputs_of(config: RunConfig, dataset: Dataset) -> int:
+    """How many outputs the model has: those of the dataset's own task, or of the one that is asked for."""
+    task = build_task(config.task or dataset.task)
+    if task.name == build_task(dataset.task).name:
+        return dataset.classes
+    return task.count_outputs(task.read_targets(dataset.train.labels(), dataset.name))
+
+
 def _build_model(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
     """A model by name, with the weights of the run's seed."""
     try:
-        return build_model(name, dataset.input_shape, dataset.classes, seed=derive(config.seed, "model"))
+        return build_model(name, dataset.input_shape, outputs_of(config, dataset), seed=derive(config.seed, "model"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
         why = str(error).partition("\n")[0]
         if isinstance(error, MemoryError) or "allocate memory" in why:

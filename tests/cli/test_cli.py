@@ -85,6 +85,7 @@ def test_a_run(whole: Path, capsys: Capture) -> None:
     assert {p.name for p in run.iterdir()} == {
         ".lock",
         "checkpoints",
+        "evaluation.json",
         "facts.json",
         "memory",
         "metrics.jsonl",
@@ -270,6 +271,26 @@ def test_data_show(tmp_path: Path, capsys: Capture) -> None:
     counts = torch.tensor(json.loads(capsys.readouterr().out)["counts"])
     assert counts.shape == (10, 4)
     assert counts.sum() == 1442
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said", "first", "classes"),
+    [
+        ("diabetes", "for regression", "tenth 1", 10),
+        ("digits-segmentation(examples=100)", "for segmentation", "0", 10),
+        ("breast-cancer", "for binary", "0", 2),
+    ],
+)
+def test_data_show_of_what_has_no_classes(dataset: str, said: str, first: str, classes: int, capsys: Capture) -> None:
+    """The classes are those that examples are dealt out by."""
+    arguments = ["data", "show", "--dataset", dataset, "--clients", 3, "--partition", "iid"]
+    assert fedstrata(*arguments) == 0
+    assert said in capsys.readouterr().out
+    assert fedstrata(*arguments, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["classes"][0] == first
+    assert len(shown["classes"]) == len(shown["counts"]) == classes
+    assert len(shown["counts"][0]) == 3
 
 
 def test_data_show_deals_as_a_run_does(capsys: Capture) -> None:

@@ -301,6 +301,8 @@ def result(made: Plan, place: int, accuracy: float | None, **changes: Any) -> tu
     run = made.runs[place]
     values: dict[str, Any] = {
         "best_accuracy": accuracy,
+        "score": accuracy,
+        "best_score": accuracy,
         "rounds": 3,
         "rounds_to_target": None,
         "bytes_up": 1000,

@@ -72,7 +72,7 @@ def test_a_whole_configuration_is_read_back(tmp_path: Path) -> None:
         ({"seed": -1}, "seed = -1 does not fit"),
         ({"clients": -1}, "clients = -1 does not fit"),
         ({"workers": 0}, "workers = 0 does not fit"),
-        ({"target": 1.5}, "target = 1.5 does not fit"),
+        ({"target": 1.5, "task": "classification"}, "target = 1.5 does not fit"),
         ({"stop_at_target": True}, "stop_at_target needs a target"),
         ({"buffers": "avg"}, "buffers = 'avg' does not fit: input should be 'average', 'local' or 'drop'"),
         ({"buffers": "drop", "method": "fedavg(buffers='local')"}, "says buffers='local', but buffers = 'drop'"),

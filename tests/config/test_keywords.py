@@ -18,7 +18,7 @@ def test_keywords_are_the_fields_of_settings() -> None:
     """With the types that they have there, or more: a method may also be an object."""
     keywords, hints = SettingsKeywords.__annotations__, get_type_hints(Settings)
     assert {*keywords, "engine"} == Settings.model_fields.keys()
-    for name in keywords.keys() - {"method", "buffers", "precision"}:
+    for name in keywords.keys() - {"method", "task", "buffers", "precision"}:
         kind = hints[name]
         theirs = kind.__name__ if isinstance(kind, type) else str(kind)
         assert set(keywords[name].__forward_arg__.split(" | ")) == set(theirs.split(" | ")), name
@@ -40,7 +40,7 @@ def test_one_object_is_the_same_as_keywords() -> None:
 
 
 def test_a_keyword_goes_before_the_object() -> None:
-    method, settings = resolve_settings(
+    method, _, settings = resolve_settings(
         Settings.model_validate({"rounds": 3, "lr": 0.5, "method": "fedprox"}), {"rounds": 7, "method": "fedavg"}
     )
     assert (settings.rounds, settings.lr, settings.method, str(method)) == (7, 0.5, "fedavg", "fedavg")
@@ -60,7 +60,7 @@ def test_settings_of_another_kind() -> None:
 
 def test_a_method_brings_its_own_policy_for_running_statistics() -> None:
     """Settings that were resolved for another method hold that one's."""
-    _, whole = resolve_settings(None, {"method": "fedavg"})
+    _, _, whole = resolve_settings(None, {"method": "fedavg"})
     assert whole.buffers == "average"
-    method, settings = resolve_settings(whole, {"method": "fedavg(buffers='local')"})
+    method, _, settings = resolve_settings(whole, {"method": "fedavg(buffers='local')"})
     assert (method.buffers, settings.buffers) == ("local", "local")

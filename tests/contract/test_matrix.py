@@ -51,8 +51,20 @@ VECTORISED = pairs(itertools.combinations([r for r in ROWS if not r.serial], 2))
 TABLE = {**TECHNIQUES, **{r.technique.name: type(r.technique) for r in ROWS}}
 
 
-def federation(*techniques: Technique, rounds: int = 4, norm: Any = nn.BatchNorm1d, **settings: Any) -> fs.Federation:
-    """Five clients of unequal size and skewed labels, three of them a round; the net has a norm layer.
+SIZES = (9, 6, 5, 14, 4)
+"""Of the clients: batches of 5 and of 4, and one example left over."""
+FEW: dict[str, Any] = {"sizes": (9, 6, 14), "participation": 2, "weight": "examples"}
+"""For tests of every pair: clients as different as those, of which one must come back in the second round."""
+
+
+def federation(
+    *techniques: Technique,
+    rounds: int = 4,
+    norm: Any = nn.BatchNorm1d,
+    sizes: Sequence[int] = SIZES,
+    **settings: Any,
+) -> fs.Federation:
+    """Clients of unequal size and skewed labels, three of them a round; the net has a norm layer.
 
     Its stage `second` has two layers of the same shape.
     """
@@ -65,7 +77,7 @@ def federation(*techniques: Technique, rounds: int = 4, norm: Any = nn.BatchNorm
         net.add_module("second", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
         net.add_module("head", nn.Linear(8, 4))
         clients = []
-        for client, size in enumerate((9, 6, 5, 14, 4)):  # batches of 5 and of 4, and one example left over
+        for client, size in enumerate(sizes):
             y = torch.randint(0, 2, (size,)) + client % 3
             clients.append((torch.randn(size, 6) + y[:, None], y))
         test = (torch.randn(40, 6), torch.randint(0, 4, (40,)))
@@ -207,9 +219,9 @@ def test_worker_processes_give_pairs_the_same_bits(one: Row, two: Row) -> None:
     assert same_records(serial, workers)
 
 
-def vectorised_equals_serial(*techniques: Technique, rounds: int = 4) -> None:
+def vectorised_equals_serial(*techniques: Technique, **settings: Any) -> None:
     """Many clients at once give what one after the other gives, up to rounding. Batch norm is not for cohorts."""
-    settings: dict[str, Any] = {"norm": nn.LayerNorm, "weight": "examples", "rounds": rounds}
+    settings = {"norm": nn.LayerNorm, "weight": "examples", **settings}
     serial, cohort = run(*techniques, **settings), run(*techniques, engine="vmap", **settings)
     assert cohort.engine == "vmap"
     ours, theirs = weights(cohort), weights(serial)
@@ -245,7 +257,7 @@ def test_it_vectorises_or_says_that_it_does_not(row: Row) -> None:
 
 @VECTORISED
 def test_pairs_vectorise(one: Row, two: Row) -> None:
-    vectorised_equals_serial(one.technique, two.technique, rounds=enough_rounds(one, two))
+    vectorised_equals_serial(one.technique, two.technique, rounds=enough_rounds(one, two), **FEW)
 
 
 def as_many_as_combine(techniques: Iterable[Technique], after: Sequence[Technique] = ()) -> list[Technique]:
@@ -383,8 +395,8 @@ def test_refusals_name_both_whatever_the_order() -> None:
 @PAIRS
 def test_pairs_combine(one: Row, two: Row) -> None:
     """In either order, and encoded."""
-    settings: dict[str, Any] = {"weight": "examples", "rounds": enough_rounds(one, two)}
-    forward = shared_run(one.technique, two.technique, **settings)
+    settings = {**FEW, "rounds": enough_rounds(one, two)}
+    forward = run(one.technique, two.technique, **settings)
     assert same_bits(weights(forward), weights(run(one.technique, two.technique, engine="wire", **settings)))
     assert all(torch.isfinite(p).all() for p in forward.state.params.values())
     if one.order_free or two.order_free:

@@ -13,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fedstrata as fs
 from fedstrata.data.examples import as_examples, as_unlabelled
-from fedstrata.data.labels import class_numbers, class_of
+from fedstrata.data.labels import class_numbers, class_of, read_classes
 from fedstrata.errors import UsageError
 from fedstrata.flower.client import Site
 
@@ -143,8 +143,8 @@ def test_many_that_are_none(labels: Any, told: str) -> None:
 
 def test_tensors_given_as_examples_are_whole_too() -> None:
     with pytest.raises(UsageError, match=r"not 0\.5"):
-        fs.TensorExamples(torch.zeros(2, 1), torch.tensor([1.0, 0.5]))
-    assert fs.TensorExamples(torch.zeros(2, 1), torch.tensor([1.0, 0.0])).y.dtype == torch.int64
+        as_examples(fs.TensorExamples(torch.zeros(2, 1), torch.tensor([1.0, 0.5])))
+    assert as_examples(fs.TensorExamples(torch.zeros(2, 1), torch.tensor([1.0, 0.0]))).labels().dtype == torch.int64
 
 
 # Federations ------------------------------------------------------------------------------------------------
@@ -266,6 +266,7 @@ def test_good_labels_of_any_form_train_alike() -> None:
 
 def test_a_flower_client_names_itself() -> None:
     site = Site(model=lambda: nn.Linear(INPUTS, CLASSES), data=lambda client: Rows(spoilt(0.5, 0)))
-    greeting = site.greeting({"partition-id": 4, "num-partitions": 5})
-    assert greeting.refusal is not None
-    assert "(client 4, example 0)" in greeting.refusal
+    config: dict[str, Any] = {"partition-id": 4, "num-partitions": 5}
+    assert site.greeting(config).refusal == ""  # what a label may be is for the server to say
+    with pytest.raises(UsageError, match=r"not 0\.5 \(client 4, example 0\)"):
+        site.examples(4, config, read_classes).batch(torch.arange(2))

@@ -30,7 +30,7 @@ from fedstrata.engines import ray as actors
 from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan_layout
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
-from tests.engines.worlds import check_same, convnet, federation, flat, pictures, points, run, seeded, staged
+from tests.engines.worlds import EIGHT, check_same, convnet, federation, flat, pictures, points, run, seeded, staged
 from tests.small_runs import LONG, fedstrata, one_sentence, options, process
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -96,10 +96,11 @@ def mixed(method: str) -> dict[str, Any]:
     [
         (lambda: {**images(), "method": "fedavg(buffers='local') + fedpart(warmup=1) + fednlr"}, 1),
         (lambda: {"model": two_types(), "method": fs.chain(Scaffold(), Keep(limit=0.05)), "participation": 1.0}, 2),
+        (lambda: {"model": staged(), "method": EIGHT, "rounds": 5}, 2),
         (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
     ],
-    ids=["batch norm and fedpart", "two types and scaffold", "inco", "groupavg"],
+    ids=["batch norm and fedpart", "two types and scaffold", "eight techniques", "inco", "groupavg"],
 )
 def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
     check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))

@@ -19,6 +19,12 @@ Pair = tuple[Tensor, Tensor]
 
 SIZES = (9, 14, 21, 30, 12, 3)
 
+EIGHT = (
+    "fedprox + scaffold + feddyn(alpha=0.1) + moon + fedlc + fednlr + fednova "
+    "+ fedpart(full_rounds=1, rounds_per_stratum=1)"
+)
+"""Techniques with memories, slots both ways, partial parameters, states on the server."""
+
 
 def seeded(build: Callable[[], nn.Module], seed: int = 7) -> Any:
     """What a function builds from a fixed seed, with the caller's random numbers left alone."""

@@ -29,7 +29,9 @@ def evaluate(
     batch_size: int = 512,
 ) -> tuple[float, float]:
     """(accuracy, mean loss) of a model with these parameters and running statistics."""
-    return evaluate_request(replica, EvalRequest(params, buffers, policy), examples, batch_size)
+    found = evaluate_request(replica, EvalRequest(params, buffers, policy), examples, batch_size)
+    assert found.metrics["accuracy"] is not None
+    return found.metrics["accuracy"], found.loss
 
 
 def bench_of(model: nn.Module) -> ModelReplica:

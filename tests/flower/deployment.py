@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,8 @@ def train(message, context):
     end = time.monotonic() + {timeout} - 15
     while first == "0" and round > 2 and not Path({back!r}).exists() and time.monotonic() < end:
         time.sleep(0.2)
+    if first == "1" and round == 2:
+        time.sleep({timeout} / 2)
     if first == "2":
         if round == 2:
             time.sleep({timeout} + 3)
@@ -54,9 +57,29 @@ def train(message, context):
             return Message(RecordDict({{"fedstrata": ConfigRecord({{"head": "garbage"}})}}), reply_to=message)
     return reply
 """
-"""Client 2 is late in round 2 and sends garbage in the next two; from round 3 on, client 0 answers when a file is there
-or it is nearly too late.
+"""Client 1 takes its time in round 2, in which it is killed. Client 2 is late in it, and sends garbage in the next two;
+from round 3 on, client 0 answers when a file is there or it is nearly too late.
 """
+
+HOLDING = """
+import time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from fedstrata.flower import client_app
+from {package}.task import data, model
+
+inner = client_app(model, data, keep={keep!r})
+app = ClientApp()
+app.query()(lambda message, context: inner(message, context))
+
+
+@app.train()
+def train(message, context):
+    while int(message.metadata.group_id) == 2 and not Path({keep!r}).with_name("go").exists():
+        time.sleep(0.2)
+    return inner(message, context)
+"""
+"""Clients keep their memories in a directory; in round 2 they answer when the file `go` is next to it."""
 
 
 def make_app(
@@ -74,7 +97,8 @@ def make_app(
         clients: how many there are.
         failing: seconds that the server waits for an answer, for an app whose clients fail as FAILING says; the file
             that it waits for is `back` next to its directory.
-        keep: where clients keep their memories, if not in Flower's context.
+        keep: where clients keep their memories, if not in Flower's context, for an app whose clients wait as HOLDING
+            says.
     """
     write_app(directory, "fedavg", clients)
     package = directory / directory.name
@@ -86,7 +110,82 @@ def make_app(
     if failing:
         app.write_text(FAILING.format(package=directory.name, timeout=failing, back=str(directory.parent / "back")))
     if keep:
-        app.write_text(app.read_text().replace("(model, data)", f"(model, data, keep={str(keep)!r})"))
+        app.write_text(HOLDING.format(package=directory.name, keep=str(keep)))
+
+
+APPS = ("flwr-clientapp", "flwr-serverapp")
+"""Flower's commands that run an app: the first for every message to a client."""
+
+FORKING = """
+import os, signal, socket, sys, threading, json
+import fedstrata.flower, fedstrata.run, fedstrata.engines.serial, flwr.serverapp, flwr.clientapp, httpcore, numpy.random
+from flwr.superlink.cli import flwr_serverapp
+from flwr.supernode.cli import flwr_clientapp
+
+def accept(path):
+    # Fork for every connection; returns in a fork, with what it is asked for.
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.bind(path)
+    server.listen(64)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
+    while True:
+        near, _ = server.accept()
+        data, streams, _, _ = socket.recv_fds(near, 1 << 20, 3)
+        if os.fork() == 0:
+            server.close()
+            return near, streams, json.loads(data)
+        for number in (near.detach(), *streams):
+            os.close(number)
+
+def end_with(near):
+    # End with the process that asked: whoever kills that one means this one.
+    near.recv(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+near, streams, asked = accept(sys.argv[1])
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+for number, stream in enumerate(streams):
+    os.dup2(stream, number)
+    os.close(stream)
+os.chdir(asked["cwd"])
+os.environ.clear()
+os.environ.update(asked["environment"])
+sys.argv = asked["arguments"]
+threading.Thread(target=end_with, args=(near,), daemon=True).start()
+{"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}[sys.argv[0]]()
+"""
+"""A process that has imported what apps import, and forks whenever one should run."""
+
+ASKING = """
+import json, os, socket, sys
+path, *arguments = sys.argv[1:]
+asked = {"arguments": arguments, "cwd": os.getcwd(), "environment": dict(os.environ)}
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as far:
+    far.connect(path)
+    socket.send_fds(far, [json.dumps(asked).encode()], [0, 1, 2])
+    far.recv(1)
+"""
+"""Asks for a fork, and lasts as long as that."""
+
+COMMAND = """#!/bin/sh
+mkdir '{first}' 2>/dev/null && exec '{real}' "$@"
+exec '{python}' -IS '{asking}' '{socket}' {name} "$@"
+"""
+"""Stands for one of Flower's commands: the first time it is that, and then a fork that need not import anything."""
+
+
+def write_commands(directory: Path, socket_path: str, path: str) -> None:
+    """Write commands that stand for those of Flower's that run apps."""
+    directory.mkdir()
+    asking = directory / "asking.py"
+    asking.write_text(ASKING)
+    for name in APPS:
+        first, real = directory / f"first-{name}", shutil.which(name, path=path)
+        text = COMMAND.format(
+            first=first, real=real, python=sys.executable, asking=asking, socket=socket_path, name=name
+        )
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
 
 
 def free_ports(count: int) -> list[int]:
@@ -173,16 +272,23 @@ class Deployment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
         }
-        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every message starts a process that imports everything
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # many processes import everything
+        self._sockets = tempfile.TemporaryDirectory(prefix="apps-", dir="/tmp")  # paths of sockets must be short
+        self._socket = Path(self._sockets.name, "apps")
+        write_commands(directory / "bin", str(self._socket), self.environment["PATH"])
+        self.environment["PATH"] = os.pathsep.join([str(directory / "bin"), self.environment["PATH"]])
 
     def __enter__(self) -> Deployment:
+        self.start("apps", sys.executable, "-c", FORKING, str(self._socket))
         self.superlink = self.start_superlink()
+        waited(self._socket.exists, 180, "the process that forks")
         return self
 
     def __exit__(self, *_: object) -> None:
         for group in self.groups:
             kill(group)
         self.counter.close()
+        self._sockets.cleanup()
         time.sleep(0.5)  # connections end with their other sides
 
     def start_superlink(self) -> subprocess.Popen[bytes]:

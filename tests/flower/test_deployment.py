@@ -1,7 +1,7 @@
 """A real deployment: SuperLink and SuperNodes as processes with TLS and keys; it takes minutes.
 
-Every message starts a process that imports everything: few rounds of few clients. First comes what counts bytes, and
-last what kills.
+Every message starts a process, which the first time imports everything: few rounds of few clients. First comes what
+counts bytes, and last what kills.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytest.importorskip("flwr")
 
 from tests.flower import task
 from tests.flower.deployment import PATIENCE, SITES, Deployment, kill, make_app, waited
-from tests.flower.worlds import CHAIN, ONCE, at_home
+from tests.flower.worlds import CHAIN, at_home
 from tests.small_runs import metrics, rounds_written, same
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ class Linked:
 def linked(deployed: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Linked:
     """So wide that what Flower and TLS add to each message is little."""
     place, width = tmp_path_factory.mktemp("linked"), 400
-    settings: dict[str, Any] = {**CHAIN, "method": ONCE, "rounds": 5, "participation": 2, "eval_every": 5}
+    settings: dict[str, Any] = {**CHAIN, "participation": 2, "eval_every": 5}
     make_app(place / "chain", width=width)
     up, down = deployed.counter.up, deployed.counter.down
     deployed.run(place / "chain", **settings, out=str(place / "run"), timeout=60 * PATIENCE)
@@ -105,6 +105,7 @@ def test_a_superlink_that_is_killed(deployed: Deployment, tmp_path: Path) -> Non
     deployed.run(tmp_path / "long", **given)
     waited(lambda: rounds_written(tmp_path / "run"), 360, "a round")
     deployed.kill_superlink()
+    (tmp_path / "go").touch()
     done = rounds_written(tmp_path / "run")
     deployed.revive_superlink()
     deployed.run(tmp_path / "long", **given, resume=True)

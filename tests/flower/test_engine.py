@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor, nn
 
-from tests.flower.worlds import EIGHT, Loopback, data, grid, made, plan, silos  # isort: skip  # skips without flwr
+from tests.flower.worlds import Loopback, data, grid, made, plan, silos, sites  # isort: skip  # skips without flwr
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
@@ -29,9 +30,10 @@ from fedstrata.flower.reorder_buffer import ReorderBuffer
 from fedstrata.flower.server import build_federation
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
+from fedstrata.tasks.registry import build_task
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
-from tests.engines.worlds import check_same, points, staged
+from tests.engines.worlds import EIGHT, check_same, points, staged
 from tests.small_runs import edit, strays
 
 
@@ -79,11 +81,14 @@ def test_a_method_of_ones_own() -> None:
 
 
 def test_nothing_but_numbers_and_settings_leaves_a_site() -> None:
-    """What a site says of itself is in its greeting: how many examples, and what an input looks like."""
+    """What a site says of itself is in its greeting: how many examples, and what one looks like."""
     box = grid(2)
     context = next(iter(box.contexts.values()))
     assert Site(staged, data).greeting(context.node_config).model_dump() == {
-        "parties": [{"client": 0, "examples": 10, "shape": [6], "dtype": "float32", "population": 2}],
+        "parties": [
+            {"client": 0, "examples": 10, "shape": [6], "dtype": "float32", "population": 2}
+            | {"target_shape": [], "target_dtype": "int64", "parts": [], "named": False}
+        ],
         "refusal": "",
     }
 
@@ -452,6 +457,7 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"probe": "cka"}, "'probe' has no meaning here"),
         ({"workers": 2}, "'workers' has no meaning here"),
         ({"eval_clients": True}, "'eval_clients' has no meaning here"),
+        ({"holdout": 0.2}, "'holdout' has no meaning here"),
         ({"round": 3}, r"there is no setting 'round' \(did you mean 'rounds'\?\)"),
         ({"timeout": 0}, "timeout = 0 does not fit: input should be greater than 0"),
         ({"clients": "3"}, "clients = '3' does not fit"),
@@ -492,3 +498,47 @@ def test_without_flower_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None
     for call in (lambda: client_app(staged, data), lambda: server_app(staged)):
         with pytest.raises(fs.UsageError, match=r"pip install 'fedstrata\[flower\]'"):
             call()
+
+
+# Tasks and inputs ----------------------------------------------------------------------------------------------------
+
+
+class Answering(nn.Module):
+    """Takes two inputs by name, and gives a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(torch.cat([left, right], 1)).squeeze(1)}
+
+
+def two_parts(client: int) -> Any:
+    rng = torch.Generator().manual_seed(client)
+    left, right = torch.randn(9 + client, 2, generator=rng), torch.randn(9 + client, 3, generator=rng)
+    return {"left": left, "right": right}, left[:, 0] - right.sum(1)
+
+
+def test_a_task_and_inputs_of_several_parts_at_sites() -> None:
+    """Regression on two inputs by name, with an output in a dict: the bits of serial."""
+    settings: dict[str, Any] = {"task": "regression(loss='huber')", "method": "scaffold", "rounds": 3, "lr": 0.1}
+    box = Loopback(client_app(Answering, two_parts), sites(3))
+    found = silos(box, model=Answering, test=two_parts(9), participation=3, batch_size=4, **settings)
+    alone = fs.Federation(
+        Answering(), [two_parts(c) for c in range(3)], two_parts(9), engine="serial", batch_size=4, **settings
+    )
+    alone.fit()
+    check_same(found, alone)
+    assert found.records[-1].primary == "rmse"
+    assert [r.metrics for r in found.records] == [r.metrics for r in alone.records]
+
+
+def test_a_site_that_learns_something_else() -> None:
+    """One sentence for the server, which goes on without it."""
+    box = Loopback(client_app(staged, data, task=build_task("classification(label_smoothing=0.1)")), sites(2))
+    found = silos(box, participation=2, rounds=1)
+    assert {row["why"] for row in found.records[0].refused} == {
+        "it says: this site learns 'classification(label_smoothing=0.1)', and the server 'classification'"
+    }

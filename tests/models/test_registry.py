@@ -25,7 +25,11 @@ SMALL = {
     "vgg9": "vgg9(width=2, hidden=8)",
     "vit": "vit(dim=16, depth=2, heads=2)",
     "swin": "swin(dim=8, heads=(1, 2, 4))",
+    "tablemlp": "tablemlp(hidden=(8,))",
 }
+TOKENS = ("chargru", "tokengru", "gpt")
+EVERYWHERE = ("unet", "tokengru", "gpt")
+"""Models that give logits for every pixel or position: tests/models/test_everywhere.py."""
 
 
 def small(name: str) -> str:
@@ -45,7 +49,7 @@ def shapes(name: str, shape: tuple[int, ...] = (3, 32, 32)) -> dict[str, torch.S
 
 
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "chargru"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("chargru", "python", *EVERYWHERE)])
 def test_image_models_run_and_learn(name: str, shape: tuple[int, ...]) -> None:
     """(batch, channels, height, width) → (batch, classes), and every parameter gets a finite gradient."""
     model = build_model(small(name), shape, 7, seed=1)
@@ -65,9 +69,9 @@ def test_chargru_runs_and_learns() -> None:
     assert shapes("chargru", (9,))["embed.weight"] == (10, 8)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn8", "vgg9", "resnet10", "vit", "swin", "chargru"])
+@pytest.mark.parametrize("name", ["mlp", "cnn8", "vgg9", "resnet10", "vit", "swin", "chargru", "unet", "gpt"])
 def test_a_seed_decides_the_weights_and_leaves_the_random_state(name: str) -> None:
-    text, shape = (name, (5,)) if name == "chargru" else (small(name), (1, 8, 8))
+    text, shape = (name, (5,)) if name in TOKENS else (small(name), (1, 8, 8))
     torch.manual_seed(0)
     state = torch.get_rng_state()
     first = build_model(text, shape, 5, seed=1).state_dict()
@@ -328,6 +332,16 @@ def test_swin_windows_shrink_with_the_image() -> None:
         ("swin(dim=10)", (3, 32, 32), "model 'swin': 3 heads do not divide 10 features"),
         ("chargru", (3, 32, 32), r"model 'chargru' takes token sequences \(length,\), not inputs of shape 3×32×32"),
         ("chargru(layers=0)", (80,), "model 'chargru': layers must be at least 1"),
+        ("tablemlp(dropout=1.0)", (4,), "model 'tablemlp': dropout must be at least 0 and below 1, not 1.0"),
+        ("tablemlp(hidden=(0,))", (4,), "model 'tablemlp': hidden must be at least 1, not 0"),
+        ("unet", (7,), "model 'unet' takes images"),
+        ("unet(depth=3)", (1, 7, 8), "model 'unet' needs images of at least 8×8 pixels with these arguments, not 7×8"),
+        ("unet(width=0)", (1, 8, 8), "model 'unet': width must be at least 1"),
+        ("tokengru", (3, 4), "model 'tokengru' takes token sequences"),
+        ("tokengru(layers=0)", (4,), "model 'tokengru': layers must be at least 1"),
+        ("gpt", (3, 4), "model 'gpt' takes token sequences"),
+        ("gpt(heads=5)", (4,), "model 'gpt': 5 heads do not divide 64 features"),
+        ("gpt(mlp_ratio=0.0)", (4,), "model 'gpt': mlp_ratio 0.0 leaves no hidden layer"),
         ("mlp", (), "the shape of an example must be whole numbers"),
         ("mlp", (3.0,), "the shape of an example must be whole numbers"),
         ("mlp", (0, 8), "model 'mlp': input_shape must be at least 1, not 0"),
@@ -338,10 +352,10 @@ def test_bad_models_get_one_clear_sentence(name: str, shape: tuple[int, ...], me
         build_model(name, shape, 10)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "python"])
 def test_there_must_be_classes(name: str) -> None:
     with pytest.raises(UsageError, match=f"model '{name}': classes must be at least 1, not 0"):
-        build_model(name, (5,) if name == "chargru" else (3, 32, 32), 0)
+        build_model(name, (5,) if name in TOKENS else (3, 32, 32), 0)
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])

@@ -136,7 +136,7 @@ def test_long_names_are_short_in_a_legend_and_stay_distinct() -> None:
 def test_accuracy_is_the_mean_over_seeds_with_its_range() -> None:
     """Two seeds: (0.2 + 0.4) / 2 = 0.3 after round 1; round 2 is not evaluated; only seed 0 has round 3."""
     lines = group_runs([saved([0.2, None, 0.6], seed=0), saved([0.4, None], seed=1)])
-    (figure,) = figures.accuracy(lines)
+    (figure,) = figures.metrics(lines)
     (trace,) = curves_of(figure)
     assert (trace["x"], trace["y"]) == ([1, 3], [0.3, 0.6])
     assert trace["customdata"] == [[1, 0.2, 0.4, 2], [3, 0.6, 0.6, 1]]
@@ -145,7 +145,7 @@ def test_accuracy_is_the_mean_over_seeds_with_its_range() -> None:
 
 
 def test_one_seed_has_no_band() -> None:
-    (figure,) = figures.accuracy(group_runs([saved([0.2, 0.3])]))
+    (figure,) = figures.metrics(group_runs([saved([0.2, 0.3])]))
     assert [trace.get("fill") for trace in figure.data] == [None]
 
 

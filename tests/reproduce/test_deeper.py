@@ -215,7 +215,7 @@ def record(made: Made) -> Record:
 
 
 def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> SettingFigures:
-    rounds = [replace(record, round=at, accuracy=value) for at, value in enumerate(curve, start=1)]
+    rounds = [replace(record, round=at, accuracy=value, metrics={}) for at, value in enumerate(curve, start=1)]
     return SettingFigures(
         {0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds}
     )

@@ -20,6 +20,7 @@ from fedstrata.models.strata import strata
 from fedstrata.run import open_run
 from fedstrata.runs.run_facts import run_facts, skew
 from fedstrata.system.machine import compute_with
+from fedstrata.tasks.classification import CLASSIFICATION
 from tests.engines.worlds import convnet, federation, flat, mlp, pictures, points, seeded
 from tests.small_runs import config
 
@@ -154,7 +155,7 @@ def test_thousands_of_clients_stay_quick(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Split, "__getitem__", counted)
     model = mlp()
-    found = run_facts(model, strata(model), many(20_003), torch.randn(2, 6))
+    found = run_facts(model, strata(model), many(20_003), torch.randn(2, 6), CLASSIFICATION)
     assert calls <= 1500
     assert found["clients"] == 20_003
     assert len(found["counts"]) == len(found["examples"]) == 200
@@ -167,7 +168,8 @@ def test_the_skew_is_of_all_clients() -> None:
     y = (torch.arange(4000) // 2) % 2
     whole = TensorExamples(torch.randn(4000, 6), y)
     model = mlp()
-    found = run_facts(model, strata(model), whole.split(list(torch.arange(4000).split(2))), torch.randn(2, 6))
+    parts = whole.split(list(torch.arange(4000).split(2)))
+    found = run_facts(model, strata(model), parts, torch.randn(2, 6), CLASSIFICATION)
     assert found["skew"] == pytest.approx(0.5, abs=1e-6)
 
 
@@ -273,7 +275,7 @@ def test_odd_models(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
     before = {n: t.clone() for n, t in model.state_dict().items()}
     groups = federation(model).strata
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    found = run_facts(model, groups, [TensorExamples(*pair) for pair in flat()], points(2, 0)[0])
+    found = run_facts(model, groups, [TensorExamples(*pair) for pair in flat()], points(2, 0)[0], CLASSIFICATION)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert all(np.array_equal(one, other) for one, other in zip(np.random.get_state(), states[2], strict=True))

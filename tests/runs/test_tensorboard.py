@@ -13,6 +13,7 @@ from tests.small_runs import fedstrata, metrics, one_sentence, options, shorten
 pytest.importorskip("tensorboard")
 
 NAMES = {"accuracy/test": "accuracy", "loss/test": "loss", "loss/train": "train_loss", "cost/bytes_up": "bytes_up"}
+NAMES |= {"balanced_accuracy/test": "balanced_accuracy", "f1/test": "f1"}
 NAMES |= {"cost/bytes_down": "bytes_down", "cost/flops": "flops", "round/lr": "lr"}
 
 
@@ -27,7 +28,7 @@ def read(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def agree(run: Path) -> None:
     found = read(run)
-    rows = metrics(run)
+    rows = [{**row, **{name: row["metrics"].get(name) for name in ("balanced_accuracy", "f1")}} for row in metrics(run)]
     assert found.keys() == {*NAMES, "cost/seconds", "round/refused"}
     for tag, name in NAMES.items():
         wanted = [(row["round"], row[name]) for row in rows if row[name] is not None]

@@ -185,6 +185,7 @@ def activations_by_round(
 SMALL: dict[str, tuple[str, tuple[int, ...]]] = {
     "logreg": ("logreg", (1, 8, 8)),
     "mlp": ("mlp(hidden=(8, 6))", (1, 8, 8)),
+    "tablemlp": ("tablemlp(hidden=(8, 6))", (1, 8, 8)),
     "cnn2": ("cnn2(width=4, hidden=8)", (1, 8, 8)),
     "vgg9": ("vgg9(width=4, hidden=8)", (1, 8, 8)),
     "vit": ("vit(dim=16, depth=2, heads=2)", (1, 8, 8)),
@@ -231,7 +232,7 @@ def activations(model: nn.Module, x: Tensor) -> dict[tuple[str, ...], Vector]:
     return means
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("python", "unet", "tokengru", "gpt")])
 def test_every_model_of_the_zoo(name: str) -> None:
     """In each layer: mean 1, largest over smallest μ_l, the activations' order; for all that a neuron has, no more."""
     model, (x, y) = zoo(name)
@@ -252,7 +253,9 @@ def test_every_model_of_the_zoo(name: str) -> None:
         assert all(torch.equal(scales[n], weight.flatten()) for n in mine - {f"{place}.weight"})
         expected |= mine
     assert scales.keys() == expected
-    assert name == "swin" or all(len(owners) == 1 + name.startswith("resnet") for owners in list(measured)[:-1])
+    assert name == "swin" or all(
+        len(owners) == 1 + name.startswith(("resnet", "tablemlp")) for owners in list(measured)[:-1]
+    )
     assert any(means.max() > means.min() for means in measured.values())
 
 

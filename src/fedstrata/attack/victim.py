@@ -19,7 +19,7 @@ from fedstrata.data.partitions import describe
 from fedstrata.errors import UsageError
 from fedstrata.models.stages import tap
 from fedstrata.models.strata import strata
-from fedstrata.run import deal, final_model
+from fedstrata.run import deal, final_model, training_parts
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
@@ -143,7 +143,7 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
         place_of(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
         Pixels.of(dataset.train),
-        *_choose_client(client, dataset, parts),
+        *_choose_client(client, dataset, training_parts(config, dataset, parts)),
         dataset.class_names or tuple(str(label) for label in range(dataset.classes)),
     )
 

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedstrata.compare.show import fitting_columns
-from fedstrata.core.text import bytes_text, flops_text, number, percent, plural
+from fedstrata.core.results import Fairness
+from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural
 from fedstrata.runs.records import History, Record
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
-        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round",
+        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round{_judged(federation)}",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
     }
     if federation.records:
@@ -56,6 +57,12 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     return Panel(table, title="fedstrata", title_align="left", expand=False)
 
 
+def _judged(federation: Federation) -> str:
+    """Whether clients are judged by test examples of their own, and how many are."""
+    count = sum(examples is not None and len(examples) > 0 for examples in federation.client_tests or ())
+    return f", {count} judged by test examples of their own" if count else ""
+
+
 def _trained_text(record: Record) -> str:
     """What trained in a round: a few strata by name, many by number."""
     return ", ".join(record.active) if len(record.active) <= 2 else f"{len(record.active)} strata"
@@ -64,7 +71,7 @@ def _trained_text(record: Record) -> str:
 _COLUMNS: Mapping[str, Callable[[Record], str]] = {
     "round": lambda r: str(r.round),
     "trains": _trained_text,
-    "accuracy": lambda r: percent(r.accuracy),
+    "score": lambda r: metric_text(r.primary, r.score),
     "test loss": lambda r: number(r.loss),
     "train loss": lambda r: number(r.train_loss),
     "up": lambda r: bytes_text(r.bytes_up),
@@ -86,7 +93,8 @@ class RoundsTable:
     def _table(self, names: Sequence[str]) -> Table:
         table = Table(expand=False)
         for name in names:
-            table.add_column(name, justify="right", no_wrap=True)
+            shown = metric_title(self.records[-1].primary) if name == "score" and self.records else name
+            table.add_column(shown, justify="right", no_wrap=True)
         for record in self.records:
             table.add_row(*(_COLUMNS[name](record) for name in names))
         return table
@@ -105,23 +113,37 @@ def _milestones(records: Sequence[Record]) -> list[Record]:
     return [records[round(i * step)] for i in range(10)]
 
 
-def summary(history: History, out: Path | None, report: bool = False) -> Group:
-    """The end of a run: a table of its course, its totals, and where its files are."""
+def fairness_text(found: Fairness, metric: str, names: Sequence[str] = ()) -> str:
+    """The worst client, and how far clients are apart, in a line."""
+    known = found.worst_client < len(names)
+    who = names[found.worst_client] if known else f"client {found.worst_client}"
+    jain = "" if found.jain is None else f", Jain {found.jain:.3f}"
+    return (
+        f"worst {metric_text(metric, found.worst)} ({who}), mean {metric_text(metric, found.mean)}, "
+        f"spread {metric_text(metric, found.std)}{jain}"
+    )
+
+
+def summary(history: History, out: Path | None, report: bool = False, names: Sequence[str] = ()) -> Group:
+    """The end of a run: a table of its course, its totals, and where its files are; `names` are the clients'."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column()
     s, costs = history.summary, history.costs
-    facts.add_row(
-        "accuracy", f"{percent(s['accuracy'])}  (best {percent(s['best_accuracy'])}, round {s['best_round']})"
-    )
+    metric, best = s["metric"], metric_text(s["metric"], s["best_score"])
+    facts.add_row(metric_title(metric), f"{metric_text(metric, s['score'])}  (best {best}, round {s['best_round']})")
+    others = [f"{metric_title(n)} {metric_text(n, v)}" for n, v in s["metrics"].items() if n != metric]
+    if others:
+        facts.add_row("also", ", ".join(others))
+    if history.fairness is not None:
+        facts.add_row("clients", fairness_text(history.fairness, metric, names))
     if s["target"] is not None:
         reached = s["rounds_to_target"]
-        facts.add_row(
-            "target", f"{percent(s['target'])} " + (f"reached in round {reached}" if reached else "not reached")
-        )
-    archs = next((r.arch_accuracy for r in reversed(history.records) if r.accuracy is not None), {})
+        told = f"reached in round {reached}" if reached else "not reached"
+        facts.add_row("target", f"{metric_text(metric, s['target'])} {told}")
+    archs = next((r.arch_accuracy for r in reversed(history.records) if r.loss is not None), {})
     if archs:
-        facts.add_row("by model", ", ".join(f"{arch} {percent(accuracy)}" for arch, accuracy in archs.items()))
+        facts.add_row("by model", ", ".join(f"{arch} {metric_text(metric, score)}" for arch, score in archs.items()))
     facts.add_row("method", f"{s['method']}  (buffers: {s['buffers']})")
     beside = [f"{name}'s own {100 * size / costs.bytes_up:.1f} %" for name, size in costs.slots_up.items()]
     up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
@@ -212,9 +234,9 @@ class RoundsWatcher:
         for line in refusals(record):
             self._console.print(line, style="yellow")
         if not self._console.is_terminal:
+            score = f"{metric_title(record.primary)} {metric_text(record.primary, record.score)}"
             self._console.print(
-                f"round {record.round}/{self._federation.total}"
-                f"  accuracy {percent(record.accuracy)}  loss {number(record.loss)}"
+                f"round {record.round}/{self._federation.total}  {score}  loss {number(record.loss)}"
                 f"  up {bytes_text(record.bytes_up)}  down {bytes_text(record.bytes_down)}"
                 f"  {record.seconds:.2f} s{self._part(record)}",
                 soft_wrap=True,

@@ -13,6 +13,7 @@ import typer
 
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
+from fedstrata.core.spec import parse_call
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,17 +44,18 @@ def show(
         {"dataset": dataset, "data_dir": data_dir, "partition": partition, "clients": clients, "seed": seed},
     )
     loaded, parts = deal(config)
-    found = describe(parts, loaded.train.labels(), loaded.classes)
+    classes, names = _dealt_classes(loaded)
+    found = describe(parts, loaded.labels, classes)
     if plot_to is not None:
-        plot(found.counts, plot_to, loaded.class_names, f"{dataset}, {partition}, seed {seed}")
+        plot(found.counts, plot_to, names, f"{dataset}, {partition}, seed {seed}")
     if as_json:
-        print(json.dumps({"counts": found.counts.tolist(), "classes": list(loaded.class_names), "note": loaded.note}))
+        print(json.dumps({"counts": found.counts.tolist(), "classes": list(names), "note": loaded.note}))
         return
     screen = open_screen()
     for line in _describe_dataset(dataset, loaded):
         screen.print(line)
     screen.print(f"{partition}, seed {seed}: {found}")
-    screen.print(terminal(found.counts, loaded.class_names))
+    screen.print(terminal(found.counts, names))
     if plot_to is not None:
         screen.print(f"plotted to {plot_to}")
 
@@ -95,9 +97,25 @@ def fetch_(
         print(path)
 
 
+def _dealt_classes(loaded: Dataset) -> tuple[int, tuple[str, ...]]:
+    """How many classes examples are dealt out by, and their names, if they have any."""
+    largest = int(loaded.labels.max()) + 1
+    if parse_call(loaded.task).name in ("classification", "binary"):
+        count = max(loaded.classes, len(loaded.class_names), largest)
+        return count, loaded.class_names if len(loaded.class_names) == count else ()
+    if parse_call(loaded.task).name == "regression":
+        return largest, tuple(f"tenth {number + 1}" for number in range(largest))
+    return largest, tuple(map(str, range(largest)))
+
+
 def _describe_dataset(name: str, loaded: Dataset) -> Iterator[str]:
     shape = "×".join(map(str, loaded.input_shape))
     sizes = f"{len(loaded.train):,} train and {len(loaded.test):,} test examples"
-    yield f"{name}: {sizes} of {shape}, {loaded.classes} classes"
+    task = parse_call(loaded.task).name
+    yield f"{name}: {sizes} of {shape}, {f'{loaded.classes} classes' if task == 'classification' else f'for {task}'}"
+    if task == "regression":
+        yield "dealt out by tenths of the target"
+    elif task not in ("classification", "binary"):
+        yield "dealt out by a class that stands for each example"
     if loaded.note:
         yield f"note: {loaded.note}"

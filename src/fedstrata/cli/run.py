@@ -32,7 +32,7 @@ from fedstrata.cli.report import open_in_browser
 from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
-from fedstrata.core.text import percent, plural
+from fedstrata.core.text import metric_text, metric_title, plural
 from fedstrata.errors import Diverged, Stopped, one_line
 from fedstrata.system.signals import begin_work
 
@@ -188,9 +188,11 @@ def _print_result(federation: Federation, history: History, screen: Console, wan
         return
     if wanted.quiet:
         rounds = plural(len(history.records), "round")
-        print(f"accuracy {percent(history.accuracy)} after {rounds}; files in {federation.out}")
+        metric = history.summary["metric"]
+        score = f"{metric_title(metric)} {metric_text(metric, history.score)}"
+        print(f"{score} after {rounds}; files in {federation.out}")
     else:
-        screen.print(console.summary(history, federation.out, wanted.report))
+        screen.print(console.summary(history, federation.out, wanted.report, federation.client_names))
     if federation.clock is not None:
         screen.print(console.profile(*federation.spent, len(history.records)))
 

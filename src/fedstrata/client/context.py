@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedstrata.client.compiling import CompiledForward
 from fedstrata.core.method import Method
+from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
@@ -21,6 +22,7 @@ from fedstrata.models.norms import constants, normalises_batches, running_statis
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
 from fedstrata.system.machine import compute_with
+from fedstrata.tasks.classification import Classification
 
 Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
@@ -42,6 +44,7 @@ class ModelReplica:
         channels_last: True if its convolutions want their inputs in that layout.
         own_code: True if it has modules that neither torch nor we have written.
         sample: one batch of inputs.
+        task: what it learns.
     """
 
     model: nn.Module
@@ -55,6 +58,7 @@ class ModelReplica:
     channels_last: bool
     own_code: bool
     sample: Tensor | None
+    task: Task
 
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the layout that the model's convolutions are fastest with."""
@@ -72,13 +76,13 @@ class ModelReplica:
         return reduce(torch.promote_types, kinds, torch.float32)
 
     @cached_property
-    def classes(self) -> int:
-        """How many classes the model tells apart."""
+    def width(self) -> int:
+        """How many answers the model tells apart: of a classifier, its classes."""
         if self.sample is None:
-            raise FedstrataError("a context without a sample of inputs cannot tell the number of classes")
+            raise FedstrataError("a context without a sample of inputs cannot tell what the model puts out")
         with preserve_model(self.model):  # a copy may be impossible: a model may keep something of its last step
             outputs: Tensor = self.model(self.inputs(self.sample))
-        return outputs.shape[1]
+        return self.task.width(outputs)
 
 
 @dataclass(eq=False)
@@ -88,6 +92,7 @@ class ClientContext:
     Args:
         build: makes the model of an architecture.
         method: the method that this federation runs.
+        task: what it learns.
         augment: changes training inputs, batch by batch.
         device: where training runs.
         sample: one batch of inputs, to try models on.
@@ -104,6 +109,7 @@ class ClientContext:
 
     build: Build
     method: Method
+    task: Task = field(default_factory=Classification)
     augment: Augment | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sample: Tensor | None = None
@@ -144,9 +150,10 @@ class ClientContext:
                 channels_last=bool(turned),
                 own_code=is_foreign(model),
                 sample=sample,
+                task=self.task,
             )
             if sample is not None and any(self.method.at("local")):
-                _ = self.replicas[arch].classes  # now: a technique may ask for it while FLOPs are counted
+                _ = self.replicas[arch].width  # now: a technique may ask for it while FLOPs are counted
         return self.replicas[arch]
 
     def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:

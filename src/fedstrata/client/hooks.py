@@ -128,6 +128,7 @@ def build_hooks(
                     slot=a.slots.get(t.name, {}),
                     memory=memory.get(t.name, {}),
                     rng=rng(t.name),
+                    width=lambda: replica.width,
                     counts=counts,
                     statistics=statistics,
                     outputs=outputs,

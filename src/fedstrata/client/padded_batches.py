@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedstrata.client.visit import ClientVisit, owner_of
+from fedstrata.core.parts import Parts, zeros_of
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.types import Examples
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
-from fedstrata.data.labels import check_range
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -27,6 +28,11 @@ class PaddedBatches:
     y: Tensor
     rows: Tensor | None
     steps: list[int]
+
+    @property
+    def longest(self) -> int:
+        """Steps that all clients go through, those with fewer on padding."""
+        return self.y.shape[1]
 
 
 def draw_padded(visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], compiles: bool) -> PaddedBatches:
@@ -56,7 +62,7 @@ def _draw_from_pool(
     shape: tuple[int, int, int],
     rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, labels), where one tensor holds everybody's examples: all batches are gathered from it in one go."""
+    """(inputs, targets), where one tensor holds everybody's examples: all batches are gathered from it in one go."""
     index = torch.zeros(shape, dtype=torch.int64)
     rng = torch.Generator()
     for c, visit in enumerate(visits):
@@ -71,29 +77,31 @@ def _draw_from_pool(
         for s, part in enumerate(torch.split(flat, list(sizes[c]))):
             index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
     x, y = pool.batch(index.view(-1))
-    return x.view(*shape, *x.shape[1:]), y.view(shape)
+    inputs: Any = x.unflatten(0, shape) if isinstance(x, Parts) else torch.unflatten(x, 0, shape)
+    return inputs, torch.unflatten(y, 0, shape)
 
 
 def _draw_each(
     visits: Sequence[ClientVisit], shape: tuple[int, int, int], rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, labels), batch by batch."""
+    """(inputs, targets), batch by batch."""
     inputs: Tensor | None = None
-    labels = torch.zeros(shape, dtype=torch.int64)
+    targets: Tensor | None = None
     for c, visit in enumerate(visits):
         a, examples, context = visit.assignment, visit.data, visit.context
         order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
         seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
         for s, part in enumerate(order):
             x, y = examples.batch(part, context.augment)
-            check_range(y, visit.replica.classes, owner_of(examples, a.client), part)
-            if inputs is None:
-                inputs = x.new_zeros(*shape, *x.shape[1:])
-            inputs[c, s, : len(y)], labels[c, s, : len(y)] = x, y
+            context.task.check_targets(y, visit.replica.width, owner_of(examples, a.client), part)
+            if inputs is None or targets is None:
+                inputs, targets = zeros_of(x, *shape), zeros_of(y, *shape)
+            inputs[c, s, : len(y)], targets[c, s, : len(y)] = x, y
             if rows is not None:
                 rows[c, s, : len(y)] = 1.0
     assert inputs is not None
-    return inputs, labels
+    assert targets is not None
+    return inputs, targets
 
 
 def _find_pool(data: Sequence[Examples]) -> TensorExamples | None:

@@ -30,7 +30,6 @@ from fedstrata.models.frozen_prefix import Cut
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import hook_place, stages_to, value_at
 from fedstrata.system.timing import timed
-from fedstrata.tasks.classification import task_loss
 
 Forward = Callable[[Tensor], Tensor]
 """Inputs → logits."""
@@ -48,7 +47,7 @@ class Objective:
         policy: for running statistics, in passes that a hook asks for.
         functional: True if the parameters are given to the model, False if it holds them itself.
         precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
-        task: (logits, labels) → the task's loss.
+        task: (outputs, targets) → the task's loss.
     """
 
     model: nn.Module
@@ -57,8 +56,8 @@ class Objective:
     hooks: HookSet
     policy: Buffers
     functional: bool
+    task: Callable[[Tensor, Tensor], Tensor]
     precision: Precision = "fp32"
-    task: Callable[[Tensor, Tensor], Tensor] = task_loss
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
     _silent: bool = False
@@ -221,7 +220,14 @@ class LocalSteps(ABC):
         self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, params: Tensors, moved: Tensors
     ) -> None:
         self.objective = Objective(
-            replica.model, params, replica.buffers, hooks, policy, self.functional, work.precision
+            replica.model,
+            params,
+            replica.buffers,
+            hooks,
+            policy,
+            self.functional,
+            replica.task.mean_loss,
+            work.precision,
         )
         self.hooks, self.clip, self.precision = hooks, work.clip, work.precision
         self.names = list(moved)

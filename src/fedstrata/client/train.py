@@ -17,6 +17,7 @@ from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps, CachedPrefix
 from fedstrata.client.visit import ClientVisit, owner_of, personal_names
+from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, subtract
 from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update
@@ -108,6 +109,8 @@ def _cache_prefix(visit: ClientVisit, steps: AutogradSteps, meter: CostMeter) ->
     """Compute once what lies below everything that trains, where that is wanted and there is something."""
     context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
     if not a.cache_prefix or steps.forward is not replica.model or context.augment is not None:
+        return None
+    if isinstance(replica.sample, Parts):  # tracing does not look into them
         return None
     cut = _find_cut(visit, tuple(steps.hooks.places))
     if cut is None:

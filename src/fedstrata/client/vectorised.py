@@ -27,6 +27,7 @@ from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import ClientVisit, count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
+from fedstrata.core.task import Task
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
 from fedstrata.core.types import PERSONAL, Assignment, Examples, Slots, Update, replace_fields
@@ -34,15 +35,18 @@ from fedstrata.data.batching import batch_sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running_statistics
 from fedstrata.system.timing import timed
-from fedstrata.tasks.classification import padded_task_loss
 
 
 class CannotVectorise(UsageError):
     """A technique or a layer that only works on one client at a time."""
 
 
-def check_vectorises(method: Method, model: nn.Module, sample: Tensor | None) -> None:
+def check_vectorises(method: Method, task: Task, model: nn.Module, sample: Tensor | None) -> None:
     """Raise CannotVectorise, with the reason, if this method cannot train many of these models at once."""
+    if not task.has_terms:
+        raise CannotVectorise(
+            f"the engine 'vmap' cannot train the task '{task.name}': batches are padded, and it has no loss per example"
+        )
     for technique in method.techniques:
         if overrides(technique, "local") and not technique.vectorises:
             raise CannotVectorise(
@@ -219,7 +223,7 @@ class VectorisedVisit:
                 if step == 1:  # all begin at the same place: the first pass is one product for all
                     steps.objective.params = {**params, **trained}
                 rows = None if given.rows is None else given.rows[step]
-                steps.objective.task = partial(padded_task_loss, rows)
+                steps.objective.task = partial(self.replica.task.padded_loss, rows)
                 total = total + steps.step(given.x[step], given.y[step])
                 if step + 1 in self.ends:
                     now = (clone(trained), steps.tallies, total / (step + 1))
@@ -296,9 +300,9 @@ def _train_alike(context: ClientContext, places: tuple[int, ...], visits: Sequen
         padded = draw_padded(visits, sizes, context.compile)
     ends = sorted(set(padded.steps))
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
-        ends = list(range(1, padded.x.shape[1] + 1))
+        ends = list(range(1, padded.longest + 1))
     shared = _SharedAssignment(**vars(a))
-    visit = VectorisedVisit(context.method, first.replica, shared, padded.x.shape[1], tuple(ends), idle)
+    visit = VectorisedVisit(context.method, first.replica, shared, padded.longest, tuple(ends), idle)
     tensors, dims = _stack_tensors(visits, padded)
     with one_by_one(), timed("vectorised visits"):
         delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, kind)(*tensors)
@@ -324,7 +328,7 @@ def _stack_tensors(visits: Sequence[ClientVisit], padded: PaddedBatches) -> tupl
     """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know)."""
     a, replica, context = visits[0].assignment, visits[0].replica, visits[0].context
     counts = None
-    if any(context.method.at("local")):
+    if context.task.has_classes and any(context.method.at("local")):
         counts = torch.stack([count_classes(visit.data, replica) for visit in visits])
     slots, slot_dims = _stack_slots([visit.assignment.slots for visit in visits])
     memory, memory_dims = _stack_slots([visit.memory for visit in visits])

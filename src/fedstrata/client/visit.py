@@ -17,6 +17,7 @@ from fedstrata.core.tensors import Tensors, load, match_layout
 from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
+from fedstrata.errors import UsageError
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import value_at, watch_places
 
@@ -113,9 +114,11 @@ def personal_params(assignment: Assignment, memory: Slots) -> Tensors:
 
 def count_classes(data: Examples, replica: ModelReplica) -> Tensor:
     """How many examples of each class there are."""
+    if not replica.task.has_classes:
+        raise UsageError(f"the task '{replica.task.name}' has no classes to count: a technique must say needs_classes")
     labels = data.labels()
-    check_range(labels, replica.classes, owner_of(data))
-    return torch.bincount(labels, minlength=replica.classes).to(replica.scalar_dtype)
+    check_range(labels, replica.width, owner_of(data))
+    return torch.bincount(labels, minlength=replica.width).to(replica.scalar_dtype)
 
 
 def owner_of(data: Examples, client: int | None = None) -> str:

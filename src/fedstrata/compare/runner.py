@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from fedstrata.compare.plan import Plan, Run, identity
 from fedstrata.config.schema import RunConfig, validate_settings, validate_values
 from fedstrata.config.toml import read_toml
-from fedstrata.core.results import Count, Finite
+from fedstrata.core.results import Count, Fairness, Finite
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.runs.files import read_object
 from fedstrata.runs.reader import read_records
@@ -45,9 +45,26 @@ class Result:
     seconds: Finite
     diverged: str | None = None
     notes: tuple[str, ...] = ()
+    score: Finite | None = None
+    best_score: Finite | None = None
+    metric: str = "accuracy"
+    better: Literal["higher", "lower"] = "higher"
+    metrics: dict[str, Finite | None] = field(default_factory=dict)
+    fairness: Fairness | None = None
+
+    @property
+    def worst(self) -> float | None:
+        """The primary metric of the client that is served worst, if clients are judged for themselves."""
+        return None if self.fairness is None else self.fairness.worst
+
+    @property
+    def spread(self) -> float | None:
+        """The primary metric's standard deviation over the clients, if they are judged for themselves."""
+        return None if self.fairness is None else self.fairness.std
 
 
 _RESULT = TypeAdapter(Result)
+_SCORES = ("metric", "better", "score", "best_score", "metrics", "fairness")
 
 
 def find_result(run: Run) -> Result | None:
@@ -68,6 +85,8 @@ def find_result(run: Run) -> Result | None:
     try:
         summary = read_object(run.directory / "summary.json")
         main = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}
+        main |= {"score": main["accuracy"], "best_score": main["best_accuracy"]}  # of a version that had no others
+        main |= {name: summary[name] for name in _SCORES if name in summary}
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
         about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
         return _RESULT.validate_python({**main, **costs, **about, "rounds_to_target": _rounds_to_target(run, summary)})

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -17,10 +18,10 @@ from rich.text import Text
 
 from fedstrata.compare.plan import Plan
 from fedstrata.compare.runner import News, missing
-from fedstrata.compare.table import MEASURED, Comparison, ComparisonRow, spread
+from fedstrata.compare.table import OVER_CLIENTS, Comparison, ComparisonRow, spread
 from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
-from fedstrata.core.text import bytes_text, flops_text, percent, plural
+from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_text, metric_title, plural
 from fedstrata.errors import one_line
 
 
@@ -41,11 +42,11 @@ def fitting_columns(
 
 
 def _final_text(row: ComparisonRow) -> str:
-    """The final accuracy, and how many seeds are not in it because they diverged."""
+    """The final primary metric, and how many seeds are not in it because they diverged."""
     if row.diverged_seeds and not row.sound_results:
         return "diverged"
     part = f" ({len(row.diverged_seeds)}/{len(row.results)} diverged)" if row.diverged_seeds else ""
-    return spread(row.of("accuracy")) + part
+    return spread(row.of("score"), row.metric) + part
 
 
 def _to_target_text(row: ComparisonRow) -> str:
@@ -62,9 +63,11 @@ def _mean_text(name: str, text: Callable[[float], str]) -> Callable[[ComparisonR
 
 _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing_seeds else str(len(r.seeds)),
-    "accuracy": _final_text,
-    "best": lambda r: spread(r.of("best_accuracy")),
-    "gap": lambda r: spread(r.gap),
+    "final": _final_text,
+    "best": lambda r: spread(r.of("best_score"), r.metric),
+    "worst": lambda r: spread(r.of("worst"), r.metric),
+    "spread": lambda r: spread(r.of("spread"), r.metric),
+    "gap": lambda r: spread(r.gap, r.metric),
     "to target": _to_target_text,
     "up": _mean_text("bytes_up", bytes_text),
     "down": _mean_text("bytes_down", bytes_text),
@@ -82,9 +85,37 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
         columns["buffers"] = lambda r: r.run.buffers
     unasked = {"gap"} if not comparison.has_gap else set()
     unasked |= {"to target"} if not comparison.has_target else set()
-    return columns | {name: text for name, text in _MEASURES.items() if name not in unasked}
+    unasked |= set(OVER_CLIENTS) if not comparison.has_fairness else set()
+    for name, text in _MEASURES.items():
+        if name not in unasked:
+            columns[_primary_title(comparison) if name == "final" else name] = text
+        if name == "best":
+            columns |= _other_metrics(comparison)
+    return columns
 
 
+def _primary_title(comparison: Comparison) -> str:
+    """The name of the metric that all runs are judged by."""
+    found = {row.metric for row in comparison.rows if row.results}
+    return metric_title(found.pop()) if len(found) == 1 else "score" if found else "accuracy"
+
+
+def _other_metrics(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
+    """A column for every metric that the runs are not judged by."""
+    others = [name for name in comparison.metrics if any(row.metric != name for row in comparison.rows)]
+    return {metric_title(name): partial(_metric_text, name) for name in others}
+
+
+def _metric_text(name: str, row: ComparisonRow) -> str:
+    return spread(row.of_metric(name), name)
+
+
+def _measured(comparison: Comparison) -> set[str]:
+    """The names of the columns with numbers."""
+    return {*_MEASURES, _primary_title(comparison), *_other_metrics(comparison)}
+
+
+_DISPENSABLE = ("FLOPs", "down", "up", "seconds", "best")
 _ALWAYS = ("dataset", "model", "partition", "clients", "participation", "rounds", "epochs", "steps", "batch_size", "lr")
 """Settings that are always shown; others are if they are not the default."""
 
@@ -118,10 +149,16 @@ def _exception_texts(comparison: Comparison) -> list[str]:
 
 def remarks(comparison: Comparison) -> list[str]:
     """How to read the table, and what its readers must know."""
-    how = ["accuracy and best in percent, mean ± sample standard deviation over the seeds; costs are means"]
+    primary = {row.metric for row in comparison.rows}
+    kind = " in percent" if primary <= SHARES else ""
+    title = _primary_title(comparison)
+    how = [f"{title} and best{kind}, mean ± sample standard deviation over the seeds; costs are means"]
     if comparison.has_gap:
-        how.append("gap: centralised − method in percentage points, seed by seed")
-    targets = [f"{100 * t:g} %" for t in dict.fromkeys(row.run.config.target for row in comparison.rows) if t]
+        how.append(f"gap: centralised − method{' in percentage points' if kind else ''}, seed by seed")
+    if comparison.has_fairness:
+        how.append("worst and spread: of the worst client, and the standard deviation over clients")
+    wanted = dict.fromkeys(row.run.config.target for row in comparison.rows)
+    targets = [f"{100 * t:g} %" if kind else f"{t:g}" for t in wanted if t is not None]
     if targets:
         how.append(f"to target: rounds to {' or '.join(targets)}, of the seeds that reached it")
     return ["; ".join(how), *(f"note: {note}" for note in comparison.notes)]
@@ -135,9 +172,10 @@ class SideBySide:
 
     def _table(self, names: Sequence[str]) -> Table:
         columns, rows = _columns(self.comparison), self.comparison.rows
+        measured = _measured(self.comparison)
         table = Table(expand=False)
         for name in names:
-            table.add_column(name, justify="right" if name in _MEASURES else "left", no_wrap=name in _MEASURES)
+            table.add_column(name, justify="right" if name in measured else "left", no_wrap=name in measured)
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             last = following is not None and following.run.setting != row.run.setting
             table.add_row(*(columns[name](row) for name in names), end_section=last)
@@ -148,7 +186,7 @@ class SideBySide:
             options = options.update(max_width=1000)
         names = list(_columns(self.comparison))
         table, left_out = fitting_columns(
-            console, options, names, ("FLOPs", "down", "up", "seconds", "best"), self._table
+            console, options, names, (*_other_metrics(self.comparison), *_DISPENSABLE), self._table
         )
         yield from console.render(table, options)
         for line in (settings_text(self.comparison), *remarks(self.comparison)):
@@ -163,7 +201,7 @@ def markdown(comparison: Comparison) -> str:
     cells = [list(columns), *([text(row) for text in columns.values()] for row in comparison.rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in cells]
     widths = [max(3, *(len(line[place]) for line in cells)) for place in range(len(columns))]
-    rights = [name in _MEASURES for name in columns]
+    rights = [name in _measured(comparison) for name in columns]
     lines = [[_pad(c, w, r) for c, w, r in zip(line, widths, rights, strict=True)] for line in cells]
     lines.insert(1, [f"{'-' * (w - 1)}:" if r else "-" * w for w, r in zip(widths, rights, strict=True)])
     below = [settings_text(comparison), *remarks(comparison)]
@@ -182,7 +220,7 @@ def csv_text(comparison: Comparison) -> str:
     for row in comparison.rows:
         line: dict[str, object] = {"method": row.method, **row.run.varied, "buffers": row.run.buffers}
         line |= {"seeds": len(row.results), "missing": len(row.missing_seeds), "diverged": len(row.diverged_seeds)}
-        for name in (*MEASURED, "gap"):
+        for name in (*comparison.measured, "gap"):
             found = row.gap if name == "gap" else row.of(name)
             line |= {name: found and found.mean, f"{name}_std": found and found.std}
             if name == "rounds_to_target":
@@ -253,4 +291,5 @@ def _end_text(news: News) -> str:
     if news.result.diverged is not None:
         return f"diverged after {plural(news.result.rounds, 'round')}"
     rounds = plural(news.result.rounds, "round")
-    return f"{percent(news.result.accuracy)} after {rounds}, {news.result.seconds:.1f} s"
+    found = metric_text(news.result.metric, news.result.score)
+    return f"{found} after {rounds}, {news.result.seconds:.1f} s"

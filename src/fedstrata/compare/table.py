@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstrata.compare.plan import Plan, Run
 from fedstrata.compare.runner import Result, find_result
+from fedstrata.core.text import SHARES, metric_spread
 from fedstrata.errors import FedstrataError
 
 
@@ -22,11 +23,9 @@ class Stat:
     count: int
 
 
-def spread(value: Stat | None) -> str:
-    """Mean ± standard deviation, of fractions, in percent."""
-    if value is None:
-        return "–"
-    return f"{100 * value.mean:.2f}" + ("" if value.std is None else f" ± {100 * value.std:.2f}")
+def spread(value: Stat | None, metric: str = "accuracy") -> str:
+    """Mean ± standard deviation of a metric, or of a gap in it; of shares in percent."""
+    return "–" if value is None else metric_spread(metric, value.mean, value.std)
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:
@@ -84,13 +83,25 @@ class ComparisonRow:
         """Mean and standard deviation of a field of the results; of `rounds_to_target`, where it was reached."""
         return stat(getattr(result, name) for result in self.sound_results)
 
+    def of_metric(self, name: str) -> Stat | None:
+        """Mean and standard deviation of one of the task's metrics."""
+        return stat(result.metrics.get(name) for result in self.sound_results)
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that the runs are judged by."""
+        return self.results[0].metric if self.results else "accuracy"
+
     def by_seed(self) -> dict[int, float]:
-        """Seed → final accuracy."""
-        return {result.seed: result.accuracy for result in self.sound_results if result.accuracy is not None}
+        """Seed → final primary metric."""
+        return {result.seed: result.score for result in self.sound_results if result.score is not None}
 
 
-MEASURED = ("accuracy", "best_accuracy", "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
+SCORES = ("accuracy", "best_accuracy", "score", "best_score")
+MEASURED = (*SCORES, "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
 """Fields of a Result that a table averages."""
+OVER_CLIENTS = ("worst", "spread")
+"""Those that it averages where clients are judged for themselves."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,12 @@ class Comparison:
     failures: Mapping[Path, FedstrataError]
 
     def __str__(self) -> str:
-        return "\n".join(f"{row.run.title}: {_accuracy_text(row.of('accuracy'))}" for row in self.rows)
+        return "\n".join(f"{row.run.title}: {_score_text(row)}" for row in self.rows)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics that some run has."""
+        return list(dict.fromkeys(name for row in self.rows for result in row.results for name in result.metrics))
 
     @property
     def has_gap(self) -> bool:
@@ -116,8 +132,18 @@ class Comparison:
         return any(row.run.is_reference for row in self.rows)
 
     @property
+    def has_fairness(self) -> bool:
+        """True if in some run clients are judged for themselves."""
+        return any(result.fairness is not None for row in self.rows for result in row.results)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Fields of a Result that the table averages."""
+        return (*MEASURED, *OVER_CLIENTS) if self.has_fairness else MEASURED
+
+    @property
     def has_target(self) -> bool:
-        """True if there is an accuracy to reach."""
+        """True if there is a target to reach."""
         return any(row.run.config.target is not None for row in self.rows)
 
     @property
@@ -142,7 +168,7 @@ class Comparison:
         }
 
     def _row(self, row: ComparisonRow) -> dict[str, Any]:
-        means = {name: None if (found := row.of(name)) is None else asdict(found) for name in MEASURED}
+        means = {name: None if (found := row.of(name)) is None else asdict(found) for name in self.measured}
         return {
             "method": row.method,
             "spec": row.run.config.method,
@@ -150,6 +176,8 @@ class Comparison:
             "own": dict(row.run.own),
             "buffers": row.run.buffers,
             "target": row.run.config.target,
+            "metric": row.metric,
+            "metrics": {name: asdict(s) for name in self.metrics if (s := row.of_metric(name)) is not None},
             "missing": row.missing_seeds,
             "diverged": row.diverged_seeds,
             **means,
@@ -158,11 +186,9 @@ class Comparison:
         }
 
 
-def _accuracy_text(accuracy: Stat | None) -> str:
-    if accuracy is None:
-        return "no result"
-    spread = "" if accuracy.std is None else f" ± {100 * accuracy.std:.2f}"
-    return f"{100 * accuracy.mean:.2f}{spread} %"
+def _score_text(row: ComparisonRow) -> str:
+    found = row.of("score")
+    return "no result" if found is None else spread(found, row.metric) + (" %" if row.metric in SHARES else "")
 
 
 def rows(plan: Plan, results: Mapping[Path, Result]) -> tuple[ComparisonRow, ...]:

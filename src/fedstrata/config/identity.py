@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstrata.config.schema import ADDED_LATER, RunConfig
+from fedstrata.config.schema import ADDED_LATER, Settings
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import UsageError, one_line
 
@@ -54,4 +54,4 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str,
 
 def _default(name: str) -> str | None:
     """What runs did before a field was added, as text; None for fields that were always there."""
-    return repr(RunConfig.model_fields[name].default) if name in ADDED_LATER else None
+    return repr(Settings.model_fields[name].default) if name in ADDED_LATER else None

@@ -11,6 +11,7 @@ from typing import Any
 
 TABLES: Mapping[str, tuple[str, str]] = {
     "methods": ("fedstrata.techniques", "TECHNIQUES"),
+    "tasks": ("fedstrata.tasks.registry", "TASKS"),
     "models": ("fedstrata.models.registry", "MODELS"),
     "datasets": ("fedstrata.data.datasets", "DATASETS"),
     "partitions": ("fedstrata.data.partitions", "PARTITIONS"),

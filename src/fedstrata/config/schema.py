@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fedstrata.config.registries import load_table
 from fedstrata.config.toml import lower_first, read_toml
-from fedstrata.core.spec import Buffers, bind, lookup
+from fedstrata.core.spec import Buffers, bind, lookup, settle
 from fedstrata.core.types import Precision
 from fedstrata.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
 
 RAY_ADDRESS = re.compile(r"auto|local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
 
@@ -37,6 +38,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     method: str = Field("fedavg", description="what to run, as papers write it: 'feddyn(alpha=0.1) + fedlc'")
+    task: str = Field("classification", description="what is learnt, such as 'binary' or 'regression(loss='l1')'")
     rounds: int = Field(20, ge=1, description="number of rounds")
     participation: int | float = Field(
         1.0, description="clients per round: a fraction (1.0 is all) or, without a decimal point, a number"
@@ -65,7 +67,10 @@ class Settings(BaseModel):
     device: str = Field("cpu", description="where training runs: cpu, cuda, cuda:1, mps")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     eval_clients: bool = Field(False, description="also evaluate the global model on every client's own data")
-    target: float | None = Field(None, gt=0, le=1, description="accuracy to reach, for rounds-to-target")
+    holdout: float | None = Field(
+        None, gt=0, lt=1, description="share of every client's examples that is held out, to judge the client by"
+    )
+    target: float | None = Field(None, description="accuracy, or the task's own metric, to reach: rounds-to-target")
     stop_at_target: bool = Field(False, description="end the run when the target is reached")
     checkpoint_seconds: float = Field(20.0, ge=0, description="shortest time between checkpoints")
     probe: str | None = Field(None, description="what to measure layer by layer: 'divergence cka …', or all")
@@ -119,7 +124,7 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"precision"})
+ADDED_LATER = frozenset({"holdout", "precision", "task"})
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -127,6 +132,7 @@ class SettingsKeywords(TypedDict, total=False):
     """The fields of `Settings` but for `engine`, which a federation takes itself; for type checkers and editors."""
 
     method: str | Method
+    task: str | Task
     rounds: int
     participation: int | float
     epochs: int
@@ -150,6 +156,7 @@ class SettingsKeywords(TypedDict, total=False):
     device: str
     eval_every: int
     eval_clients: bool
+    holdout: float | None
     target: float | None
     stop_at_target: bool
     checkpoint_seconds: float
@@ -163,6 +170,9 @@ class RunConfig(Settings):
     """A whole run: Settings, and where its model and data come from."""
 
     workers: int | str = Field("auto", description="clients trained at the same time; auto is one per core")
+    task: str | None = Field(  # type: ignore[assignment]
+        None, description="what is learnt, such as 'binary' or 'regression'; default: the dataset's own"
+    )
     dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
     data_dir: str | None = Field(None, description="where the data files are; default: FEDSTRATA_DATA")
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
@@ -185,13 +195,40 @@ class RunConfig(Settings):
     @classmethod
     def _resolve_public_path(cls, value: str | None) -> str | None:
         """A file's whole path, so that a run means the same from another working directory."""
-        return str(Path(value).expanduser().resolve()) if value is not None and value.endswith(".npy") else value
+        if value is not None and value.endswith(".npy"):
+            return str(Path(value).expanduser().resolve())
+        return value if value is None else settle("dataset", load_table("datasets"), value)
+
+    @field_validator("dataset")
+    @classmethod
+    def _resolve_dataset_path(cls, value: str) -> str:
+        """As for `public`."""
+        return settle("dataset", load_table("datasets"), value)
+
+    @field_validator("archs")
+    @classmethod
+    def _resolve_arch_paths(cls, value: str | None) -> str | None:
+        """As for `public`, model by model; what counts them comes after the last bracket."""
+        if value is None:
+            return None
+        ends = [(part, part.rfind(")") + 1) for part in value.split(";")]
+        return ";".join(settle("model", load_table("models"), part[:end]) + part[end:] for part, end in ends)
+
+    @field_validator("model")
+    @classmethod
+    def _resolve_model_path(cls, value: str) -> str:
+        """As for `public`."""
+        return settle("model", load_table("models"), value)
 
     @model_validator(mode="after")
     def _check_sources(self) -> RunConfig:
+        from fedstrata.config.keywords import check_target
         from fedstrata.models.submodels import shares
+        from fedstrata.tasks.registry import build_task
         from fedstrata.techniques import method
 
+        if self.task is not None:
+            check_target(build_task(self.task), self.target)
         said = method(self.method).base.buffers
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")

@@ -8,7 +8,7 @@ reports read these.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -61,20 +61,75 @@ class RoundOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fairness:
+    """How the primary metric is spread over clients, each judged by its own test examples.
+
+    Args:
+        clients: how many have one.
+        worst: of the client that the model serves worst.
+        worst_client: its number.
+        worst_tenth: mean over the tenth of clients that it serves worst, at least over one.
+        mean: over clients, each counting the same.
+        std: standard deviation over them.
+        jain: Jain's index, 1 where all are equal; None where all are 0.
+    """
+
+    clients: Count
+    worst: Real
+    worst_client: Count
+    worst_tenth: Real
+    mean: Real
+    std: Real
+    jain: Real | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalResult:
     """How good a state is; None and nothing where it was not evaluated.
 
     Args:
-        accuracy: of the global model on the test set; None in rounds without evaluation.
-        loss: mean cross-entropy on the test set.
-        arch_accuracy: architecture → accuracy of its part of the global model, where clients have different ones.
-        client_accuracy: of the global model on each client's own data, where asked for; None for clients without any.
+        accuracy: of the global model on the test set; None in rounds without evaluation, and where the task has none.
+        loss: mean loss of the task on the test set; None in rounds without evaluation.
+        metrics: all of the task's on the test set, by name; None for one that is not defined on it.
+        primary: the name of the one that the run is judged by, or `loss`.
+        better: whether more of it is better, or less.
+        arch_accuracy: architecture → primary metric of its part of the global model, where clients have different ones.
+        client_accuracy: primary metric of the global model on each client's own data, where asked for; None for clients
+            without any.
+        client_metrics: metrics and loss of the global model, or of the client's part of it, on each client's own test
+            examples; None for clients without any. None if nobody has any, or there are too many to write.
+        own_metrics: the same of each client's own model, where there is one: under `local`, and with its own running
+            statistics.
+        fairness: of the primary metric over the clients, of their own models where there are any.
     """
 
     accuracy: Real | None
     loss: Real | None
+    metrics: dict[str, Real | None] = field(default_factory=dict)
+    primary: str = "accuracy"
+    better: Literal["higher", "lower"] = "higher"
     arch_accuracy: dict[str, Real] = field(default_factory=dict)
     client_accuracy: list[Real | None] | None = None
+    client_metrics: list[dict[str, Real | None] | None] | None = None
+    own_metrics: list[dict[str, Real | None] | None] | None = None
+    fairness: Fairness | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The primary metric; None where it was not evaluated or is not defined."""
+        if self.primary == "loss":
+            return self.loss
+        return self.metrics.get(self.primary, self.accuracy if self.primary == "accuracy" else None)
+
+    @property
+    def all_metrics(self) -> dict[str, float | None]:
+        """The metrics; of runs that were made when there was but one, that one."""
+        return self.metrics or ({} if self.accuracy is None else {"accuracy": self.accuracy})
+
+    def reaches(self, target: float) -> bool:
+        """True if the primary metric is as good as the target, or better."""
+        score = self.score
+        return score is not None and (score <= target if self.better == "lower" else score >= target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,8 +108,13 @@ def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     scope = inspect.unwrap(target.__init__ if inspect.isclass(target) else target).__globals__
     # Of these alone, for other parameters and results may be torch's, which is not loaded for a look at names.
     wanted = SimpleNamespace(__annotations__={p.name: p.annotation for p in own if p.annotation is not p.empty})
-    hints = typing.get_type_hints(wanted, scope)
+    hints = typing.get_type_hints(wanted, scope, include_extras=True)
     return {p.name: (hints.get(p.name, Any), p.default) for p in own}
+
+
+def takes_others(target: Callable[..., Any]) -> bool:
+    """True if a user may give arguments of any other name, which are passed on (`**arguments`)."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 
 def summary(target: Callable[..., Any]) -> str:
@@ -119,10 +124,11 @@ def summary(target: Callable[..., Any]) -> str:
 
 def signature(target: Callable[..., Any]) -> str:
     """The arguments with their defaults, as shown by `fedstrata list`."""
-    return ", ".join(
+    shown = [
         name if default is inspect.Parameter.empty else f"{name}={_default(kind, default)}"
         for name, (kind, default) in parameters(target).items()
-    )
+    ]
+    return ", ".join(shown + ["…"] * takes_others(target))
 
 
 def _default(kind: Any, default: Any) -> str:
@@ -140,17 +146,21 @@ def lookup(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
 
 
 def bind(kind: str, table: Registry, call: Call | str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Look a call up in a table and check its arguments: (callable, keyword arguments)."""
+    """Look a call up in a table and check its arguments: (callable, keyword arguments).
+
+    Arguments of which the callable says nothing but `**arguments` are passed on as they are.
+    """
     call = parse_call(call) if isinstance(call, str) else call
     target = lookup(kind, table, call.name)
     known = parameters(target)
+    others = takes_others(target)
     if len(call.args) > len(known):
         raise UsageError(f"{kind} '{call.name}' takes at most {len(known)} arguments, not {len(call.args)}")
     given = dict(zip(known, call.args, strict=False))
     for name, value in call.kwargs:
         if name in given:
             raise UsageError(f"{kind} '{call.name}': argument '{name}' is given twice")
-        if name not in known:
+        if name not in known and not others:
             hint = did_you_mean(name, known) if known else "; it takes none"
             raise UsageError(f"{kind} '{call.name}' has no argument '{name}'{hint}")
         given[name] = value
@@ -158,8 +168,23 @@ def bind(kind: str, table: Registry, call: Call | str) -> tuple[Callable[..., An
         if default is inspect.Parameter.empty and name not in given:
             raise UsageError(f"{kind} '{call.name}' needs the argument '{name}'")
     return target, {
-        name: check(f"{kind} '{call.name}', argument '{name}'", known[name][0], value) for name, value in given.items()
+        name: check(f"{kind} '{call.name}', argument '{name}'", known[name][0], value) if name in known else value
+        for name, value in given.items()
     }
+
+
+def settle(kind: str, table: Registry, text: str) -> str:
+    """The text, with arguments that mean something else elsewhere, such as relative paths, as what they are here.
+
+    A text that names nothing stays as it is: whoever looks it up says what is wrong.
+    """
+    try:
+        call = parse_call(text)
+        target, bound = bind(kind, table, call)
+    except UsageError:
+        return text
+    given = dict(zip(parameters(target), call.args, strict=False)) | dict(call.kwargs)
+    return text if bound == given else text_of(call.name, bound)
 
 
 def check(what: str, annotation: Any, value: Any) -> Any:

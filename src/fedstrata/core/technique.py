@@ -114,6 +114,7 @@ class ClientView:
         slot: what this technique's `send` sent.
         memory: what this technique remembered on this client; empty at first.
         rng: a random stream of this technique's own.
+        width: how many answers the model tells apart: of a classifier, its classes; found when it is asked for.
         counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
         statistics: a copy of the model's running statistics as they are when it is asked for: in `local` those that the
             visit starts with, in `finish` those that it ends with. Empty under the policy `drop`.
@@ -130,6 +131,7 @@ class ClientView:
     slot: Tensors
     memory: Tensors
     rng: torch.Generator
+    width: Callable[[], int]
     counts: Callable[[], Tensor]
     statistics: Callable[[], Tensors]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
@@ -225,6 +227,8 @@ class Technique:
             own, and the run is judged by their mean.
         caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
+        needs_classes: True if it has a meaning only where each example is of one class, and the model puts out a logit
+            for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
             `view.counts()` instead of reading `view.data`, do not average over a batch's rows, sum up over the steps
@@ -242,6 +246,7 @@ class Technique:
     personalised: ClassVar[bool] = False
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:

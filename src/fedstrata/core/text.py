@@ -34,3 +34,36 @@ def number(value: float | None) -> str:
 def plural(count: int, word: str) -> str:
     """'1 round', '20 rounds'."""
     return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+SHARES = frozenset({"accuracy", "balanced_accuracy", "f1", "auroc", "average_precision", "miou", "dice"})
+"""Metrics between 0 and 1, which are written in percent."""
+TITLES = {
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+    "balanced_accuracy": "balanced accuracy",
+    "dice": "Dice",
+    "f1": "F1",
+    "mae": "MAE",
+    "miou": "mIoU",
+    "r2": "R²",
+    "rmse": "RMSE",
+}
+
+
+def metric_title(name: str) -> str:
+    """A metric's name as it is written."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """A metric's value: shares in percent, others with four digits; a dash for None."""
+    if name in SHARES or value is None:
+        return percent(value)
+    return f"{value:.4g}"
+
+
+def metric_spread(name: str, mean: float, deviation: float | None) -> str:
+    """A metric's mean ± standard deviation, of shares in percent and without the sign."""
+    factor, form = (100, ".2f") if name in SHARES else (1, ".4g")
+    return f"{factor * mean:{form}}" + ("" if deviation is None else f" ± {factor * deviation:{form}}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import torch
+from fedstrata.core.parts import PartsShape
 from fedstrata.core.spec import bind, parse_sum
 from fedstrata.core.types import Augment
 from fedstrata.errors import UsageError
@@ -128,10 +129,9 @@ def build_augment(spec: str, input_shape: Sequence[int]) -> Augment | None:
     calls = [bind("augmentation", AUGMENTS, call) for call in parse_sum(spec)]
     if all(function is none for function, _ in calls):
         return None
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise UsageError(
-            f"augmentation '{spec}' needs images (channels, height, width), not inputs of shape {tuple(input_shape)}"
-        )
+    if isinstance(input_shape, PartsShape) or len(input_shape) != 3 or min(input_shape) < 1:
+        shape = input_shape if isinstance(input_shape, PartsShape) else tuple(input_shape)
+        raise UsageError(f"augmentation '{spec}' needs images (channels, height, width), not inputs of shape {shape}")
     channels, height, width = input_shape
     steps = [step for function, given in calls for step in function((channels, height, width), **given)]
     return Augmentation(tuple(steps))

@@ -1,11 +1,10 @@
-"""Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and the two datasets that need no files.
+"""Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and a dataset that is drawn.
 
 Every entry is a function of the data folder; the arguments a user may give are its keyword-only ones.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -14,17 +13,21 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.spec import bind
 from fedstrata.data.examples import Dataset, TensorExamples
-from fedstrata.data.readers.build import image_dataset, join_notes
+from fedstrata.data.readers.build import join_notes
 from fedstrata.data.readers.cifar import cifar10, cifar100
+from fedstrata.data.readers.csv_table import csv_table
+from fedstrata.data.readers.digits import digits, digits_segmentation
+from fedstrata.data.readers.hospitals import breast_cancer, diabetes, heart_disease
 from fedstrata.data.readers.idx import fashion_mnist, mnist
 from fedstrata.data.readers.leaf import femnist
+from fedstrata.data.readers.npz_file import npz
+from fedstrata.data.readers.own_code import python
 from fedstrata.data.readers.photos import cinic10, svhn, tiny_imagenet
+from fedstrata.data.readers.picture_folder import folder
 from fedstrata.data.readers.shakespeare import shakespeare
 from fedstrata.errors import UsageError
 
@@ -42,43 +45,6 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
     loader, arguments = bind("dataset", DATASETS, name)
     dataset: Dataset = loader(None if data_dir is None else Path(data_dir), **arguments)
     return dataset
-
-
-def digits(data_dir: Path | None) -> Dataset:
-    """Small handwritten digits that come with scikit-learn, 1×8×8, 10 classes, 1,442 / 355; needs no files.
-
-    Upstream's values 0 to 16 are multiplied by 15, which uint8 holds exactly. Every fifth image of each
-    class, in upstream's order, is a test image.
-
-    Args:
-        data_dir: not needed.
-    """
-    images, labels = _digits()
-    pixels = (images * 15).astype(np.uint8).reshape(-1, 1, 8, 8)
-    labels = labels.astype(np.int64)
-    held_out = np.zeros(len(labels), bool)
-    for digit in range(10):
-        held_out[np.flatnonzero(labels == digit)[4::5]] = True
-    train, test = ((pixels[part], labels[part]) for part in (~held_out, held_out))
-    return image_dataset("digits", train, test, tuple(str(digit) for digit in range(10)))
-
-
-def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(images of 64 pixels from 0 to 16, labels), as scikit-learn ships them.
-
-    Its file is read without importing it, which would take longer than a small run's first round.
-    """
-    spec = importlib.util.find_spec("sklearn")
-    places = [] if spec is None else spec.submodule_search_locations or []
-    for place in places:
-        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
-        if path.exists():
-            rows = np.loadtxt(path, delimiter=",")
-            return rows[:, :-1], rows[:, -1]
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return images, labels
 
 
 def synthetic(
@@ -196,6 +162,7 @@ def _resize(dataset: Dataset, side: int | None) -> Dataset:
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": with_image_options(digits),
+    "digits-segmentation": digits_segmentation,
     "synthetic": synthetic,
     "mnist": with_image_options(mnist),
     "fashion-mnist": with_image_options(fashion_mnist),
@@ -206,5 +173,12 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "tiny-imagenet": with_image_options(tiny_imagenet),
     "femnist": femnist,
     "shakespeare": shakespeare,
+    "heart-disease": heart_disease,
+    "diabetes": diabetes,
+    "breast-cancer": breast_cancer,
+    "csv": csv_table,
+    "npz": npz,
+    "folder": folder,
+    "python": python,
 }
 """Every dataset by name: a function of the data folder and the arguments a user may give."""

@@ -5,26 +5,33 @@ Images stay uint8 and are scaled per batch; a client's part of a shared dataset 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 
 from fedstrata.core.lazy import functional, torch
+from fedstrata.core.parts import Parts, stack_inputs, zeros_of
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples
-from fedstrata.data.labels import class_numbers, class_of
+from fedstrata.data.labels import read_classes
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+ReadTargets = Callable[[Any, str, Any], "Tensor"]
+"""(targets as somebody gave them, whose they are, their places or None) → a tensor, or a refusal."""
+
+
 @dataclass(frozen=True, eq=False)
 class TensorExamples:
-    """Examples held in tensors: `x` (uint8 images, floats or integer tokens) and integer labels `y`.
+    """Examples held in tensors: `x` (uint8 images, floats or integer tokens) and targets `y`, mostly integer labels.
+
+    `x` may also be `Parts`, several tensors by name or by position.
 
     `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images.
     """
@@ -40,8 +47,8 @@ class TensorExamples:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise UsageError(f"{len(self.x)} examples but {len(self.y)} labels")
-        if self.y.dtype != torch.int64 or self.y.dim() != 1:
-            object.__setattr__(self, "y", class_numbers(self.y, signed=True))
+        if self.y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+            object.__setattr__(self, "y", self.y.long())
         if self.x.dtype == torch.uint8 and self.mean:
             shape = (-1,) + (1,) * (self.x.dim() - 2)
             object.__setattr__(self, "_shift", torch.tensor(self.mean).mul(255).view(shape))
@@ -133,11 +140,12 @@ def sizes(clients: Sequence[Examples]) -> Callable[[int], int]:
 class MapExamples:
     """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read.
 
-    The refusal of a label that is none says `whose` it is, such as "client 3".
+    The refusal of a label that is none says `whose` it is, such as "client 3"; `read` tells what a label is.
     """
 
     dataset: Any
     whose: str = ""
+    read: ReadTargets = read_classes
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -146,18 +154,14 @@ class MapExamples:
         """Inputs and labels of the examples at `index`, read one by one."""
         places = index.tolist()
         rows = [self.dataset[i] for i in places]
-        x = torch.stack([torch.as_tensor(row[0]) for row in rows])
+        x = stack_inputs([row[0] for row in rows])
         x = x.float().div_(255) if x.dtype == torch.uint8 else x
-        return (x if augment is None else augment(x)), self._classes([row[1] for row in rows], places)
+        return (x if augment is None else augment(x)), self.read([row[1] for row in rows], self.whose, places)
 
     def labels(self) -> Tensor:
         """All labels, in order; every example is read."""
         places = range(len(self.dataset))
-        return self._classes([self.dataset[i][1] for i in places], places)
-
-    def _classes(self, labels: Iterable[Any], places: Sequence[int]) -> Tensor:
-        found = [class_of(label, self.whose, place) for label, place in zip(labels, places, strict=True)]
-        return torch.tensor(found, dtype=torch.int64)
+        return self.read([self.dataset[i][1] for i in places], self.whose, places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +170,7 @@ class CheckedExamples:
 
     examples: Examples
     whose: str = ""
+    read: ReadTargets = read_classes
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -173,11 +178,11 @@ class CheckedExamples:
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Inputs and labels of the examples at `index`."""
         x, y = self.examples.batch(index, augment)
-        return x, class_numbers(y, self.whose, index)
+        return x, self.read(y, self.whose, index)
 
     def labels(self) -> Tensor:
         """All labels, in order."""
-        return class_numbers(self.examples.labels(), self.whose)
+        return self.read(self.examples.labels(), self.whose, None)
 
 
 class LazyExamples:
@@ -186,23 +191,23 @@ class LazyExamples:
     It must make the same examples every time. What it draws from global random generators changes nobody else's.
     """
 
-    def __init__(self, load: Callable[[], Any], whose: str = "") -> None:
-        self._load, self.whose = load, whose
+    def __init__(self, load: Callable[[], Any], whose: str = "", read: ReadTargets = read_classes) -> None:
+        self._load, self.whose, self.read = load, whose, read
         self._made: Examples | None = None
         self._size: int | None = None
 
     def __getstate__(self) -> Any:
-        return self._load, self._size, self.whose
+        return self._load, self._size, self.whose, self.read
 
     def __setstate__(self, state: Any) -> None:
-        self._load, self._size, self.whose = state
+        self._load, self._size, self.whose, self.read = state
         self._made = None
 
     def open(self) -> Examples:
         """The examples themselves."""
         if self._made is None:
             with preserve_rng():
-                self._made = as_examples(self._load(), self.whose)
+                self._made = as_examples(self._load(), self.whose, self.read)
             self._size = len(self._made)
         return self._made
 
@@ -223,6 +228,35 @@ class LazyExamples:
 
 
 @dataclass(frozen=True, eq=False)
+class SelectedExamples:
+    """Some of a party's examples, by their places; only the places are held."""
+
+    examples: Examples
+    index: Tensor
+
+    @property
+    def whose(self) -> str:
+        """Of whom a refusal speaks."""
+        return getattr(self.examples, "whose", "")
+
+    def forget(self) -> None:
+        """Keep nothing that a function made."""
+        if isinstance(self.examples, LazyExamples):
+            self.examples.forget()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index` among those selected."""
+        return self.examples.batch(self.index[index], augment)
+
+    def labels(self) -> Tensor:
+        """All labels, in order."""
+        return self.examples.labels()[self.index]
+
+
+@dataclass(frozen=True, eq=False)
 class JoinedExamples:
     """Several parties' examples as those of one, one party after the other."""
 
@@ -237,14 +271,16 @@ class JoinedExamples:
         """Inputs and labels of the examples at `index`, in its order, whoever holds them."""
         owner = torch.searchsorted(self.ends, index, right=True)
         x: Tensor | None = None
-        y = torch.zeros(len(index), dtype=torch.int64)
+        y: Tensor | None = None
         for part in sorted(set(owner.tolist())):
             rows = torch.nonzero(owner == part).flatten()
             begin = int(self.ends[part - 1]) if part else 0
             theirs, labels = self.parts[part].batch(index[rows] - begin, augment)
-            x = theirs.new_zeros(len(index), *theirs.shape[1:]) if x is None else x
+            x = zeros_of(theirs, len(index)) if x is None else x
+            y = labels.new_zeros(len(index), *labels.shape[1:]) if y is None else y
             x[rows], y[rows] = theirs, labels
         assert x is not None
+        assert y is not None
         return x, y
 
     def labels(self) -> Tensor:
@@ -300,6 +336,9 @@ def labels_at_hand(examples: Examples) -> Tensor | None:
     """All labels, where reading them means reading no inputs; else None."""
     if isinstance(examples, LazyExamples):
         return labels_at_hand(examples.open())
+    if isinstance(examples, SelectedExamples):
+        known = labels_at_hand(examples.examples)
+        return None if known is None else known[examples.index]
     if isinstance(examples, TensorExamples):
         return examples.labels()
     if not isinstance(examples, MapExamples):
@@ -308,50 +347,69 @@ def labels_at_hand(examples: Examples) -> Tensor | None:
     if isinstance(rows, list | tuple):
         return examples.labels()
     if isinstance(rows, torch.utils.data.TensorDataset) and len(rows.tensors) > 1:
-        return class_numbers(rows.tensors[1], examples.whose)
+        return examples.read(rows.tensors[1], examples.whose, None)
     if isinstance(rows, torch.utils.data.Subset):
         whole = rows.dataset
         if isinstance(whole, torch.utils.data.TensorDataset) and len(whole.tensors) > 1:
-            return class_numbers(whole.tensors[1][list(rows.indices)], examples.whose)
+            return examples.read(whole.tensors[1][list(rows.indices)], examples.whose, None)
     return None
 
 
-def as_examples(data: Any, whose: str = "") -> Examples:
+def as_examples(data: Any, whose: str = "", read: ReadTargets = read_classes) -> Examples:
     """Whatever a user hands over for one client: Examples, an (x, y) pair of tensors, a map-style Dataset.
 
-    Or a function without arguments that returns one of these. The refusal of a label that is none says `whose` it is.
+    Or a function without arguments that returns one of these. `read` makes targets of what stands for them; its refusal
+    says `whose` they are.
     """
-    if isinstance(data, TensorExamples | LazyExamples | JoinedExamples | CheckedExamples):
+    if isinstance(data, TensorExamples):
+        return _read_again(data, whose, read)
+    if isinstance(data, LazyExamples | SelectedExamples | JoinedExamples | CheckedExamples):
         return data
     if isinstance(data, MapExamples):
-        return data if data.whose else MapExamples(data.dataset, whose)
+        return MapExamples(data.dataset, data.whose or whose, read)
     if isinstance(data, Examples):
-        return CheckedExamples(data, whose)
+        return CheckedExamples(data, whose, read)
     arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
         and len(data) == 2
-        and isinstance(data[0], arrays)
+        and isinstance(data[0], arrays | Mapping | tuple | Parts)
         and isinstance(data[1], arrays | list)
     ):
-        return TensorExamples(torch.as_tensor(data[0]), class_numbers(data[1], whose))
+        return TensorExamples(_as_inputs(data[0]), read(data[1], whose, None))
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return MapExamples(data, whose)
+        return MapExamples(data, whose, read)
     if callable(data) and not isinstance(data, type):
-        return LazyExamples(data, whose)
+        return LazyExamples(data, whose, read)
     raise UsageError(f"a client's data is a pair of tensors or a map-style Dataset, not {type(data).__name__}")
 
 
-def per_client(clients: Sequence[Any]) -> Sequence[Examples]:
+def _as_inputs(given: Any) -> Any:
+    """A tensor, or several by name or by position."""
+    if isinstance(given, Parts):
+        return given
+    return Parts.of(given) if isinstance(given, Mapping | tuple) else torch.as_tensor(given)
+
+
+def _read_again(data: TensorExamples, whose: str, read: ReadTargets) -> TensorExamples:
+    """The examples with targets as they are to be; most are, and stay the same object."""
+    if data.y.dtype == torch.int64 and data.y.dim() == 1 and read is read_classes:
+        return data
+    found = read(data.y, whose, None)
+    return data if found.dtype == data.y.dtype and found.shape == data.y.shape else replace(data, y=found)
+
+
+def per_client(clients: Sequence[Any], read: ReadTargets = read_classes) -> Sequence[Examples]:
     """Whatever a user hands over for all clients, as one Examples for each."""
     if isinstance(clients, Split):
-        return clients
+        whole = _read_again(clients.whole, "all data", read)
+        return clients if whole is clients.whole else replace(clients, whole=whole)
     if isinstance(clients, tuple) and len(clients) == 2 and all(isinstance(c, torch.Tensor) for c in clients):
         raise UsageError(
             "clients is a list with one entry per client, and this is one pair of tensors: write [(x, y)] for a single "
             "client"
         )
-    return [as_examples(data, f"client {number}") for number, data in enumerate(clients)]
+    return [as_examples(data, f"client {number}", read) for number, data in enumerate(clients)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,6 +425,9 @@ class Dataset:
         groups: the natural clients, one index tensor into `train` each (a writer, a role); empty where there are none.
         group_names: one name per natural client.
         note: what a reader of results must know, such as which part of the dataset was found; shown in a run's header.
+        task: what it is for, such as `regression`.
+        deal_by: a class per training example to deal them out by, where targets are none.
+        test_groups: the natural clients' own parts of `test`, in the order of `groups`; empty where nobody knows.
     """
 
     name: str
@@ -377,6 +438,14 @@ class Dataset:
     groups: tuple[Tensor, ...] = ()
     group_names: tuple[str, ...] = ()
     note: str = ""
+    task: str = "classification"
+    deal_by: Tensor | None = None
+    test_groups: tuple[Tensor, ...] = ()
+
+    @property
+    def labels(self) -> Tensor:
+        """A class per training example, to deal them out by: its label, or what stands for it."""
+        return self.train.labels() if self.deal_by is None else self.deal_by
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def class_numbers(labels: Any, whose: str = "", index: Tensor | None = None, sig
     except (TypeError, ValueError, RuntimeError, OverflowError):  # such as words
         raise _refusal(labels[0] if len(labels) else labels, whose, None) from None
     if given.dim() != 1 or given.is_complex():
-        raise UsageError(f"labels are whole numbers, one for each example{_place(whose, None)}, not {_shape(given)}")
+        raise UsageError(f"labels are whole numbers, one for each example{place_of(whose, None)}, not {_shape(given)}")
     found = given.long()
     if given.is_floating_point():
         wrong = ~given.isfinite() | (given.frac() != 0) | (given.abs() >= 2.0**62)
@@ -46,6 +46,15 @@ def class_numbers(labels: Any, whose: str = "", index: Tensor | None = None, sig
         row = int((found < 0).nonzero()[0])
         raise _refusal(given[row].item(), whose, _at(row, index))
     return found
+
+
+def read_classes(labels: Any, whose: str = "", index: Any = None) -> Tensor:
+    """Several examples' labels: a tensor or array of them, or a list with an entry per example, whatever it is."""
+    if index is None or not isinstance(labels, list):
+        return class_numbers(labels, whose, index)
+    places = [int(place) for place in index]
+    found = [class_of(label, whose, place) for label, place in zip(labels, places, strict=True)]
+    return torch.tensor(found, dtype=torch.int64)
 
 
 class UnknownClass(UsageError):
@@ -60,8 +69,8 @@ class UnknownClass(UsageError):
 
     def at(self, whose: str, labels: Tensor, index: Tensor | None = None) -> UsageError:
         """Where the label is among others, which may be those at an index."""
-        row = int((labels == self.label).nonzero()[0])
-        return UsageError(_unknown(self.label, self.outputs, _place(whose, _at(row, index))))
+        row = int((labels == self.label).nonzero()[0, 0])
+        return UsageError(_unknown(self.label, self.outputs, place_of(whose, _at(row, index))))
 
 
 def check_range(labels: Tensor, outputs: int, whose: str = "", index: Tensor | None = None) -> None:
@@ -88,13 +97,14 @@ def _one(label: Any) -> bool:
 
 def _refusal(label: Any, whose: str, row: int | None) -> UsageError:
     shown = _shape(label) if isinstance(label, torch.Tensor | np.ndarray) else one_line(repr(label), 60)
-    return UsageError(f"labels are whole numbers from 0 on, one for each example, not {shown}{_place(whose, row)}")
+    return UsageError(f"labels are whole numbers from 0 on, one for each example, not {shown}{place_of(whose, row)}")
 
 
 def _shape(label: Any) -> str:
     return f"an array of shape {list(label.shape)}"
 
 
-def _place(whose: str, row: int | None) -> str:
+def place_of(whose: str, row: int | None = None) -> str:
+    """` (client 3, example 7)`, as far as it is known."""
     parts = [whose] * bool(whose) + ([] if row is None else [f"example {row}"])
     return f" ({', '.join(parts)})" if parts else ""

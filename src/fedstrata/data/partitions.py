@@ -33,7 +33,7 @@ Labels: TypeAlias = "Tensor | NDArray[Any] | Sequence[int]"
 NOBODY = -1
 """The owner of an example that no client holds (only `natural` with fewer clients than groups leaves any)."""
 
-NATURAL_DATASETS = {"femnist": "its writers", "shakespeare": "its roles"}
+NATURAL_DATASETS = {"femnist": "its writers", "shakespeare": "its roles", "heart-disease": "its hospitals"}
 """Datasets that come with natural clients, for the sentence that refuses the others."""
 
 _STREAM = 0x706172746974696F  # keeps these draws apart from every other stream made from the same seed
@@ -231,8 +231,9 @@ def natural(task: PartitionTask) -> Ints:
     all.
     """
     if not task.groups:
-        known = " and ".join(f"{name} ({what})" for name, what in NATURAL_DATASETS.items())
-        raise UsageError(f"partition 'natural': this dataset has no natural clients; {known} have them")
+        *known, last = [f"{name} ({what})" for name, what in NATURAL_DATASETS.items()]
+        others = f"{', '.join(known)} and {last}"
+        raise UsageError(f"partition 'natural': this dataset has no natural clients; {others} have them")
     if task.clients > len(task.groups):
         raise UsageError(f"partition 'natural': the dataset has {len(task.groups)} natural clients, not {task.clients}")
     chosen: Sequence[int] = range(len(task.groups))

@@ -72,6 +72,7 @@ _LEAF = "make LEAF's (the TalwalkarLab/leaf repository, data/{0}, preprocess.sh 
 
 ELSEWHERE: dict[str, str] = {
     "femnist": _LEAF.format("femnist") + " and give the folder that holds its train/ and test/",
+    "heart-disease": "take the four files processed.*.data from the UCI Machine Learning Repository (Heart Disease)",
     "shakespeare": _LEAF.format("shakespeare")
     + " or take plays in Jon Bosak's XML (the shakespeare corpus of nltk_data is such a zip)",
 }

@@ -361,7 +361,7 @@ def no_learning(saved: SavedRun) -> Evidence | None:
     """How far accuracy is above guessing the most frequent class, as a share of the way to 1."""
     rated = [record for record in saved.records if finite_numbers([record.accuracy])]
     classes, counts = saved.facts.get("classes"), saved.facts.get("counts", [])
-    if not rated or not classes or rated[-1].round * steps_per_visit(saved) < WARM:
+    if not rated or rated[-1].primary != "accuracy" or not classes or rated[-1].round * steps_per_visit(saved) < WARM:
         return None
     totals = [sum(column) for column in zip(*counts, strict=True)]
     chance = max(totals) / sum(totals) if sum(totals) else 1 / classes

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
+from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes
@@ -21,7 +22,7 @@ from fedstrata.engines.protocol import Recall
 from fedstrata.engines.tensor_store import TensorStore
 from fedstrata.engines.worker import EvaluateTask, Failure, TensorRefs, VisitSpec
 from fedstrata.errors import FedstrataError
-from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, combine_scores
+from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, Scores, combine_scores
 from fedstrata.system.timing import Clock, timed
 
 QUEUE = 2
@@ -76,8 +77,8 @@ W = TypeVar("W", bound=Worker)
 class _PoolEvaluation:
     """An evaluation under way; it begins anew if the workers are ended in between."""
 
-    def __init__(self, pool: WorkerPool[Any], request: EvalRequest, examples: int, parts: int) -> None:
-        self._pool, self._request, self._examples = pool, request, examples
+    def __init__(self, pool: WorkerPool[Any], request: EvalRequest, task: Task, parts: int) -> None:
+        self._pool, self._request, self._task = pool, request, task
         self._scores: list[BatchScore | None] = [None] * parts
         self._error: BaseException | None = None
         self._begin()
@@ -97,15 +98,15 @@ class _PoolEvaluation:
         for part, result in zip(parts, scores, strict=True):
             self._scores[part] = result
 
-    def __call__(self) -> tuple[float, float]:
-        """(accuracy, mean loss), when it is done."""
+    def __call__(self) -> Scores:
+        """The scores, when it is done."""
         while None in self._scores:
             if self._error is not None:
                 raise self._error
             if self._era != self._pool.era:
                 self._begin()
             self._pool.pump()
-        return combine_scores([result for result in self._scores if result is not None], self._examples)
+        return combine_scores(self._task, [result for result in self._scores if result is not None])
 
 
 class WorkerPool(ABC, Generic[W]):
@@ -348,10 +349,10 @@ class WorkerPool(ABC, Generic[W]):
             for a, memory in zip(assignments, memories, strict=True)
         ]
 
-    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Begin to evaluate on the test set; what is returned waits for the result. Training goes on beside it."""
         assert self._test is not None
-        return _PoolEvaluation(self, request, len(self._test), len(eval_batches(self._test, request.policy)))
+        return _PoolEvaluation(self, request, self._context.task, len(eval_batches(self._test, request.policy)))
 
     def queue_evaluation(
         self,

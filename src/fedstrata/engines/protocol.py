@@ -13,7 +13,7 @@ from fedstrata.core.types import Slots
 
 if TYPE_CHECKING:
     from fedstrata.core.types import Assignment, Visit
-    from fedstrata.evaluation.evaluate import EvalRequest
+    from fedstrata.evaluation.evaluate import EvalRequest, Scores
     from fedstrata.system.timing import Clock
 
 Recall = Callable[[int], Slots]
@@ -76,11 +76,11 @@ class Engine(Protocol):
         """
         ...
 
-    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Begin to evaluate a model on the test set, and return at once.
 
         Returns:
-            A function that waits for the result, (accuracy, mean loss), and raises what went wrong. It may be called
+            A function that waits for the result, and raises what went wrong. It may be called
             after later rounds were run, and after `close`, but it is called at most once.
         """
         ...

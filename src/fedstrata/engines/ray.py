@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ClientContext
+from fedstrata.core.parts import Parts
 from fedstrata.core.types import Assignment, Examples, Slots, Update
-from fedstrata.data.examples import LazyExamples, Split, TensorExamples
+from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import MAX_DEATHS, PoolTask, Worker, WorkerPool
@@ -77,7 +78,13 @@ class Rows:
 
     def open(self) -> TensorExamples:
         """The examples, in memory of this process: what Ray hands over must not be written to."""
-        return TensorExamples(torch.from_numpy(self.x.copy()), torch.from_numpy(self.y.copy()), self.mean, self.std)
+        x: Any = self.x.map(_own_tensor) if isinstance(self.x, Parts) else _own_tensor(self.x)
+        return TensorExamples(x, _own_tensor(self.y), self.mean, self.std)
+
+
+def _own_tensor(array: Any) -> Tensor:
+    """An array as a tensor in memory of this process."""
+    return torch.from_numpy(array.copy())
 
 
 def pack_examples(data: Examples) -> Rows | Examples:
@@ -86,9 +93,14 @@ def pack_examples(data: Examples) -> Rows | Examples:
         return data
     x, y = (data.x, data.y) if data.index is None else (data.x[data.index], data.y[data.index])
     try:
-        return Rows(x.contiguous().numpy(), y.contiguous().numpy(), data.mean, data.std)
+        inputs = x.map(_as_array) if isinstance(x, Parts) else _as_array(x)
+        return Rows(inputs, _as_array(y), data.mean, data.std)
     except TypeError:  # of numbers that NumPy does not know; a copy, for torch would pickle all that a view is part of
         return TensorExamples(x.clone(), y.clone(), data.mean, data.std)
+
+
+def _as_array(tensor: Tensor) -> Any:
+    return tensor.contiguous().numpy()
 
 
 def unpack_examples(data: Rows | Examples) -> Examples:
@@ -222,7 +234,7 @@ class RayActors(WorkerPool[_Actor]):
             workers = workers or cluster.room(self._ray.cluster_resources())
         super().__init__(context, clients, test, workers, threads, trainer)
         for data in () if isinstance(clients, Split) else clients:
-            if isinstance(data, LazyExamples):
+            if isinstance(data, LazyExamples | SelectedExamples):
                 data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
         self._queues: list[list[tuple[int, int, PoolTask]]] = [[] for _ in range(workers)]

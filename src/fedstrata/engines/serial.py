@@ -13,7 +13,7 @@ from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
-from fedstrata.evaluation.evaluate import EvalRequest, evaluate
+from fedstrata.evaluation.evaluate import EvalRequest, Scores, evaluate
 from fedstrata.system.timing import Clock
 
 
@@ -53,7 +53,7 @@ class Serial:
                     yield arrived.pop(position)
                     position += 1
 
-    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """A function that evaluates on the test set when it is called."""
         assert self.test is not None
         test = self.test

@@ -22,4 +22,4 @@ def build_vmap(request: EngineRequest) -> Engine:
 def check_models(context: ClientContext) -> None:
     """Refuse models and methods that cannot be vectorised."""
     for arch in context.archs:
-        check_vectorises(context.method, context.build(arch), context.sample)
+        check_vectorises(context.method, context.task, context.build(arch), context.sample)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
 
 from fedstrata.client.context import ClientContext
 from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
+from fedstrata.core.task import Task
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
-from fedstrata.evaluation.evaluate import EvalRequest, evaluate
+from fedstrata.evaluation.evaluate import EvalRequest, Scores, describe, evaluate
+from fedstrata.evaluation.fairness import fairness_of
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
 
-Evaluate = Callable[[EvalRequest], Callable[[], tuple[float, float]]]
-"""Begins to evaluate on the test set; what it returns waits for (accuracy, mean loss)."""
+MOST_CLIENTS = 1000
+"""Clients whose metrics are written one by one; of more of them the fairness alone."""
+ClientMetrics = list[dict[str, float | None] | None]
+Evaluate = Callable[[EvalRequest], Callable[[], Scores]]
+"""Begins to evaluate on the test set; what it returns waits for the scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +39,7 @@ class Evaluator:
         clients: their examples.
         recall: (state, client) → what the client remembers.
         on_clients: also evaluate every client's part of the global model on its own examples.
+        tests: the clients' own test examples, None for a client without any; None if nobody has any.
     """
 
     method: Method
@@ -43,42 +51,86 @@ class Evaluator:
     clients: Sequence[Examples]
     recall: Callable[[ServerState, int], Slots]
     on_clients: bool
+    tests: Sequence[Examples | None] | None = None
+
+    @property
+    def nothing(self) -> EvalResult:
+        """Of a round that is not evaluated."""
+        task = self.context.task
+        return EvalResult(accuracy=None, loss=None, primary=task.primary, better=better(task))
+
+    def describe(self, state: ServerState, test: Examples) -> dict[str, Any]:
+        """What a report shows of the global model beside its metrics; nothing where every client has its own."""
+        if self.method.personalised:
+            return {}
+        seed = derive(self.seed, "evaluate", state.round - 1)
+        request = EvalRequest(state.params, state.buffers, self.method.buffers, seed)
+        return describe(self.context.replica(""), request, test)
 
     def begin(self, state: ServerState) -> Callable[[], EvalResult]:
         """Begin to evaluate a state; what is returned waits for the result."""
-        seed, policy = derive(self.seed, "evaluate", state.round - 1), self.method.buffers
+        seed = derive(self.seed, "evaluate", state.round - 1)
         if self.method.personalised:
             return lambda: self._everybody(state, seed)
         whole = self.architectures[""]
         parts = {
-            arch: self.evaluate(
-                EvalRequest(
-                    {n: state.params[n] for n in held.params},
-                    {n: state.buffers[n] for n in held.buffers},
-                    policy,
-                    seed,
-                    arch,
-                )
-            )
+            arch: self.evaluate(self._part(state, arch, seed))
             for arch, held in self.architectures.items()
             if not arch or held.params != whole.params
         }
 
         def wait() -> EvalResult:
-            scores = {arch: part() for arch, part in parts.items()}
-            accuracy, loss = scores[""]
-            archs = {arch: scores.get(arch, scores[""])[0] for arch in self.architectures if arch}
-            return EvalResult(
-                accuracy=accuracy, loss=loss, arch_accuracy=archs, client_accuracy=self._on_clients(state)
-            )
+            task, scores = self.context.task, {arch: part() for arch, part in parts.items()}
+            found = {arch: scores.get(arch, scores[""]).primary(task) for arch in self.architectures if arch}
+            archs = {arch: value for arch, value in found.items() if value is not None}
+            return self._result(scores[""], state, archs)
 
         return wait
 
     def _everybody(self, state: ServerState, seed: int) -> EvalResult:
         """The mean over all clients' own models."""
         scores = [self.evaluate(self._own(state, client, seed))() for client in self.sampler.everybody]
-        accuracy, loss = (sum(column) / len(scores) for column in zip(*scores, strict=True))
-        return EvalResult(accuracy=accuracy, loss=loss, client_accuracy=self._on_clients(state))
+        metrics = {name: mean_of([one.metrics[name] for one in scores]) for name in scores[0].metrics}
+        return self._result(Scores(sum(one.loss for one in scores) / len(scores), metrics), state, {})
+
+    def _result(self, scores: Scores, state: ServerState, archs: dict[str, float]) -> EvalResult:
+        in_common, own = self._on_tests(state)
+        task = self.context.task
+        each = [None if found is None else found.get(task.primary) for found in own or in_common or ()]
+        told = len(each) <= MOST_CLIENTS
+        return EvalResult(
+            accuracy=scores.metrics.get("accuracy"),
+            loss=scores.loss,
+            metrics=scores.metrics,
+            primary=task.primary,
+            better=better(task),
+            arch_accuracy=archs,
+            client_accuracy=self._on_clients(state),
+            client_metrics=in_common if told else None,
+            own_metrics=own if told else None,
+            fairness=fairness_of(each, task.primary in task.lower_is_better),
+        )
+
+    def _on_tests(self, state: ServerState) -> tuple[ClientMetrics | None, ClientMetrics | None]:
+        """(of the global model, of the clients' own models where there are any), on each client's own test examples."""
+        if self.tests is None:
+            return None, None
+        owned = not self.method.centralised and (self.method.personalised or self.method.buffers == "local")
+        in_common: ClientMetrics = []
+        own: ClientMetrics = []
+        for client, examples in enumerate(self.tests):
+            seed = derive(self.seed, "evaluate", state.round - 1, client)
+            in_common.append(self._judge(self._part(state, self.sampler.arch_of(client), seed), examples))
+            if owned:
+                own.append(self._judge(self._own(state, client, seed), examples))
+        return in_common, own if owned else None
+
+    def _judge(self, request: EvalRequest, examples: Examples | None) -> dict[str, float | None] | None:
+        """All metrics of a model on some examples, with the loss; None where there are no examples."""
+        if examples is None or not len(examples):
+            return None
+        found = evaluate(self.context.replica(request.arch), request, examples)
+        return {**found.metrics, "loss": found.loss if isfinite(found.loss) else None}
 
     def _on_clients(self, state: ServerState) -> list[float | None] | None:
         """Every client's part of the global model on its own data."""
@@ -87,17 +139,33 @@ class Evaluator:
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
             request = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
-            per_client.append(
-                evaluate(self.context.replica(request.arch), request, examples)[0] if len(examples) else None
-            )
+            replica = self.context.replica(request.arch)
+            judged = evaluate(replica, request, examples) if len(examples) else None
+            per_client.append(None if judged is None else judged.primary(self.context.task))
         return per_client
 
     def _own(self, state: ServerState, client: int, seed: int) -> EvalRequest:
         """A client's model, to be evaluated: its part of the global one, but for what it keeps itself."""
-        policy, arch = self.method.buffers, self.sampler.arch_of(client)
-        memory = self.recall(state, client) if policy == "local" or self.method.personalised else {}
-        params, buffers = {**state.params, **memory.get(PERSONAL, {})}, {**state.buffers, **memory.get(BUFFERS, {})}
-        held = self.architectures[arch]
+        arch, has_own = self.sampler.arch_of(client), self.method.buffers == "local" or self.method.personalised
+        memory = self.recall(state, client) if has_own else {}
+        return self._part(state, arch, seed, memory)
+
+    def _part(self, state: ServerState, arch: str, seed: int, memory: Slots | None = None) -> EvalRequest:
+        """An architecture's part of the global model, to be evaluated, but for what a client remembers of its own."""
+        kept = memory or {}
+        params, buffers = {**state.params, **kept.get(PERSONAL, {})}, {**state.buffers, **kept.get(BUFFERS, {})}
+        held, policy = self.architectures[arch], self.method.buffers
         return EvalRequest(
             {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch
         )
+
+
+def better(task: Task) -> Literal["higher", "lower"]:
+    """Whether more of a task's primary metric is better, or less."""
+    return "lower" if task.primary in task.lower_is_better else "higher"
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of those that there are; None if there are none."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None

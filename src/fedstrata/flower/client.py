@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,10 +18,14 @@ from fedstrata import techniques, wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
+from fedstrata.core.parts import Parts, zeros_of
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
-from fedstrata.data.examples import as_examples
+from fedstrata.data.client_data import take_apart
+from fedstrata.data.examples import ReadTargets, as_examples
+from fedstrata.data.targets import read_any
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.flower.messages import (
     ClientInfo,
@@ -35,10 +40,13 @@ from fedstrata.flower.messages import (
 )
 from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
 from fedstrata.flower.site_store import ClientStore, ContextStore, SiteDirectoryStore, SiteStore
+from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
+from fedstrata.models.stages import mark_stages
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.system.machine import device_by_name
+from fedstrata.tasks.registry import build_task
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -69,6 +77,7 @@ def client_app(
     *,
     archs: Mapping[str, Model] | None = None,
     method: Method | None = None,
+    task: Task | None = None,
     keep: str | Path | None = None,
     device: str = "cpu",
     mods: Sequence[Mod] = (),
@@ -81,6 +90,7 @@ def client_app(
             function of two arguments is also given the SuperNode's own configuration.
         archs: sub-models by name, where clients have different ones; the same as the server's.
         method: the method, where it has techniques that are not fedstrata's; else the server says which.
+        task: what is learnt, where it is none of fedstrata's tasks; else the server says which.
         keep: directory for what clients remember; without one it is in Flower's context, and lost with the SuperNode.
         device: where training runs.
         mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
@@ -92,7 +102,7 @@ def client_app(
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods)
+    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods, task)
     app = ClientApp()
 
     @app.query()
@@ -129,6 +139,7 @@ class Site:
     keep: Path | None = None
     device: str = "cpu"
     mods: Sequence[Mod] = ()
+    task: Task | None = None
     contexts: dict[str, ClientContext] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -136,11 +147,12 @@ class Site:
         """The models by architecture."""
         return {name: make_model(model) for name, model in {"": self.model, **self.archs}.items()}
 
-    def examples(self, client: int, config: NodeConfig) -> Examples:
-        """A client's data."""
+    def examples(self, client: int, config: NodeConfig, read: ReadTargets = read_any) -> Examples:
+        """A client's data to train on; `read` tells what a target is."""
         arguments = (client, config)[: min(len(inspect.signature(self.data).parameters), 2)]
         with preserve_rng():
-            return as_examples(self.data(*arguments), f"client {client}")
+            train, _ = take_apart(self.data(*arguments), client)
+            return as_examples(train, f"client {client}", read)
 
     def greeting(self, config: NodeConfig) -> Greeting:
         """Whose data is here."""
@@ -151,15 +163,21 @@ class Site:
 
     def _party(self, client: int, config: NodeConfig) -> ClientInfo:
         data = self.examples(client, config)
-        like = _like(data)
+        like, target = _like(data)
         said = config.get("num-partitions")
         population = said if isinstance(said, int) else None
-        if not wire.carries(like):
-            raise UsageError(f"client {client} has inputs of type {like.dtype}, which messages do not carry")
-        shape, dtype = list(like.shape[1:]), str(like.dtype).removeprefix("torch.")
-        return ClientInfo.model_validate(
-            {"client": client, "examples": len(data), "shape": shape, "dtype": dtype, "population": population}
-        )
+        tensors = like.tensors if isinstance(like, Parts) else {"": like}
+        for part in (*tensors.values(), target):
+            if not wire.carries(part):
+                raise UsageError(f"client {client} has examples of type {part.dtype}, which messages do not carry")
+        about: dict[str, Any] = {"client": client, "examples": len(data), "population": population}
+        about |= {f"target_{name}": value for name, value in _form(target).items()}
+        if isinstance(like, Parts):
+            parts = [{"name": name, **_form(part)} for name, part in tensors.items()]
+            about |= {"shape": [], "dtype": "float32", "parts": parts, "named": like.named}
+        else:
+            about |= _form(like)
+        return ClientInfo.model_validate(about)
 
     def answer_message(self, message: Message, context: Context) -> tuple[TrainReply, Update | None, float]:
         """The answer to a message, the update that goes with it, if any, and the client's weight in the mean."""
@@ -169,11 +187,11 @@ class Site:
             ask, body = from_records(message.content, TrainRequest, allowance(weights_of(self.models.values())))
             if ask.client not in partitions(context.node_config):
                 raise UsageError(f"the data of client {ask.client} is not here")
-            data = self.examples(ask.client, context.node_config)
+            data = self.examples(ask.client, context.node_config, self._task(ask.regime).read_targets)
             store: SiteStore = ContextStore(context.state) if self.keep is None else SiteDirectoryStore(self.keep)
             leave = partial(apply_mods, self.mods, clip=ask.regime.clip, message=message, context=context)
             answer, update = self.visit(ask, body, data, ClientStore(store, ask.run, ask.client), leave)
-            uniform = self.client_context(ask.regime, _like(data)).method.weight == "uniform"
+            uniform = self.client_context(ask.regime, _like(data)[0]).method.weight == "uniform"
             return answer, update, 1.0 if uniform else float(len(data))
         except FedstrataError as error:
             return TrainReply(refusal=str(error)), None, 0.0
@@ -198,7 +216,7 @@ class Site:
             assignment = wire.decode_assignment(message, store.held_assignment(ask.held))
         except wire.NotHeld:
             return TrainReply(lost="parameters"), None
-        client_context = self.client_context(ask.regime, _like(data))
+        client_context = self.client_context(ask.regime, _like(data)[0])
         if assignment.client != ask.client or assignment.arch not in client_context.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != client_context.method.digest:
@@ -216,22 +234,31 @@ class Site:
             store.remember(assignment.round, kept)
         return TrainReply(kept=bool(kept)), update
 
-    def client_context(self, regime: TrainSettings, like: Tensor) -> ClientContext:
+    def client_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         """Where clients are trained; the last one is kept, for as long as this process lives."""
         key = f"{regime.model_dump_json()} {like.shape} {like.dtype}"
         if key not in self.contexts:
             self.contexts = {key: self._build_context(regime, like)}
         return self.contexts[key]
 
-    def _build_context(self, regime: TrainSettings, like: Tensor) -> ClientContext:
+    def _task(self, regime: TrainSettings) -> Task:
+        """What is learnt: what the server says, or the task of its own that this site knows by that text."""
+        if self.task is None:
+            return build_task(regime.task)
+        if str(self.task) != regime.task:
+            raise UsageError(f"this site learns '{self.task}', and the server '{regime.task}'")
+        return self.task
+
+    def _build_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         chosen = techniques.method(regime.method) if self.method is None else self.method.with_buffers(regime.buffers)
-        models = self.models
+        models = {name: _fitted(model, like) for name, model in self.models.items()}
         if chosen.branches and regime.branches:
             models, _ = isolate_architectures(models, regime.branches.__getitem__, len(regime.branches))
         return ClientContext(
             build=lambda arch: copy.deepcopy(models[arch]),
             method=chosen,
-            augment=build_augment(regime.augment, tuple(like.shape[1:])),
+            task=self._task(regime),
+            augment=build_augment(regime.augment, like.shape[1:]),
             device=device_by_name(self.device),
             sample=like,
             channels_last=regime.channels_last,
@@ -240,13 +267,27 @@ class Site:
         )
 
 
-def _like(data: Examples) -> Tensor:
-    """Two inputs of the data's shape and type, all zeros: what a model must know of it."""
+def _fitted(model: nn.Module, like: Any) -> nn.Module:
+    """A copy of a model that takes such inputs as one thing, and gives one tensor."""
+    model = copy.deepcopy(model)
+    with preserve_rng(), suppress(Exception):  # zeros may not be what it takes; training will tell
+        fit_model(model, like)
+        fit_training(model, like)
+    return mark_stages(model, like)
+
+
+def _form(tensor: Tensor) -> dict[str, Any]:
+    """What one row of a tensor looks like."""
+    return {"shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def _like(data: Examples) -> tuple[Any, Tensor]:
+    """Two inputs and targets of the data's shape and type, all zeros: what a model must know of it."""
     if not len(data):
-        return torch.zeros(2)
+        return torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     with preserve_rng():
-        first, _ = data.batch(torch.arange(1))
-    return torch.zeros(2, *first.shape[1:], dtype=first.dtype)
+        x, y = data.batch(torch.arange(1))
+    return zeros_of(x, 2), zeros_of(y, 2)
 
 
 def weights_of(models: Iterable[nn.Module]) -> int:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fedstrata import wire
+from fedstrata.core.parts import zeros_of
 from fedstrata.core.types import Absence, Assignment, Augment, Slots, Visit
 from fedstrata.engines.protocol import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
-from fedstrata.evaluation.evaluate import EvalRequest
+from fedstrata.evaluation.evaluate import EvalRequest, Scores
 from fedstrata.flower.differential_privacy import check_length
 from fedstrata.flower.messages import TrainReply, TrainRequest, TrainSettings, from_records, to_records
 from fedstrata.flower.reorder_buffer import ReorderBuffer
@@ -38,18 +38,24 @@ KEPT: Slots = {"(kept)": {}}
 
 @dataclass(frozen=True, eq=False)
 class RemoteExamples:
-    """The data of a client, of which the server knows how much there is and what an input looks like."""
+    """The data of a client, of which the server knows how much there is and what an example looks like.
+
+    Args:
+        examples: how many.
+        inputs: no row of inputs, for their shape and type.
+        targets: no row of targets.
+    """
 
     examples: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    inputs: Any
+    targets: Tensor
 
     def __len__(self) -> int:
         return self.examples
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """Zeros in the form of its inputs."""
-        return torch.zeros(len(index), *self.shape, dtype=self.dtype), torch.zeros(len(index), dtype=torch.int64)
+        """Zeros in the form of its inputs and targets."""
+        return zeros_of(self.inputs, len(index)), zeros_of(self.targets, len(index))
 
     def labels(self) -> Tensor:
         """Nobody on the server knows them."""
@@ -235,7 +241,7 @@ class Flower:
             return Absence(client, str(error)), {}
         return update, KEPT if answer.kept else {}
 
-    def evaluate(self, request: EvalRequest) -> Callable[[], tuple[float, float]]:
+    def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Nothing is evaluated at the sites."""
         raise FedstrataError("the server evaluates its own model")
 

@@ -50,6 +50,7 @@ class TrainSettings(Head):
         threads: of torch.
         branches: the architectures that clients have, where each is kept apart under a name of its own.
         clip: largest norm of a change that is sent, for Flower's mod; 0 for any.
+        task: what is learnt, as a string.
     """
 
     method: str
@@ -60,6 +61,7 @@ class TrainSettings(Head):
     threads: int = Field(1, ge=1, le=1024)
     branches: list[str] = []
     clip: float = Field(0.0, ge=0)
+    task: str = "classification"
 
 
 Run = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
@@ -103,16 +105,33 @@ class TrainReply(Head):
     refusal: str = ""
 
 
+DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+class PartInfo(BaseModel):
+    """One of several parts of an input: its name or position, and what it looks like."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(max_length=200)
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=16)
+    dtype: DType
+
+
 class ClientInfo(Head):
-    """A client, as its site presents it: no example leaves it, only their number and what an input looks like."""
+    """A client, as its site presents it: no example leaves it, only their number and what one looks like."""
 
     client: int = Field(ge=0, lt=2**31)
     examples: int = Field(ge=0, lt=2**53)
     shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=16)
-    dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+    dtype: DType
     population: int | None = Field(None, ge=1, lt=2**31)
+    target_shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default=[], max_length=16)
+    target_dtype: DType = "int64"
+    parts: list[PartInfo] = Field(default=[], max_length=64)
+    named: bool = False
 
-    @field_validator("shape")
+    @field_validator("shape", "target_shape")
     @classmethod
     def _shape(cls, value: list[int]) -> list[int]:
         if math.prod(value) > 2**28:

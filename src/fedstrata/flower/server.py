@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata import techniques
 from fedstrata.config.identity import ENGINE_FIELDS, PROBE_FIELDS
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
+from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive, preserve_rng
+from fedstrata.core.text import metric_title
 from fedstrata.engines.pool import AHEAD, AHEAD_BYTES
 from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients"}
+AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients", "holdout"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 
 
@@ -241,14 +243,15 @@ def build_federation(
 ) -> Federation:
     """A federation whose clients are at other sites: the same as any other, with another engine and another store."""
     models, memories = spec.models(), Memories()
-    method, settings = resolve_settings(None, spec.settings)
+    method, task, settings = resolve_settings(None, spec.settings)
     engine = build_engine(spec, method, settings, models, parties, transport, directory, memories)
     return Federation(
         models[""],
-        [RemoteExamples(p.examples, tuple(p.shape), getattr(torch, p.dtype)) for p in parties],
+        [_remote_examples(party) for party in parties],
         spec.test() if callable(spec.test) else spec.test,
         settings,
         method=method,
+        task=task,
         engine=engine,
         store=memories,
         around=SiteRounds(engine, spec.privacy, method.server_lr),
@@ -260,6 +263,18 @@ def build_federation(
         recipe={"engine": "flower", **spec.protection},
         notes=spec.notes,
     )
+
+
+def _remote_examples(party: ClientInfo) -> RemoteExamples:
+    """What stands for a client's data on the server."""
+    inputs: Any = _no_rows(party.shape, party.dtype)
+    if party.parts:
+        inputs = Parts({part.name: _no_rows(part.shape, part.dtype) for part in party.parts}, party.named)
+    return RemoteExamples(party.examples, inputs, _no_rows(party.target_shape, party.target_dtype))
+
+
+def _no_rows(shape: Sequence[int], dtype: str) -> Tensor:
+    return torch.zeros(0, *shape, dtype=getattr(torch, dtype))
 
 
 def build_engine(
@@ -311,6 +326,7 @@ def _train_settings(
         threads=settings.threads,
         branches=used if method.branches else [],
         clip=spec.privacy.clip,
+        task=settings.task,
     )
 
 
@@ -323,8 +339,8 @@ def _keep_parameters(method: Method, models: Mapping[str, nn.Module]) -> bool:
 def format_round(record: Record, rounds: int) -> str:
     """A round in one line of a log."""
     parts = [f"round {record.round}/{rounds}"]
-    if record.accuracy is not None:
-        parts.append(f"accuracy {record.accuracy:.4f}")
+    if record.score is not None:
+        parts.append(f"{metric_title(record.primary)} {record.score:.4f}")
     parts.append(f"{len(record.clients) - len(record.refused)} of {len(record.clients)} clients")
     parts += [f"client {refused['client']} refused: {one_line(refused['why'], 300)}" for refused in record.refused]
     return ", ".join(parts)

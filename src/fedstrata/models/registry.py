@@ -1,10 +1,10 @@
 """The zoo: every model by its name, such as `resnet8(width=16)`.
 
 Every model is an `nn.Sequential` with named children, its *stages*, so that it can be tapped after any stage
-and run from there (`fedstrata.tap`, `fedstrata.run_from`). The last stage, `head`, is the linear classifier alone:
-the features that leave the stage before it are the penultimate ones. To add a model, write a builder and give
-it a row in `MODELS`; what a user may set are its keyword-only parameters, and its help is the first line of
-its docstring.
+and run from there (`fedstrata.tap`, `fedstrata.run_from`). The last stage, `head`, is the linear classifier alone (of
+every pixel or position, where each has a class): the features that leave the stage before it are the penultimate ones.
+To add a model, write a builder and give it a row in `MODELS`; what a user may set are its keyword-only parameters, and
+its help is the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Literal
 
 from fedstrata.core import spec
 from fedstrata.core.lazy import nn, torch
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.convnets import cnn2, cnn4, cnn8, vgg9
-from fedstrata.models.zoo.parts import check_positive, check_tokens, sequential
+from fedstrata.models.zoo.own_code import python
+from fedstrata.models.zoo.parts import check_positive, sequential
 from fedstrata.models.zoo.resnets import RESNETS
+from fedstrata.models.zoo.tables import ACTIVATIONS, Activation, tablemlp
+from fedstrata.models.zoo.tokens import chargru, gpt, tokengru
+from fedstrata.models.zoo.unets import unet
 from fedstrata.models.zoo.vits import swin, vit
-
-Activation = Literal["relu", "tanh", "gelu"]
-
-_ACTIVATIONS: dict[Activation, str] = {"relu": "ReLU", "tanh": "Tanh", "gelu": "GELU"}
 
 
 def mlp(
@@ -44,7 +43,7 @@ def mlp(
     dense: list[tuple[str, nn.Module]] = [
         (
             f"fc{index}",
-            sequential(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, _ACTIVATIONS[activation])())),
+            sequential(("linear", nn.Linear(inputs, outputs)), ("act", getattr(nn, ACTIVATIONS[activation])())),
         )
         for index, (inputs, outputs) in enumerate(pairwise(sizes), start=1)
     ]
@@ -60,39 +59,7 @@ def logreg(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return sequential(("flatten", nn.Flatten()), ("head", nn.Linear(math.prod(input_shape), classes)))
 
 
-def chargru(
-    input_shape: tuple[int, ...],
-    classes: int,
-    *,
-    vocab: int | None = None,
-    embedding: int = 8,
-    hidden: int = 256,
-    layers: int = 2,
-) -> nn.Sequential:
-    """A recurrent network (GRU) that predicts the next character from a sequence of character numbers.
-
-    Inputs are whole numbers below `vocab` (by default, as many as there are classes), of shape (batch,
-    length). Stages: `embed`, `gru1`, `gru2`, … (one GRU layer each, so that each is a stratum), `pool` (the
-    last step), `head`.
-    """
-    check_tokens("chargru", input_shape, classes)
-    vocab = classes if vocab is None else vocab
-    check_positive("chargru", vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
-    from fedstrata.models.zoo.layers import First, TakeStep
-
-    recurrent: list[tuple[str, nn.Module]] = [
-        (f"gru{index + 1}", First(nn.GRU(hidden if index else embedding, hidden, batch_first=True)))
-        for index in range(layers)
-    ]
-    return sequential(
-        ("embed", nn.Embedding(vocab, embedding)),
-        *recurrent,
-        ("pool", TakeStep(-1)),
-        ("head", nn.Linear(hidden, classes)),
-    )
-
-
-MODELS: dict[str, Callable[..., nn.Sequential]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "logreg": logreg,
     "mlp": mlp,
     "cnn2": cnn2,
@@ -103,10 +70,15 @@ MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "vit": vit,
     "swin": swin,
     "chargru": chargru,
+    "tablemlp": tablemlp,
+    "unet": unet,
+    "tokengru": tokengru,
+    "gpt": gpt,
+    "python": python,
 }
 
 
-def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int | None = None) -> nn.Sequential:
+def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int | None = None) -> nn.Module:
     """The model of that name, with new weights.
 
     Args:
@@ -122,5 +94,5 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # weights are made on the CPU: leave the other devices' states
-        model: nn.Sequential = builder(shape, classes, **kwargs)
+        model: nn.Module = builder(shape, classes, **kwargs)
     return model

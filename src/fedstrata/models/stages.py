@@ -1,13 +1,15 @@
-"""The stages of a sequential model: features after a stage, the model from there on, and weights that are alike.
+"""The stages of a model: features after a stage, the model from there on, and weights that are alike.
 
-A *stage* is a child of an `nn.Sequential`, such as `layer1`. Strata (`fedstrata.models.strata`) are finer, and models
+A *stage* is a child of an `nn.Sequential`, such as `layer1`. An ordinary module has stages, too: children that run
+once, one after the other, so that all that comes later goes through them. `with_stages` names them; a federation finds
+those of a model that names none (`find_stages`). Strata (`fedstrata.models.strata`) are finer, and models
 without stages have them too. `fedstrata.models.taps` looks at any module of any model while it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.types import Stratum
@@ -17,8 +19,70 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_MARK = "_fedstrata_stages"
+"""Attribute of an ordinary module with stages: (their names, one input)."""
+
+
+def with_stages(model: nn.Module, names: Sequence[str], sample: Any) -> nn.Module:
+    """Say which children of an ordinary module are its stages, in order; the model itself is marked and returned.
+
+    Args:
+        model: any module; its code stays as it is.
+        names: of children that each run once, one after the other, such as `("features", "head")`.
+        sample: a batch of inputs, of which one is kept to run the model on.
+
+    Raises:
+        UsageError: for a name that is no child, or one that the model can go around.
+    """
+    known = [name for name, _ in model.named_children()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"the model has no child '{name}'{did_you_mean(name, known)}")
+    found = find_stages(model, sample)
+    for name in names:
+        if name not in found:
+            raise UsageError(f"'{name}' is no stage: it does not run exactly once, or the model goes around it")
+    return _mark(model, tuple(names), sample)
+
+
+def mark_stages(model: nn.Module, sample: Any) -> nn.Module:
+    """The model, marked with the stages that are found in it, unless it has stages already."""
+    if is_plain_sequential(model) or _MARK in vars(model):
+        return model
+    try:
+        return _mark(model, find_stages(model, sample), sample)
+    except UsageError:  # a model that does not run on the sample; whoever asks for its stages is told
+        return model
+
+
+def _mark(model: nn.Module, names: tuple[str, ...], sample: Any) -> nn.Module:
+    if names and not is_plain_sequential(model):
+        vars(model)[_MARK] = names, sample[:1].clone()
+    return model
+
+
+def find_stages(model: nn.Module, sample: Any) -> tuple[str, ...]:
+    """The children that run once, in order, and that everything after them goes through."""
+    from fedstrata.models.passes import run_pass
+
+    children = dict(model.named_children())
+    called = run_pass(model, sample[:2]).called
+    order = [module for module in called if any(module is child for child in children.values())]
+    names = {id(child): name for name, child in children.items()}
+    before: set[int] = set()
+    found = []
+    for module in order:
+        before |= {id(p) for p in module.parameters()}
+        if order.count(module) > 1:
+            continue
+        beside = run_pass(model, sample[:2], without=(module, 1)).reached
+        if beside is not None and before.isdisjoint(beside):
+            found.append(names[id(module)])
+    return tuple(found)
+
+
 def stages(model: nn.Module) -> tuple[str, ...]:
-    """The stages of an `nn.Sequential`: the names of its children, in order."""
+    """The stages in order: the children of an `nn.Sequential`, or those that an ordinary module is marked with."""
     return tuple(_children(model))
 
 
@@ -39,22 +103,50 @@ def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
 
     A stage inside a stage has a dotted name, as in `positions`.
     """
+    if _MARK in vars(model):
+        from fedstrata.models.taps import value_at
+
+        _check_stage(model, stage)
+        return value_at(model, stage, lambda: model(x))
     for module in split(model, stage)[0]:
         x = module(x)
     return x
 
 
 def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
-    """The rest of the model after a stage: `run_from(m, tap(m, x, stage), stage)` equals `m(x)`."""
+    """The rest of the model after a stage: `run_from(m, tap(m, x, stage), stage)` equals `m(x)`.
+
+    Of an ordinary module the part below the stage runs, too, on an input that does not matter.
+    """
+    if _MARK in vars(model):
+        return _run_marked(model, features, stage)
     for module in split(model, stage)[1]:
         features = module(features)
     return features
 
 
-def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules that run up to and including a stage, and those after it."""
+def _run_marked(model: nn.Module, features: Tensor, stage: str) -> Tensor:
+    """The rest of an ordinary module: what a stage puts out is replaced while the model runs."""
+    from fedstrata.models.taps import hook_place
+
+    _check_stage(model, stage)
+    one = vars(model)[_MARK][1].to(features.device)
+    handle = hook_place(model, stage, lambda there: features)
+    try:
+        outputs: Tensor = model(torch.cat([one] * len(features)))
+        return outputs
+    finally:
+        handle.remove()
+
+
+def _check_stage(model: nn.Module, stage: str) -> None:
     if stage not in (known := positions(model)):
         raise UsageError(f"the model has no stage '{stage}'{did_you_mean(stage, known)}")
+
+
+def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules of a sequential model that run up to and including a stage, and those after it."""
+    _check_stage(model, stage)
     below: list[nn.Module] = []
     above: list[nn.Module] = []
     while stage:
@@ -68,6 +160,12 @@ def split(model: nn.Module, stage: str) -> tuple[list[nn.Module], list[nn.Module
 
 def params_above(model: nn.Module, stage: str) -> tuple[str, ...]:
     """The names of the parameters that are used after a stage."""
+    if _MARK in vars(model):
+        from fedstrata.models.passes import run_pass
+
+        _check_stage(model, stage)
+        used = run_pass(model, vars(model)[_MARK][1], without=(model.get_submodule(stage), 1)).reached or frozenset()
+        return tuple(name for name, p in model.named_parameters() if id(p) in used)
     own = {id(p) for module in split(model, stage)[1] for p in module.parameters()}
     return tuple(name for name, p in model.named_parameters() if id(p) in own)
 
@@ -118,8 +216,11 @@ def is_plain_sequential(model: nn.Module) -> bool:
 
 def _children(model: nn.Module) -> dict[str, nn.Module]:
     """A staged model's children by name, or a refusal."""
+    if _MARK in vars(model):
+        return {name: model.get_submodule(name) for name in vars(model)[_MARK][0]}
     if not is_plain_sequential(model):
         raise UsageError(
-            f"a {type(model).__name__} has no stages; put the model's parts, in order, into a plain torch.nn.Sequential"
+            f"a {type(model).__name__} has no stages; name its children that run one after the other, "
+            "fs.with_stages(model, names, sample), or put them into a plain torch.nn.Sequential"
         )
     return {name: child for name, child in model._modules.items() if child is not None}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from fedstrata.core.parts import Parts
 from fedstrata.core.types import Stratum
 from fedstrata.models.flops import FlopCount
 from fedstrata.models.passes import calls
@@ -87,17 +88,20 @@ class ModelFacts:
         }
 
 
-def describe_model(model: nn.Module, input_shape: Sequence[int]) -> ModelFacts:
+def describe_model(model: nn.Module, input_shape: Sequence[int] | Parts) -> ModelFacts:
     """The model's strata and receptive fields, found by running it once on one example; it stays as it was.
 
     A model that cannot be run on an example of zeros has neither FLOPs nor fields here.
 
     Args:
         model: any model with parameters.
-        input_shape: of one example, without the batch.
+        input_shape: of one example, without the batch; or one example itself, where it has several parts.
     """
     try:
-        groups, flops, fields = run_on_one(model, input_shape, lambda sample: _observe(model, sample))
+        if isinstance(input_shape, Parts):
+            groups, flops, fields = _observe(model, input_shape)
+        else:
+            groups, flops, fields = run_on_one(model, input_shape, lambda sample: _observe(model, sample))
     except Exception:  # a user's model may fail in any way, and none may keep a run from starting
         groups, flops, fields = strata(model), {}, ()
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -124,9 +128,10 @@ def _in_norm(model: nn.Module, name: str) -> bool:
     return is_norm(model.get_submodule(name.rpartition(".")[0]))
 
 
-def _observe(model: nn.Module, sample: Tensor) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:
+def _observe(model: nn.Module, sample: Any) -> tuple[tuple[Stratum, ...], dict[str, int], tuple[Field, ...]]:
     """(strata, FLOPs of each by name, fields); the last two from one run."""
-    with _count_calls(model) as spent, follow_fields(model, sample) as fields:
+    follow: Any = nullcontext({}) if isinstance(sample, Parts) else follow_fields(model, sample)
+    with _count_calls(model) as spent, follow as fields:
         calls(model, sample)
     groups = strata(model, sample)
     names = [group.name for group in groups]

@@ -19,8 +19,6 @@ from fedstrata.models.strata import classifier
 from fedstrata.probes.context import ProbeContext
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedstrata.probes import measures
 else:
     measures = Lazy("fedstrata.probes.measures")
@@ -37,7 +35,7 @@ ALL = "all"
 def _divergence(context: ProbeContext) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
     found = [
-        measures.client_gradients(m, [context.data[v.client]])[0]
+        measures.client_gradients(m, [context.data[v.client]], task=context.context.task)[0]
         for m, v in zip(context.start_models, context.visits, strict=True)
     ]
     return context.without_idle(measures.divergence(found, context.strata))
@@ -79,6 +77,7 @@ def _gradnorm(context: ProbeContext) -> dict[str, Any]:
         context.work.batch_size,
         context.work.lr,
         context.before.round,
+        context.context.task,
     )
     return {"client": visit.client, "alone": found.alone, "averaged": found.averaged}
 
@@ -97,14 +96,14 @@ def _calibration(context: ProbeContext) -> dict[str, Any]:
 
 
 def _statistics(context: ProbeContext) -> dict[str, Any]:
-    """Whether averaged running statistics fit the averaged model: accuracy with them, and with each batch's own."""
+    """Whether averaged running statistics fit the averaged model: how good it is with them, and with each batch's."""
     if not context.after.buffers:
         raise UsageError("the model has no running statistics, or the run does not use them")
     from fedstrata.models.norms import without_statistics
 
     model = context.model(context.after, "")
-    found: dict[str, Any] = {"running": _accuracy(model, *context.shared)}
-    found["batch"] = _accuracy(without_statistics(model), *context.shared)
+    found: dict[str, Any] = {"running": _judge(context, model)}
+    found["batch"] = _judge(context, without_statistics(model))
     spread = [visit.buffers for visit in context.visits if visit.buffers]
     return {**found, "spread": measures.statistics_spread(spread, context.strata)} if len(spread) > 1 else found
 
@@ -139,9 +138,13 @@ def _embedding(context: ProbeContext) -> dict[str, Any]:
     return {name: getattr(found, name).tolist() for name in ("points", "labels", "clients")}
 
 
-def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+def _judge(context: ProbeContext, model: nn.Module) -> float | None:
+    """The task's primary metric on what all models are shown."""
+    from fedstrata.evaluation.evaluate import judge
+
+    x, y = context.shared
     with torch.no_grad():
-        return float((model(x.to(next(model.parameters()).device)).argmax(1).cpu() == y).double().mean())
+        return judge(context.context.task, model(x.to(next(model.parameters()).device)).cpu(), y)
 
 
 Probe = Callable[[ProbeContext], dict[str, Any]]
@@ -160,6 +163,10 @@ PROBES: Mapping[str, Probe] = {
     "crossing": _crossing,
     "embedding": _embedding,
 }
+
+
+NEED_CLASSES = frozenset({"drift", "calibration", "embedding"})
+"""Probes that have a meaning only where each example is of one class."""
 
 
 def choose_probes(text: str | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fedstrata.core.types import Assignment, Examples, Update, Work
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes.context import ObservedVisit, ProbeContext
-from fedstrata.probes.registry import PROBES
+from fedstrata.probes.registry import NEED_CLASSES, PROBES
 from fedstrata.system.timing import Clock, timed, use_clock
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class Prober:
                 try:
                     if context is None:
                         raise UsageError("no client's update was used")
+                    if name in NEED_CLASSES and not self.context.task.has_classes:
+                        raise UsageError(f"it needs classes, and the task '{self.context.task.name}' has none")
                     found = PROBES[name](context)
                 except Exception as error:  # a user's model may raise anything on what it is shown here
                     missed[name] = str(error) if isinstance(error, UsageError) else one_line(repr(error), 200)
@@ -175,6 +177,7 @@ class Prober:
         """What the probes may see of a round."""
         data = {visit.client: self._choose_examples(self.clients[visit.client], visit.client) for visit in visits}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
+        labelled = held if self.context.task.has_classes else {}
         return ProbeContext(
             before=before,
             after=after,
@@ -182,7 +185,7 @@ class Prober:
             last=after.round >= self.settings.rounds,
             work=work,
             data=data,
-            classes={client: frozenset(examples.labels().tolist()) for client, examples in held.items()},
+            classes={client: frozenset(examples.labels().tolist()) for client, examples in labelled.items()},
             shared=self._shared_examples(data),
             strata=self.architectures[""].strata,
             architectures=self.architectures,

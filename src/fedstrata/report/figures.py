@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from fedstrata.core.text import SHARES, metric_title
 from fedstrata.diagnosis.evidence import finite_number
 from fedstrata.report.formatting import distinct_names, escape, round_digits
 from fedstrata.report.run_groups import (
@@ -23,6 +24,8 @@ from fedstrata.report.run_groups import (
     by_flops,
     by_round,
     mean_curve,
+    metrics_of,
+    primary_of,
 )
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
@@ -203,13 +206,47 @@ def rounds_axis(**more: Any) -> dict[str, Any]:
     return axis("round", tickformat="d", **more)
 
 
-def accuracy(groups: Sequence[RunGroup]) -> list[Figure]:
-    """Accuracy over the rounds."""
-    data = curve_traces(groups, lambda r: r.accuracy, PERCENT)
-    y = axis("test accuracy", tickformat=PERCENT)
-    about = "Accuracy of the global model on the test set after every evaluated round, a line for each method."
-    shape = layout(rounds_axis(), y, hovermode="x unified")
-    return [Figure("accuracy", "Accuracy", about, data, shape)] if data else []
+def metrics(groups: Sequence[RunGroup]) -> list[Figure]:
+    """The metric that runs are judged by over the rounds, and the task's others, one at a time."""
+    primary, *others = metrics_of(groups)
+    title = sentence_title(primary)
+    about = f"{title} of the global model on the test set after every evaluated round, a line for each method."
+    data = curve_traces(groups, partial(_metric, primary), metric_form(primary))
+    shape = layout(rounds_axis(), metric_axis(primary), hovermode="x unified")
+    return ([Figure(primary, title, about, data, shape)] if data else []) + _other_metrics(groups, others)
+
+
+def _other_metrics(groups: Sequence[RunGroup], names: Sequence[str]) -> list[Figure]:
+    """The metrics that runs are not judged by, to choose from."""
+    form = PERCENT if set(names) <= SHARES else ".4~f"
+    found = {name: data for name in names if (data := curve_traces(groups, partial(_metric, name), form))}
+    if not found:
+        return []
+    control = Control("metric", "Metric", tuple(metric_title(name) for name in found))
+    frames = {frame_key(at): data for at, data in enumerate(found.values())}
+    about = "Another of the task's metrics on the test set over the rounds, a line for each method."
+    shape = layout(rounds_axis(), axis("on the test set", tickformat=form), hovermode="x unified")
+    return [Figure("metrics", "Other metrics", about, [], shape, (control,), frames)]
+
+
+def _metric(name: str, record: Record) -> float | None:
+    return record.all_metrics.get(name)
+
+
+def sentence_title(name: str) -> str:
+    """A metric's name at the beginning of a sentence."""
+    title = metric_title(name)
+    return title[0].upper() + title[1:] if title.islower() else title
+
+
+def metric_form(name: str) -> str:
+    """How Plotly writes a metric."""
+    return PERCENT if name in SHARES else ".4~f"
+
+
+def metric_axis(name: str) -> dict[str, Any]:
+    """An axis of a metric on the test set."""
+    return axis(f"test {metric_title(name)}", tickformat=metric_form(name))
 
 
 def loss(groups: Sequence[RunGroup]) -> list[Figure]:
@@ -220,41 +257,45 @@ def loss(groups: Sequence[RunGroup]) -> list[Figure]:
         return []
     control = Control("loss", "Loss", tuple(found))
     frames = {frame_key(at): data for at, data in enumerate(found.values())}
-    about = "Mean cross-entropy over the rounds, on the test set or of the clients' training, a line for each method."
-    shape = layout(rounds_axis(), axis("cross-entropy"), hovermode="x unified")
+    about = "The task's mean loss over the rounds, on the test set or of the clients' training, a line for each method."
+    shape = layout(rounds_axis(), axis("loss"), hovermode="x unified")
     return [Figure("loss", "Loss", about, [], shape, (control,), frames, log=("yaxis",))]
 
 
 def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
-    """Accuracy against bytes, and against operations."""
+    """The primary metric against bytes, and against operations."""
+    metric = primary_of(groups)
+    title = sentence_title(metric)
     kinds: tuple[tuple[str, str, str, str, Places], ...] = (
         ("bytes", "bytes", "sent, up and down", "B", by_bytes),
         ("flops", "operations", "computed in local training", "FLOP", by_flops),
     )
     found = []
     for name, what, how, unit, at in kinds:
-        data = curve_traces(groups, lambda r: r.accuracy, PERCENT, at)
+        data = curve_traces(groups, lambda r: r.score, metric_form(metric), at)
         for trace in data:
             if "hovertemplate" in trace:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
         x = axis(f"{what} {how}", tickformat="~s", ticksuffix=unit, rangemode="tozero")
-        shape = layout(x, axis("test accuracy", tickformat=PERCENT), hovermode="closest")
-        about = f"Accuracy on the test set against all {what} {how} until then, a line for each method."
+        shape = layout(x, metric_axis(metric), hovermode="closest")
+        about = f"{title} on the test set against all {what} {how} until then, a line for each method."
         if data and any(x for trace in data for x in trace["x"]):
-            found.append(Figure(f"accuracy-{name}", f"Accuracy against {what}", about, data, shape, log=("xaxis",)))
+            found.append(Figure(f"{metric}-{name}", f"{title} against {what}", about, data, shape, log=("xaxis",)))
     return found
 
 
 def architectures(groups: Sequence[RunGroup]) -> list[Figure]:
-    """Accuracy of each architecture's part of the global model."""
+    """The primary metric of each architecture's part of the global model."""
     held = [group for group in groups if any(r.arch_accuracy for run in group.runs for r in run.records)]
     if not held:
         return []
     control = Control("arch-method", "Method", tuple(group.label for group in held))
     frames = {frame_key(at): _architecture_traces(group) for at, group in enumerate(held)}
-    about = "Accuracy on the test set of each architecture's part of the global model, over the rounds."
-    shape = layout(rounds_axis(), axis("test accuracy", tickformat=PERCENT), hovermode="x unified", showlegend=True)
-    return [Figure("architectures", "Accuracy by architecture", about, [], shape, (control,), frames)]
+    metric = primary_of(held)
+    title = sentence_title(metric)
+    about = f"{title} on the test set of each architecture's part of the global model, over the rounds."
+    shape = layout(rounds_axis(), metric_axis(metric), hovermode="x unified", showlegend=True)
+    return [Figure("architectures", f"{title} by architecture", about, [], shape, (control,), frames)]
 
 
 def _architecture_traces(group: RunGroup) -> list[Trace]:
@@ -263,7 +304,7 @@ def _architecture_traces(group: RunGroup) -> list[Trace]:
     for at, name in enumerate(names):
         part = RunGroup(name or "whole model", name or "whole model", group.runs, at)
         points = mean_curve(part, partial(_architecture_accuracy, name))
-        traces += [*band_traces(part, points), line_trace(part, points, PERCENT)]
+        traces += [*band_traces(part, points), line_trace(part, points, metric_form(primary_of([group])))]
     return [{n: v for n, v in trace.items() if n != "meta"} for trace in traces]
 
 

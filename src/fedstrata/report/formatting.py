@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedstrata.core.text import bytes_text, flops_text
+from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_spread
 from fedstrata.diagnosis.evidence import finite_number, finite_numbers
 
 NONE = "–"
@@ -45,12 +45,12 @@ def duration_text(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation of fractions, in percent."""
+def spread(values: Sequence[float], metric: str = "accuracy") -> str:
+    """Mean ± standard deviation of a metric; of shares in percent."""
     if not values:
         return NONE
-    deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.2f}{deviation} %"
+    found = metric_spread(metric, statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return found + (" %" if metric in SHARES else "")
 
 
 def mean(values: Iterable[Any]) -> float | None:

@@ -246,3 +246,19 @@ def _part_names(group: RunGroup, what: str) -> list[str]:
     model = group.shown_run.facts.get("model")
     strata = model.get("strata") if isinstance(model, Mapping) else None
     return [str(part[what]) for part in strata or () if isinstance(part, Mapping) and what in part]
+
+
+def primary_of(groups: Iterable[RunGroup]) -> str:
+    """The name of the metric that runs are judged by: the first run's."""
+    return next((run.records[-1].primary for group in groups for run in group.runs if run.records), "accuracy")
+
+
+def metrics_of(groups: Sequence[RunGroup]) -> list[str]:
+    """The names of all metrics that some run has, that which it is judged by first."""
+    records = (record for group in groups for run in group.runs for record in run.records[-1:])
+    return list(dict.fromkeys([primary_of(groups), *(name for record in records for name in record.all_metrics)]))
+
+
+def is_lower_better(groups: Iterable[RunGroup]) -> bool:
+    """True if less of the primary metric is better."""
+    return any(record.better == "lower" for group in groups for run in group.runs for record in run.records[-1:])

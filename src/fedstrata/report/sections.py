@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedstrata.diagnosis import diagnose
 from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
 from fedstrata.diagnosis.thresholds import HIGH
-from fedstrata.report import feature_figures, figures, stratum_figures, tables
+from fedstrata.report import client_figures, evaluation_figures, feature_figures, figures, stratum_figures, tables
 from fedstrata.report.figures import Control, Figure
 from fedstrata.report.formatting import escape
 from fedstrata.report.run_groups import RunGroup
@@ -77,15 +77,15 @@ FEW = 3
 _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], list[Figure]], ...]], ...] = (
     (
         "curves",
-        "Accuracy and loss",
+        "How good the model is",
         "Lines are means over seeds; shades are their ranges.",
         False,
-        (figures.accuracy, figures.loss),
+        (figures.metrics, figures.loss),
     ),
     (
         "efficiency",
-        "What accuracy costs",
-        "The same accuracies against what was sent and what was computed until then.",
+        "What it costs",
+        "The same against what was sent and what was computed until then.",
         False,
         (figures.against_costs,),
     ),
@@ -95,6 +95,26 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
         "Clients have models of different size; each part of the global model is evaluated.",
         True,
         (figures.architectures,),
+    ),
+    (
+        "answers",
+        "What the final model says",
+        "On the test set, after the last round; of one seed of each method.",
+        False,
+        (
+            evaluation_figures.confusion,
+            evaluation_figures.class_scores,
+            evaluation_figures.calibration,
+            evaluation_figures.predictions,
+            evaluation_figures.masks,
+        ),
+    ),
+    (
+        "clients",
+        "Every client for itself",
+        "Each client is judged by its own test examples, which nobody trains on.",
+        False,
+        (client_figures.clients, client_figures.over_rounds),
     ),
     (
         "layers",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.text import percent, plural
+from fedstrata.core.results import Fairness
+from fedstrata.core.text import metric_text, metric_title, plural
 from fedstrata.diagnosis.evidence import finite_numbers
 from fedstrata.report.formatting import (
     NONE,
@@ -19,9 +20,16 @@ from fedstrata.report.formatting import (
     mean,
     spread,
 )
-from fedstrata.report.run_groups import PALETTE, RunGroup, differing_fields
+from fedstrata.report.run_groups import (
+    PALETTE,
+    RunGroup,
+    differing_fields,
+    is_lower_better,
+    metrics_of,
+    primary_of,
+)
 from fedstrata.runs.reader import SavedRun
-from fedstrata.runs.records import Costs
+from fedstrata.runs.records import Costs, best_of
 
 
 def swatch(index: int) -> str:
@@ -96,14 +104,25 @@ def _seeds_text(group: RunGroup) -> str:
     return every if held == len(group.runs) else f"{held} of {every}"
 
 
-def final_accuracy(run: SavedRun) -> float | None:
-    """The accuracy of the last evaluation."""
-    return next((found for r in reversed(run.records) for found in finite_numbers([r.accuracy])), None)
+def final_score(run: SavedRun) -> float | None:
+    """The primary metric of the last evaluation."""
+    return next((found for r in reversed(run.records) for found in finite_numbers([r.score])), None)
 
 
-def best_accuracy(run: SavedRun) -> tuple[float, int] | None:
-    """The best accuracy, and its round."""
-    return max(((found, -r.round) for r in run.records for found in finite_numbers([r.accuracy])), default=None)
+def final_metric(run: SavedRun, name: str) -> float | None:
+    """One of the metrics, of the last evaluation."""
+    return next((f for r in reversed(run.records) for f in finite_numbers([r.all_metrics.get(name)])), None)
+
+
+def final_fairness(run: SavedRun) -> Fairness | None:
+    """Over clients, of the last evaluation in which they were judged for themselves."""
+    return next((r.fairness for r in reversed(run.records) if r.fairness is not None), None)
+
+
+def best_score(run: SavedRun) -> tuple[float, int] | None:
+    """The best primary metric, and its round."""
+    best = best_of([r for r in run.records if finite_numbers([r.score])])
+    return None if best is None or best.score is None else (best.score, best.round)
 
 
 def state_text(run: SavedRun) -> str:
@@ -116,30 +135,40 @@ def state_text(run: SavedRun) -> str:
     return f"round {len(run.records)} of {planned}" if run.records else "not begun"
 
 
+OVER_CLIENTS = ("worst client", "spread over clients")
+_AFTER_METRICS = ("best", "in round", "rounds to target", "rounds", "seeds", "state")
+
+
 def results(groups: Sequence[RunGroup]) -> HtmlTable:
-    """The results, one row per group."""
+    """The results, one row per group and one column per metric."""
+    metrics = metrics_of(groups)
+    titles = [metric_title(name) for name in metrics]
     return _drop_empty_columns(
         HtmlTable(
             "Results" + (", mean ± standard deviation over seeds" if any(len(x.runs) > 1 for x in groups) else ""),
-            ("method", "buffers", "accuracy", "best", "in round", "rounds to target", "rounds", "seeds", "state"),
-            tuple(map(_result_row, groups)),
+            ("method", "buffers", *titles, *OVER_CLIENTS, *_AFTER_METRICS),
+            tuple(_result_row(group, metrics) for group in groups),
             tuple(group.index for group in groups),
-            frozenset({0, 1, 8}),
+            frozenset({0, 1, 1 + len(metrics) + len(OVER_CLIENTS) + len(_AFTER_METRICS)}),
         )
     )
 
 
-def _result_row(group: RunGroup) -> tuple[str, ...]:
-    ended = sound_runs(group)
-    tops = [top for run in ended if (top := best_accuracy(run))]
+def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
+    ended, primary = sound_runs(group), primary_of([group])
+    tops = [top for run in ended if (top := best_score(run))]
+    over = [found for run in ended if (found := final_fairness(run))]
+    finals = [spread(finite_numbers(final_metric(run, name) for run in ended), name) for name in metrics]
     reached = finite_numbers(run.summary.get("rounds_to_target") for run in ended)
     return (
         group.name,
         comma_list(list(dict.fromkeys(map(buffers, group.runs)))),
-        spread(finite_numbers(map(final_accuracy, ended)))
-        + (f", {_seeds_text(group)}" if tops and len(ended) < len(group.runs) else ""),
-        spread([accuracy for accuracy, _ in tops]),
-        comma_list([-at for _, at in tops]) if tops else NONE,
+        finals[0] + (f", {_seeds_text(group)}" if tops and len(ended) < len(group.runs) else ""),
+        *finals[1:],
+        spread(finite_numbers(found.worst for found in over), primary),
+        spread(finite_numbers(found.std for found in over), primary),
+        spread([score for score, _ in tops], primary),
+        comma_list([at for _, at in tops]) if tops else NONE,
         comma_list([f"{at:g}" for at in reached]) if reached else NONE,
         str(group.rounds),
         comma_list(group.seeds),
@@ -259,14 +288,15 @@ def tiles(groups: Sequence[RunGroup]) -> list[tuple[str, str, str]]:
     every = [group for group in groups if group.rounds]
     if not every:
         return [("rounds", "none yet", "")]
-    means = [(m, group) for group in every if (m := mean(map(final_accuracy, sound_runs(group)))) is not None]
-    top, winner = max(means, key=lambda pair: pair[0], default=(None, every[0]))
+    means = [(m, group) for group in every if (m := mean(map(final_score, sound_runs(group)))) is not None]
+    metric, sign = primary_of(every), -1.0 if is_lower_better(every) else 1.0
+    top, winner = max(means, key=lambda pair: sign * pair[0], default=(None, every[0]))
     cost = [Costs.of(run.records) for run in winner.runs if run.records]
-    first = ("best final accuracy", percent(top), winner.label if means else "")
+    first = (f"best final {metric_title(metric)}", metric_text(metric, top), winner.label if means else "")
     if len(groups) == 1:
-        first = ("accuracy", percent(top), "")
-    if len(groups) == 1 and (tops := finite_numbers(b[0] for run in sound_runs(winner) if (b := best_accuracy(run)))):
-        first = (*first[:2], f"at best {percent(max(tops))}")
+        first = (metric_title(metric), metric_text(metric, top), "")
+    if len(groups) == 1 and (tops := finite_numbers(b[0] for run in sound_runs(winner) if (b := best_score(run)))):
+        first = (*first[:2], f"at best {metric_text(metric, sign * max(sign * top for top in tops))}")
     return [
         first,
         ("rounds", f"{winner.rounds:,}", _seeds_text(winner)),

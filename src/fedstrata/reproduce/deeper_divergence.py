@@ -307,9 +307,7 @@ def final_divergence(directory: Path, config: RunConfig, seed: int) -> dict[str,
 
 def _measure_divergence(directory: Path, config: RunConfig, seed: int) -> dict[str, float]:
     dataset = _load_dataset(config.dataset, config.data_dir)
-    dealt = partition(
-        dataset.train.labels(), config.partition, config.clients, derive(seed, "partition"), dataset.groups
-    )
+    dealt = partition(dataset.labels, config.partition, config.clients, derive(seed, "partition"), dataset.groups)
     model = final_model(directory, config, dataset)
     with compute_with(1):
         gradients = client_gradients(model.to(device_by_name(config.device)), list(dataset.train.split(dealt)))

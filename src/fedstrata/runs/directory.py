@@ -247,10 +247,12 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         return checkpoint.number(kept[: self.keep][-1])
 
-    def finish(self, model: nn.Module, summary: Mapping[str, Any]) -> None:
-        """Write the final model, in the form of its own `state_dict`, and the summary."""
+    def finish(self, model: nn.Module, summary: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        """Write the final model, in the form of its own `state_dict`, what it does on the test set, and the summary."""
         tensors = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in model.state_dict().items()}
         write_atomic(self.path / "model.safetensors", save_safetensors(tensors, {"format": "pt"}))
+        if details:
+            write_atomic(self.path / "evaluation.json", json.dumps(details) + "\n")
         write_atomic(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 Table = dict[str, Any]
 Rows = list[list[Any]]
+Real = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 Number = Annotated[float, Field(strict=True, ge=0, le=1e30)]
 
 
@@ -86,14 +87,41 @@ ROW: dict[str, Any] = {
 """Types in a line of probes.jsonl."""
 
 FACTS: dict[str, Any] = {
-    "input_shape": list[int],
+    "input_shape": list[int] | dict[str, list[int]],
     "class_names": list[str],
     "clients": int,
+    "client_names": list[str],
     "examples": list[Any],
     "counts": Annotated[list[Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)],
     "model": _Model,
 }
 """Types in facts.json."""
+
+
+class _Reliability(_Part):
+    count: list[Annotated[int, Field(ge=0)]]
+    confidence: list[Number | None]
+    right: list[Number | None]
+    ece: Number
+
+
+class _Predictions(_Part):
+    true: list[Real]
+    made: list[Real]
+
+
+class _Masks(_Part):
+    true: list[Rows]
+    made: list[Rows]
+
+
+EVALUATION: dict[str, Any] = {
+    "confusion": list[list[Annotated[int, Field(ge=0, le=10**30)]]],
+    "calibration": _Reliability,
+    "predictions": _Predictions,
+    "masks": _Masks,
+}
+"""Types in evaluation.json."""
 
 
 SUMMARY: dict[str, Any] = {"notes": list[str]}
@@ -108,6 +136,11 @@ def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
 def facts_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a run without the parts of a wrong type."""
     return _keep_valid(found, _checks(tuple(FACTS.items())))
+
+
+def evaluation_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a final model does, without the parts of a wrong type."""
+    return _keep_valid(found, _checks(tuple(EVALUATION.items())))
 
 
 def summary_of(found: Mapping[str, Any]) -> dict[str, Any]:

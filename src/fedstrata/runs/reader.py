@@ -9,7 +9,7 @@ from typing import Any
 
 from fedstrata.config.schema import read_run
 from fedstrata.errors import UsageError
-from fedstrata.runs.field_types import facts_of, row_of, summary_of
+from fedstrata.runs.field_types import evaluation_of, facts_of, row_of, summary_of
 from fedstrata.runs.files import parse_object, read_object
 from fedstrata.runs.records import Record
 
@@ -25,6 +25,7 @@ class SavedRun:
         probes: one per measured round: `{"round": …, "clients": […], "seconds": {probe: …}, probe: what it found, …}`.
         facts: of model and data, as in facts.json; empty for runs of older versions.
         summary: as in summary.json; empty for a run that has not ended.
+        evaluation: what the final model does on the test set, as in evaluation.json; empty where a task shows nothing.
         versions: as in versions.json.
         path: the directory; None for a run that has none.
     """
@@ -37,6 +38,7 @@ class SavedRun:
     summary: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def read(directory: Path) -> SavedRun:
@@ -58,6 +60,7 @@ class SavedRun:
             facts=facts_of(read_object(directory / "facts.json")),
             summary=summary,
             versions=read_object(directory / "versions.json"),
+            evaluation=evaluation_of(read_object(directory / "evaluation.json")) if ended else {},
             path=directory,
         )
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -145,10 +146,12 @@ class RunRecorder:
         if self._directory is not None:
             self._directory.describe(facts)
 
-    def finish(self, model: nn.Module, summary: Mapping[str, Any]) -> None:
-        """Write the final model and the summary."""
+    def finish(
+        self, model: nn.Module, summary: Mapping[str, Any], details: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Write the final model, what it does on the test set, and the summary."""
         if self._directory is not None:
-            self._directory.finish(model, summary)
+            self._directory.finish(model, summary, details)
 
 
 def read_memory(store: Store, check: MemoryCheck, state: ServerState, client: int) -> Slots:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedstrata.core.results import Count, EvalResult, RoundCost, RoundOutcome
+from fedstrata.core.results import Count, EvalResult, Fairness, RoundCost, RoundOutcome
+from fedstrata.core.text import metric_text, metric_title
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ class Record(RoundCost, RoundOutcome, EvalResult, _Number):
         return Record(round=number, **values)
 
     def __str__(self) -> str:
-        accuracy = "–" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
+        score = f"{metric_title(self.primary)} {metric_text(self.primary, self.score)}"
         sent = f"{self.bytes_up / 1e6:.1f} MB up, {self.bytes_down / 1e6:.1f} MB down"
-        return f"round {self.round}: accuracy {accuracy}, {sent}, {self.seconds:.2f} s"
+        return f"round {self.round}: {score}, {sent}, {self.seconds:.2f} s"
 
     @staticmethod
     def read(row: Mapping[str, Any], where: str = "a line of metrics.jsonl") -> Record:
@@ -108,24 +109,60 @@ class History:
     summary: dict[str, Any]
 
     def __repr__(self) -> str:
-        accuracy = "not evaluated" if self.accuracy is None else f"accuracy {self.accuracy:.4f}"
+        score, metric = self.score, metric_title(self.summary["metric"])
+        found = "not evaluated" if score is None else f"{metric} {score:.4f}"
         sent = f"{self.costs.bytes_up / 1e6:.1f} MB up, {self.costs.bytes_down / 1e6:.1f} MB down"
-        return f"<History of {self.summary['method']}: {len(self.records)} rounds, {accuracy}, {sent}>"
+        return f"<History of {self.summary['method']}: {len(self.records)} rounds, {found}, {sent}>"
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last evaluation."""
+        """Of the last evaluation; None where the task has none."""
         accuracy: float | None = self.summary["accuracy"]
         return accuracy
 
+    @property
+    def score(self) -> float | None:
+        """The task's primary metric, of the last evaluation."""
+        score: float | None = self.summary["score"]
+        return score
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """All of the task's metrics, of the last evaluation."""
+        metrics: dict[str, float | None] = self.summary["metrics"]
+        return metrics
+
+    @property
+    def client_metrics(self) -> list[dict[str, float | None] | None] | None:
+        """The global model's metrics on each client's own test examples, of the last evaluation."""
+        last = _last_evaluated(self.records)
+        return None if last is None else last.client_metrics
+
+    @property
+    def fairness(self) -> Fairness | None:
+        """The spread of the primary metric over the clients, of the last evaluation."""
+        last = _last_evaluated(self.records)
+        return None if last is None else last.fairness
+
     def rounds_to(self, target: float) -> int | None:
-        """The first round whose accuracy reaches the target, or None."""
+        """The first round whose primary metric reaches the target, or None."""
         return rounds_to(self.records, target)
 
 
 def rounds_to(records: Sequence[Record], target: float) -> int | None:
-    """The first round whose accuracy reaches the target, or None."""
-    return next((r.round for r in records if r.accuracy is not None and r.accuracy >= target), None)
+    """The first round whose primary metric reaches the target, or None."""
+    return next((r.round for r in records if r.reaches(target)), None)
+
+
+def _last_evaluated(records: Sequence[Record]) -> Record | None:
+    return next((r for r in reversed(records) if r.loss is not None), None)
+
+
+def best_of(records: Sequence[Record]) -> Record | None:
+    """The record with the best primary metric, the first of those that are equally good; None if there is none."""
+    rated = [r for r in records if r.score is not None]
+    sign = -1.0 if rated and rated[0].better == "lower" else 1.0
+    return max(rated, key=lambda r: sign * (r.score or 0.0), default=None)
 
 
 def summarise(
@@ -137,15 +174,22 @@ def summarise(
 ) -> dict[str, Any]:
     """A run in a few numbers."""
     measured = {"rounds": len(probes), "seconds": round(sum(sum(row["seconds"].values()) for row in probes), 3)}
-    evaluated = [r for r in records if r.accuracy is not None]
-    best = max(evaluated, key=lambda r: r.accuracy or 0.0, default=None)
+    last = _last_evaluated(records)
+    fairness = {} if last is None or last.fairness is None else {"fairness": asdict(last.fairness)}
+    best = best_of(records)
+    shown = records[-1] if records else None
     return {
         "method": str(method),
         "buffers": method.buffers,
         "rounds": len(records),
-        "accuracy": evaluated[-1].accuracy if evaluated else None,
-        "loss": evaluated[-1].loss if evaluated else None,
-        "best_accuracy": best.accuracy if best else None,
+        "metric": shown.primary if shown else "accuracy",
+        "better": shown.better if shown else "higher",
+        "score": last.score if last else None,
+        "best_score": best.score if best else None,
+        "accuracy": last.accuracy if last else None,
+        "loss": last.loss if last else None,
+        "metrics": dict(last.metrics) if last else {},
+        "best_accuracy": max((r.accuracy for r in records if r.accuracy is not None), default=None),
         "best_round": best.round if best else None,
         "target": target,
         "rounds_to_target": None if target is None else rounds_to(records, target),
@@ -153,4 +197,6 @@ def summarise(
         "refused": sum(len(r.refused) for r in records),
         "costs": asdict(Costs.of(records)),
         "notes": list(notes),
-    } | ({"probes": measured} if probes else {})
+        **fairness,
+        **({"probes": measured} if probes else {}),
+    }

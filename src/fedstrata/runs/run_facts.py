@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedstrata.core.parts import Parts
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.task import Task
 from fedstrata.core.types import Examples, Stratum
-from fedstrata.data.examples import Split, TensorExamples, sizes
+from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.models.summary import describe_model
 
 SHOWN = 200
 """Clients whose class counts are written."""
+NAMED = 1000
+"""Clients whose names are written."""
 
 
 def run_facts(
@@ -23,7 +27,10 @@ def run_facts(
     strata: Sequence[Stratum],
     clients: Sequence[Examples],
     sample: Tensor,
+    task: Task,
+    test: Examples | None = None,
     names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts of a federation.
 
@@ -32,16 +39,20 @@ def run_facts(
         strata: its strata.
         clients: everybody's data; labels are counted where they are at hand without reading everything.
         sample: some inputs.
+        task: what is learnt.
+        test: the test set, for what guessing would score on it.
         names: of the classes.
+        client_names: of the clients, where they have any.
     """
     with preserve_rng(), torch.no_grad():  # a model may draw random numbers
-        about = describe_model(model, sample.shape[1:]).as_dict()
+        about = describe_model(model, sample[:1] if isinstance(sample, Parts) else sample.shape[1:]).as_dict()
         idle = {stratum.name for stratum in strata if stratum.idle}
         about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some
-        classes = copy.deepcopy(model).eval()(sample).shape[1]
+        width = task.width(copy.deepcopy(model).eval()(sample))
+    classes = width if task.has_classes else 2 if task.has_labels else 0
     size = sizes(clients)
     found: dict[str, Any] = {
-        "input_shape": list(sample.shape[1:]),
+        "input_shape": dict(sample.shape[1:]) if isinstance(sample, Parts) else list(sample.shape[1:]),
         "classes": classes,
         "class_names": list(names) if names else [str(label) for label in range(classes)],
         "clients": len(clients),
@@ -49,7 +60,12 @@ def run_facts(
         "model": about,
         "buffers": any(stratum.buffers for stratum in strata),
     }
-    counts = _counts(clients, classes)
+    if client_names:
+        found["client_names"] = list(client_names[:NAMED])
+    known = None if test is None else labels_at_hand(test)
+    if known is not None and (guess := task.guess(known, width)) is not None:
+        found["guess"] = round(guess, 6)
+    counts = _counts(clients, classes) if task.has_labels else None
     if counts is not None:
         found |= {"skew": round(skew(counts), 6), "counts": counts[:SHOWN].tolist()}
     return found

@@ -24,8 +24,9 @@ def event_writer(out: Path | None, rounds: int) -> Callable[[Record], None] | No
     writer = SummaryWriter(str(out / "tensorboard"), purge_step=rounds + 1)
 
     def write(record: Record) -> None:
+        fairness = record.fairness
         values = {
-            "accuracy/test": record.accuracy,
+            **{f"{name}/test": value for name, value in record.all_metrics.items()},
             "loss/test": record.loss,
             "loss/train": record.train_loss,
             "cost/bytes_up": record.bytes_up,
@@ -34,7 +35,8 @@ def event_writer(out: Path | None, rounds: int) -> Callable[[Record], None] | No
             "cost/seconds": record.seconds,
             "round/lr": record.lr,
             "round/refused": len(record.refused),
-            **{f"accuracy/{arch}": accuracy for arch, accuracy in record.arch_accuracy.items()},
+            **({} if fairness is None else {f"{record.primary}/worst client": fairness.worst}),
+            **{f"{record.primary}/{arch}": score for arch, score in record.arch_accuracy.items()},
         }
         for name, value in values.items():
             if value is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.core.method import Method
+from fedstrata.core.parts import shape_text
+from fedstrata.core.task import Task
 from fedstrata.core.technique import memory_mismatch
 from fedstrata.core.tensors import Tensors, all_finite
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
-from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.norms import running_statistics
 from fedstrata.server.state import ServerState
 from fedstrata.wire.packing import carries
@@ -35,15 +36,34 @@ def check_module(model: object) -> None:
         raise UsageError("the model is scripted and cannot be looked into: give the module that it was made from")
 
 
+def resolve_task(task: Task, clients: Sequence[Examples]) -> Task:
+    """The task with numbers for what depends on how many examples of each class all clients have."""
+    if not task.needs_counts:
+        return task
+    held = [clients.all()] if isinstance(clients, Split) else list(clients)
+    known = [labels_at_hand(examples) for examples in held if len(examples)]
+    labels = [part for part in known if part is not None]
+    return task.resolve(torch.bincount(torch.cat(labels)) if labels and len(labels) == len(known) else None)
+
+
+def check_classes(method: Method, task: Task) -> None:
+    """Refuse techniques that need classes where there are none."""
+    for technique in method.techniques:
+        if technique.needs_classes and not task.has_classes:
+            raise UsageError(f"'{technique.name}' needs classes, and the task '{task.name}' has none")
+
+
 def check_fit(
+    task: Task,
     models: Mapping[str, nn.Module],
     arch_of: Callable[[int], str],
     clients: Sequence[Examples],
     test: Examples | None,
     batch_size: int,
     public: Examples | None = None,
+    client_tests: Sequence[Examples | None] | None = None,
 ) -> Tensor:
-    """Try every model on an input of every kind, and labels against its outputs; returns a small batch of inputs.
+    """Try every model on an input of every kind, and targets against its outputs; returns a small batch of inputs.
 
     Raises:
         UsageError: one sentence for the first thing that does not fit.
@@ -62,14 +82,24 @@ def check_fit(
     sample = _sample(clients, holders)
     seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
     tests = [] if test is None else [("the test set", test)]
-    _check_examples(models, itertools.chain(((f"client {c}", clients[c]) for c in seen), tests))
+    own = _first_of_each(client_tests)
+    _check_examples(task, models, itertools.chain(((f"client {c}", clients[c]) for c in seen), tests, own))
     if public is not None:
-        _check_public(public, models, sample)
+        _check_public(task, public, models, sample)
     return sample
 
 
-def _check_examples(models: Mapping[str, nn.Module], everybody: Iterable[tuple[str, Examples]]) -> None:
-    """Try every model on an input of every kind, and every label against the models' outputs."""
+def _first_of_each(client_tests: Sequence[Examples | None] | None) -> Iterator[tuple[str, Examples]]:
+    """(whose, test examples) of those clients that may be unlike others; a split's share their tensors."""
+    for client, examples in enumerate(client_tests or ()):
+        if examples is not None and len(examples):
+            yield f"the test data of client {client}", examples
+            if isinstance(client_tests, Split):
+                return
+
+
+def _check_examples(task: Task, models: Mapping[str, nn.Module], everybody: Iterable[tuple[str, Examples]]) -> None:
+    """Try every model on an input of every kind, and every target against the models' outputs."""
     tried: dict[tuple[object, ...], int] = {}
     checked: set[tuple[int, int]] = set()
     for whose, examples in everybody:
@@ -80,11 +110,11 @@ def _check_examples(models: Mapping[str, nn.Module], everybody: Iterable[tuple[s
         x, y = _first(examples, 1)
         kind = (x.dtype, x.shape[1:])
         if kind not in tried:
-            tried[kind] = min(_outputs(model, x) for model in models.values())
+            tried[kind] = min(_outputs(task, model, x) for model in models.values())
         known = labels_at_hand(examples)
-        check_range(y if known is None else known, tried[kind], whose)
+        task.check_targets(y if known is None else known, tried[kind], whose)
         if isinstance(examples, TensorExamples):
-            check_range(examples.y, tried[kind], "all data")  # others may hold the rest of it
+            task.check_targets(examples.y, tried[kind], "all data")  # others may hold the rest of it
 
 
 def _sample(clients: Sequence[Examples], holders: Sequence[int]) -> Tensor:
@@ -97,16 +127,16 @@ def _sample(clients: Sequence[Examples], holders: Sequence[int]) -> Tensor:
     return sample
 
 
-def _check_public(public: Examples, models: Mapping[str, nn.Module], sample: Tensor) -> None:
+def _check_public(task: Task, public: Examples, models: Mapping[str, nn.Module], sample: Tensor) -> None:
     """The server's unlabelled data must look like the clients'."""
     if not len(public):
         raise UsageError("the server's public data is empty; give None for none")
     x, _ = _first(public, 1)
     if x.shape[1:] != sample.shape[1:]:
-        shapes = f"{list(x.shape[1:])} and not {list(sample.shape[1:])}"
+        shapes = f"{shape_text(x)} and not {shape_text(sample)}"
         raise UsageError(f"the server's public data does not look like the clients': its inputs are {shapes}")
     for model in models.values():
-        _outputs(model, x)
+        _outputs(task, model, x)
     if isinstance(public, TensorExamples) and not all_finite([public.x]):
         raise UsageError("the server's public data holds NaN or infinite numbers")
 
@@ -183,32 +213,27 @@ def _first(examples: Examples, count: int) -> tuple[Tensor, Tensor]:
         raise UsageError(f"the data cannot be read as (input, label) rows of one shape: {why}") from error
 
 
-def _outputs(model: nn.Module, x: Tensor) -> int:
-    """Number of classes that a model tells apart, found by trying it."""
+def _outputs(task: Task, model: nn.Module, x: Tensor) -> int:
+    """Number of answers that a model tells apart, found by trying it; it is fitted to its inputs."""
     try:
-        with torch.no_grad():
-            logits = copy.deepcopy(model).eval()(x)
+        logits = fit_model(model, x)
     except Exception as error:  # whatever a user's own model raises
         first = one_line(str(error).strip().partition("\n")[0], 200) or type(error).__name__
-        raise UsageError(f"the model does not take inputs of shape {list(x.shape[1:])}: {first}") from error
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
-        raise UsageError("the model must return one tensor of logits, with a row for each input")
-    _check_training(model, torch.cat([x, x]))  # norm layers cannot train on one row
-    return logits.shape[1]
+        raise UsageError(f"the model does not take inputs of shape {shape_text(x)}: {first}") from error
+    wrong = task.check_outputs(logits, len(x))
+    if wrong is not None:
+        raise UsageError(wrong)
+    _check_training(task, model, torch.cat([x, x]))  # norm layers cannot train on one row
+    return task.width(logits)
 
 
-def _check_training(model: nn.Module, x: Tensor) -> None:
-    """In training, too, a model returns its logits alone; one that cannot run on so few rows is not judged."""
-    try:
-        with torch.no_grad():
-            logits = copy.deepcopy(model).train()(x)
-    except Exception:  # training will tell, if it does not come from the size of the batch
-        return
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
-        what = f" of shape {list(logits.shape)}" if isinstance(logits, Tensor) else ""
+def _check_training(task: Task, model: nn.Module, x: Tensor) -> None:
+    """In training, too, a model returns what the task needs; one that cannot run on so few rows is not judged."""
+    found = fit_training(model, x)
+    if found is not None and task.check_outputs(found, len(x)) is not None:
+        what = f" of shape {list(found.shape)}" if isinstance(found, Tensor) else ""
         raise UsageError(
-            f"in training mode the model returns a {type(logits).__name__}{what}: it must return one tensor of "
-            "logits, with a row for each input"
+            f"in training mode the model returns a {type(found).__name__}{what}: it must return {task.outputs}"
         )
 
 

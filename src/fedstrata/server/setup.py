@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from fedstrata.core.method import Method
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.task import Task
 from fedstrata.core.technique import Setting
 from fedstrata.core.types import Examples, Stratum, Work
-from fedstrata.data.examples import as_examples, as_unlabelled, per_client
+from fedstrata.data.client_data import ClientData, hold_out_examples, read_clients
+from fedstrata.data.examples import as_examples, as_unlabelled
 from fedstrata.models.isolated_architectures import isolate_architectures
+from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
-from fedstrata.server.compatibility import check_fit, check_module
+from fedstrata.server.compatibility import check_classes, check_fit, check_module, resolve_task
 from fedstrata.server.state import Architecture
 
 
@@ -25,18 +28,22 @@ class Setup:
     """Models and data of a run.
 
     Args:
+        task: what is learnt, with numbers for all that depends on the data.
         models: by architecture; "" is the server's own. They are copies, which nobody trains.
         arch_of: client → the name of its architecture.
-        clients: everybody's examples.
-        test: the test set, if there is one.
+        clients: everybody's examples to train on.
+        client_tests: the clients' own test examples, None for a client without any; None if nobody has any.
+        test: the test set, if there is one; all clients' test examples where none is given.
         public: the server's unlabelled inputs, if it has any.
         sample: a small batch of inputs.
         architectures: what each model holds, by names.
     """
 
+    task: Task
     models: Mapping[str, nn.Module]
     arch_of: Callable[[int], str]
     clients: Sequence[Examples]
+    client_tests: Sequence[Examples | None] | None
     test: Examples | None
     public: Examples | None
     sample: Tensor
@@ -66,31 +73,42 @@ class Setup:
 
 def build_setup(
     method: Method,
+    task: Task,
     batch_size: int,
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: Sequence[Any] | ClientData,
     test: Any,
     archs: Mapping[str, nn.Module],
     arch_of: Callable[[int], str] | None,
     public: Any,
+    holdout: float | None = None,
+    seed: int = 0,
 ) -> Setup:
-    """Take up what a user gave, copy the models, and check that everything fits.
+    """Take up what a user gave, hold out test examples, copy the models, and check that everything fits.
 
     Raises:
         UsageError: one sentence for the first thing that does not.
     """
     for module in (model, *archs.values()):
         check_module(module)
-    examples = per_client(clients)
-    tested = None if test is None else as_examples(test, "the test set")
+    check_classes(method, task)
+    data = read_clients(clients, task.read_targets)
+    if holdout is not None:
+        data = hold_out_examples(data, holdout, seed, task.has_labels)
+    examples, own = data.train, data.test
+    given = data.everybodys_test() if test is None else test
+    tested = None if given is None else as_examples(given, "the test set", task.read_targets)
     inputs = None if public is None else as_unlabelled(public)
     models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **archs}.items()}
     of_client = arch_of or (lambda client: "")
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
     with preserve_rng():  # a dataset's own transforms may draw random numbers
-        sample = check_fit(models, of_client, examples, tested, batch_size, inputs)
-    return Setup(models, of_client, examples, tested, inputs, sample, _architectures(models, sample))
+        task = resolve_task(task, examples)
+        sample = check_fit(task, models, of_client, examples, tested, batch_size, inputs, own)
+    for module in models.values():
+        mark_stages(module, sample)
+    return Setup(task, models, of_client, examples, own, tested, inputs, sample, _architectures(models, sample))
 
 
 def _architectures(models: Mapping[str, nn.Module], sample: Tensor) -> dict[str, Architecture]:

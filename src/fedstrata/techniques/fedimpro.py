@@ -142,6 +142,7 @@ class FedImpro(Technique):
     """
 
     name: ClassVar[str] = "fedimpro"
+    needs_classes: ClassVar[bool] = True
     split: str | int = "layer2"
     beta_client: float = 0.9
     beta_server: float = 0.5

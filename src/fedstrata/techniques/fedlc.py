@@ -56,6 +56,7 @@ class FedLC(Technique):
     """
 
     name: ClassVar[str] = "fedlc"
+    needs_classes: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = {
         "fedrs": "fedlc leaves the classes that a client lacks out of the softmax, and fedrs has nothing left to scale",
     }

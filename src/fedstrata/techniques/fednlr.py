@@ -209,7 +209,7 @@ class FedNLR(Technique):
                 stratum=stratum,
                 weight=module,
                 norms=_norms(view.model, stratum),
-                classes=len(view.counts()),
+                classes=view.width(),
                 counts=not trains.isdisjoint(stratum.params) and self._is_chosen(stratum.name),
             )
             for stratum, module in _neurons(view.model, view.strata)

@@ -30,6 +30,7 @@ class FedRS(Technique):
     """
 
     name: ClassVar[str] = "fedrs"
+    needs_classes: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
     alpha: float = 0.5
 

@@ -128,3 +128,23 @@ def test_leafs_windows(tmp_path: Path) -> None:
     assert decode(short.train.x[0].numpy()) == text[60:80]
     with pytest.raises(UsageError, match="strings of at least 81 characters"):
         load_dataset("shakespeare(length=81)", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["plays", "leaf"])
+def test_the_next_character_at_every_position(form: str, tmp_path: Path) -> None:
+    """x and y are the same text, one character apart; windows of a play do not overlap; dealt by the last target."""
+    text = "".join(long("leaf", 8))
+    if form == "plays":
+        write(tmp_path, {"one.xml": FIRST})
+    else:
+        write(tmp_path / "shakespeare", {"train/a.json": leaf({"a": text}), "test/a.json": leaf({"a": text})})
+    arguments = "length=10, test=0.25, min_lines=5" if form == "plays" else "length=10"
+    plain = load_dataset(f"shakespeare({arguments}, stride=10)", tmp_path)
+    dataset = load_dataset(f"shakespeare({arguments}, task='next_token')", tmp_path)
+    assert (dataset.task, dataset.classes) == ("next_token", 80)
+    assert torch.equal(dataset.train.x, plain.train.x)
+    for part, before in ((dataset.train, plain.train), (dataset.test, plain.test)):
+        assert torch.equal(part.y[:, :-1], part.x[:, 1:])
+        assert torch.equal(part.y[:, -1], before.y)
+    assert torch.equal(dataset.labels, plain.train.y)
+    assert dataset.group_names == plain.group_names

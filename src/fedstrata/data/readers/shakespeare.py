@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -40,21 +41,32 @@ _PLAY_LIMIT = 16 << 20
 
 
 def shakespeare(
-    data_dir: Path | None, *, length: int = 80, stride: int = 8, test: float = 0.1, min_lines: int = 20
+    data_dir: Path | None,
+    *,
+    length: int = 80,
+    stride: int | None = None,
+    test: float = 0.1,
+    min_lines: int = 20,
+    task: Literal["classification", "next_token"] = "classification",
 ) -> Dataset:
     """Next character in Shakespeare's plays, 80 symbols, one natural client per role (XML plays, LEAF's JSON).
 
-    `stride`, `test` and `min_lines` cut plays into windows; LEAF's windows are taken as they are.
+    `stride`, `test` and `min_lines` cut plays into windows; LEAF's windows are taken as they are. With the task
+    `next_token` the target is the next character at every position of a window, not only after its end.
 
     Args:
         data_dir: the folder with the plays, or with LEAF's `train/` and `test/`, or an archive of either, or
             one that holds it.
         length: characters the model sees; of LEAF's 80, the last ones.
-        stride: characters from the start of one window to that of the next.
+        stride: characters from the start of one window to that of the next; by default 8, and `length` for
+            `next_token`, which has each character as a target once.
         test: the last share of each role's text, kept for testing.
         min_lines: a role with fewer lines is left out, as is one too short for a window in either part.
+        task: the character after a window, or at every position.
     """
     name = "shakespeare"
+    if stride is None:
+        stride = length if task == "next_token" else 8
     if length < 1 or stride < 1 or min_lines < 0:
         raise UsageError(f"{name} needs length and stride of at least 1 and min_lines of at least 0")
     if not 0 < test < 1:
@@ -63,12 +75,20 @@ def shakespeare(
     for archive in leaf_archives(folder, name, lambda f: _has_plays(f) or has_leaf(f), re.compile("shakes|shaks")):
         roles, plays = read_plays(archive)
         if roles:
-            return _from_plays(name, roles, plays, length, stride, test, min_lines)
+            return _as_task(_from_plays(name, roles, plays, length, stride, test, min_lines), task)
         train, held_out = read_users(archive, lambda x, y: _stored_windows(x, y, length))
         if train and held_out:
             note = "LEAF's windows as stored: stride, test and min_lines do not apply"
-            return _dataset(name, train, held_out, note)
+            return _as_task(_dataset(name, train, held_out, note), task)
     raise missing_error(name, folder, "plays in XML, or LEAF's train/*.json and test/*.json")
+
+
+def _as_task(dataset: Dataset, task: str) -> Dataset:
+    """The dataset with a target for each window, or for every position of it."""
+    if task == "classification":
+        return dataset
+    parts = [replace(part, y=torch.cat([part.x[:, 1:], part.y[:, None]], 1)) for part in (dataset.train, dataset.test)]
+    return replace(dataset, train=parts[0], test=parts[1], task=task, deal_by=dataset.labels)
 
 
 def encode(text: str) -> Integers:

@@ -6,7 +6,10 @@ without torch (`fedstrata.core.lazy`).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstrata.models.zoo.parts import Norm, sequential
 
@@ -156,3 +159,72 @@ class Bottleneck(Block):
     def last(self) -> nn.Conv2d:
         """conv3."""
         return self.conv3
+
+
+class Level(nn.Module):
+    """A level of a U-Net: what enters, the levels below at half the size, and what leaves, joined to what entered."""
+
+    def __init__(self, enter: nn.Module, below: nn.Module, leave: nn.Module) -> None:
+        super().__init__()
+        self.enter = enter
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
+        self.below = below
+        self.leave = leave
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, height, width) → (batch, outputs, height, width)."""
+        here = self.enter(x)
+        deep = F.interpolate(self.below(self.pool(here)), size=here.shape[-2:], mode="nearest")
+        out: Tensor = self.leave(torch.cat([here, deep], 1))
+        return out
+
+
+class TokenEmbedding(nn.Module):
+    """Tokens and their positions as features: (batch, length) → (batch, length, width)."""
+
+    def __init__(self, vocab: int, length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocab, width)
+        self.position = nn.Parameter(torch.zeros(length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both; sequences may be shorter than the longest."""
+        out: Tensor = self.token(x) + self.position[: x.shape[1]]
+        return out
+
+
+class CausalAttention(nn.Module):
+    """Attention of several heads, in which a position sees itself and what came before it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(-2, -4).unbind(-3)
+        with sdpa_kernel(SDPBackend.MATH):  # plain products: counted, and vectorised over clients
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(seen.transpose(-2, -3).flatten(-2))
+        return out
+
+
+class CausalBlock(nn.Module):
+    """x + attention(norm(x)), then x + perceptron(norm(x))."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = sequential(
+            ("hidden", nn.Linear(width, hidden)), ("act", nn.GELU()), ("out", nn.Linear(hidden, width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same."""
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out

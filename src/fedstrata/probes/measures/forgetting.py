@@ -20,7 +20,7 @@ from fedstrata.probes.measures.reading import (
     scratch_copy,
     start_models,
 )
-from fedstrata.tasks.classification import task_loss
+from fedstrata.tasks.classification import CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _accuracies(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     with scratch_copy(model) as scratch, torch.no_grad():
         for _, x, y in batches(scratch, TensorExamples(inputs, labels)):
             logits = scratch(x)
-            task_loss(logits, y)  # refuses labels that the model has no output for
+            CLASSIFICATION.mean_loss(logits, y)  # refuses labels that the model has no output for
             rows.append(y)
             hits.append(y[logits.argmax(1) == y])
     right, seen = (torch.bincount(torch.cat(part), minlength=logits.shape[1]).double().cpu() for part in (hits, rows))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedstrata.client.step import compute_gradient
 from fedstrata.core.rng import derive, generator, seed_global
+from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, load, scale, subtract, whole_norm
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.examples import TensorExamples
@@ -24,7 +25,7 @@ from fedstrata.probes.measures.reading import (
     device_of,
     scratch_copy,
 )
-from fedstrata.tasks.classification import task_loss
+from fedstrata.tasks.classification import CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def gradient_trace(
     batch_size: int = 32,
     lr: float = 0.01,
     seed: int = 0,
+    task: Task = CLASSIFICATION,
 ) -> GradientTrace:
     """Gradient norms step by step if a client had gone on alone, and as it goes on from the averaged model.
 
@@ -65,13 +67,14 @@ def gradient_trace(
         batch_size: examples per step, or all if the client has fewer.
         lr: η.
         seed: of batches and of what training draws.
+        task: what is learnt.
     """
     positive("gradient_trace", steps=steps, batch_size=batch_size, lr=lr)
-    (held,) = check_clients([data])
+    (held,) = check_clients([data], task=task)
     if min(batch_size, len(held)) == 1 and (normalises_batches(local) or normalises_batches(averaged)):
         raise UsageError("a batch of one example has no statistics, which this model normalises by")
     order = list(islice(_full_batches(len(held), batch_size, seed), steps))
-    return GradientTrace(*(_norms(model, held, order, strata, lr, seed) for model in (local, averaged)))
+    return GradientTrace(*(_norms(model, held, order, strata, lr, seed, task) for model in (local, averaged)))
 
 
 def _full_batches(examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
@@ -83,7 +86,13 @@ def _full_batches(examples: int, batch_size: int, seed: int) -> Iterator[Tensor]
 
 
 def _norms(
-    model: nn.Module, data: Examples, order: Sequence[Tensor], strata: Sequence[Stratum], lr: float, seed: int
+    model: nn.Module,
+    data: Examples,
+    order: Sequence[Tensor],
+    strata: Sequence[Stratum],
+    lr: float,
+    seed: int,
+    task: Task,
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {stratum.name: [] for stratum in strata}
     with scratch_copy(model, training=True) as scratch:
@@ -92,7 +101,7 @@ def _norms(
         device = device_of(scratch)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return task_loss(scratch(x), y)
+            return task.mean_loss(scratch(x), y)
 
         seed_global(derive("gradient_trace", seed), device, everything=not isinstance(data, TensorExamples))
         for index in order:

@@ -32,7 +32,7 @@ from fedstrata.probes.measures.reading import (
     params_of,
     scratch_copy,
 )
-from fedstrata.tasks.classification import task_loss
+from fedstrata.tasks.classification import CLASSIFICATION
 
 DRAWS = 1000
 """Draws of the noise, as in the paper."""
@@ -224,7 +224,7 @@ def _single_gradients(
 
     def loss(moved: Tensors, image: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(model, {**fixed, **moved}, (image.unsqueeze(0),))
-        return task_loss(logits, label.unsqueeze(0))
+        return CLASSIFICATION.mean_loss(logits, label.unsqueeze(0))
 
     vectorised = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -235,7 +235,7 @@ def _single_gradients(
         return found
 
     def plain(image: Tensor, label: Tensor) -> Tensor:
-        return task_loss(model(image.unsqueeze(0)), label.unsqueeze(0))
+        return CLASSIFICATION.mean_loss(model(image.unsqueeze(0)), label.unsqueeze(0))
 
     def alone(x: Tensor, y: Tensor) -> Tensors:
         each = [compute_gradient(partial(plain, *one), params) for one in zip(x, y, strict=True)]

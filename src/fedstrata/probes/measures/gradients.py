@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client.step import compute_gradient
-from fedstrata.core.tensors import Tensors, add_, zeros_like
+from fedstrata.core.task import Task
+from fedstrata.core.tensors import Tensors, add_, scale, zeros_like
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.models.stages import run_from
@@ -29,25 +30,30 @@ from fedstrata.probes.measures.reading import (
     per_stratum,
     scratch_copy,
 )
-from fedstrata.tasks.classification import task_loss
+from fedstrata.tasks.classification import CLASSIFICATION
 
 
 def client_gradients(
-    model: nn.Module, clients: Sequence[Data], batch_size: int = BATCH, training: bool = False
+    model: nn.Module,
+    clients: Sequence[Data],
+    batch_size: int = BATCH,
+    training: bool = False,
+    task: Task = CLASSIFICATION,
 ) -> list[Tensors]:
-    """g_m = ∇F_m(θ) (Eq. 1): for each client, the gradient of the mean cross-entropy over all of its data.
+    """g_m = ∇F_m(θ) (Eq. 1): for each client, the gradient of the task's mean loss over all of its data.
 
     All are taken at the model's own parameters, frozen or not. In evaluation mode norm layers use their running
     statistics, so that the gradient is exact: it does not depend on batches. With `training` they use the batch's, as
     a client's steps do, and dropout drops: the gradient then belongs to batches of this size in a fixed random order.
     Clients' data may be in any form that `Federation` takes.
     """
-    held = check_clients(clients)
+    held = check_clients(clients, task=task)
     with scratch_copy(model, training) as scratch:
-        return [
-            _gradient(scratch, ((partial(scratch, x), y) for _, x, y in batches(scratch, data, batch_size)), len(data))
-            for data in held
-        ]
+        found = []
+        for data in held:
+            passes = ((partial(scratch, x), y) for _, x, y in batches(scratch, data, batch_size))
+            found.append(_gradient(scratch, passes, len(data), task))
+        return found
 
 
 def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor, place: str) -> Tensors:
@@ -58,7 +64,8 @@ def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor, place: s
     check_labelled((features, labels))
     with scratch_copy(model) as scratch:
         parts = zip(*(torch.split(t.to(device_of(scratch)), BATCH) for t in (features, labels)), strict=True)
-        return _gradient(scratch, ((partial(run_from, scratch, h, place), y) for h, y in parts), len(labels))
+        passes = ((partial(run_from, scratch, h, place), y) for h, y in parts)
+        return _gradient(scratch, passes, len(labels), CLASSIFICATION)
 
 
 def with_shared(gradient: Tensors, shared: Tensors, high: Iterable[str], examples: float, sampled: float) -> Tensors:
@@ -177,17 +184,22 @@ def _edges(low: float, high: float, bins: int) -> np.ndarray[Any, np.dtype[np.fl
     return edges if (np.diff(edges) > 0).all() else np.linspace(low - 0.5, high + 0.5, bins + 1)
 
 
-def _gradient(model: nn.Module, passes: Iterable[tuple[Callable[[], Tensor], Tensor]], examples: int) -> Tensors:
-    """The gradient of the mean loss over passes of (logits, labels)."""
+def _gradient(
+    model: nn.Module, passes: Iterable[tuple[Callable[[], Tensor], Tensor]], examples: int, task: Task
+) -> Tensors:
+    """The gradient of the task's mean loss over passes of (outputs, targets)."""
     leaves: Tensors = dict(model.named_parameters())
     total = zeros_like(leaves)
+    weights: list[float] = []
 
-    def loss(logits: Callable[[], Tensor], labels: Tensor) -> Tensor:
-        return task_loss(logits(), labels, "sum") / examples
+    def loss(outputs: Callable[[], Tensor], targets: Tensor) -> Tensor:
+        losses, weight = task.sums(outputs(), targets)
+        weights.append(weight)
+        return losses / examples
 
-    for logits, labels in passes:
-        total = add_(total, compute_gradient(partial(loss, logits, labels), leaves))
-    return total
+    for outputs, targets in passes:
+        total = add_(total, compute_gradient(partial(loss, outputs, targets), leaves))
+    return total if sum(weights) == examples else scale(total, examples / max(sum(weights), 1e-12))
 
 
 def _variances(gradients: Sequence[Tensors], weights: Sequence[float] | None) -> dict[str, float]:

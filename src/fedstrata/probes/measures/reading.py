@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.core.rng import derive, preserve_rng, seed_global
+from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.batching import eval_batches
-from fedstrata.data.examples import TensorExamples, per_client
+from fedstrata.data.client_data import read_clients
+from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, did_you_mean, positive
 from fedstrata.models.layouts import lay_out
+from fedstrata.tasks.classification import CLASSIFICATION
 
 _T = TypeVar("_T")
 
@@ -61,9 +64,9 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def check_clients(clients: Sequence[Data], least: int = 1) -> Sequence[Examples]:
+def check_clients(clients: Sequence[Data], least: int = 1, task: Task = CLASSIFICATION) -> Sequence[Examples]:
     """Clients' data, in whatever form a federation takes it, as examples; a refusal if one has none."""
-    held = per_client(clients)
+    held = read_clients(clients, task.read_targets).train
     empty = [client for client, data in enumerate(held) if not len(data)]
     if len(held) < least or empty:
         which = f", and client {empty[0]} has none" if empty else ""

@@ -1,0 +1,150 @@
+"""Inputs of several tensors: tokens with a mask, an image with a table's row. They go through the house as one thing.
+
+`Parts` has what is asked of a batch of inputs anywhere (rows, shape, device, `torch.cat`), part by part, so that
+whoever passes inputs on need not know what they are made of. The model takes them as it was written to: by name or by
+position (`fedstrata.models.inputs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.lazy import torch
+from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PartsShape(tuple[tuple[str, tuple[int, ...]], ...]):
+    """The shapes of all parts by name; `[1:]` is that of one example, as for a tensor's shape."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """A slice of every part's shape; numbers are those of the tuple itself."""
+        if isinstance(index, slice):
+            return PartsShape((name, tuple(shape)[index]) for name, shape in self)
+        return super().__getitem__(index)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {list(shape)}" for name, shape in self)
+
+
+class Parts:
+    """Tensors with the same number of rows, by name; names that are numbers stand for positions.
+
+    Args:
+        tensors: name → tensor, rows first.
+        named: True if the model takes them by name, False if in order.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], named: bool = True) -> None:
+        self.tensors, self.named = dict(tensors), named
+
+    @staticmethod
+    def of(given: Any) -> Parts:
+        """A tuple or a dict of arrays, all with the same number of rows.
+
+        Raises:
+            UsageError: if they have not.
+        """
+        named = isinstance(given, Mapping)
+        items = given.items() if isinstance(given, Mapping) else enumerate(given)
+        made = Parts({str(name): torch.as_tensor(part) for name, part in items}, named)
+        rows = {name: len(part) if part.dim() else None for name, part in made.tensors.items()}
+        if not rows or len(set(rows.values())) > 1 or None in rows.values():
+            told = ", ".join(f"{name} {count}" for name, count in rows.items())
+            raise UsageError(f"the parts of an input have one row per example each, not {told or 'none'}")
+        return made
+
+    def map(self, function: Callable[[Tensor], Any]) -> Parts:
+        """Every part through a function."""
+        return Parts({name: function(part) for name, part in self.tensors.items()}, self.named)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __iter__(self) -> Iterator[Parts]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Parts:
+        return self.map(lambda part: part[index])
+
+    def __setitem__(self, index: Any, value: Parts) -> None:
+        for name, part in self.tensors.items():
+            part[index] = value.tensors[name]
+
+    @property
+    def shape(self) -> PartsShape:
+        """Of every part, by name."""
+        return PartsShape((name, tuple(part.shape)) for name, part in self.tensors.items())
+
+    @property
+    def dtype(self) -> tuple[torch.dtype, ...]:
+        """Of every part."""
+        return tuple(part.dtype for part in self.tensors.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where all parts are."""
+        return next(iter(self.tensors.values())).device
+
+    def dim(self) -> int:
+        """No number of axes of its own: layouts of images are not for it."""
+        return 0
+
+    def to(self, *args: Any, **kwargs: Any) -> Parts:
+        """As `Tensor.to`; only floating-point parts change their type."""
+        return self.map(lambda part: part.to(*args, **kwargs))
+
+    def clone(self) -> Parts:
+        """A copy."""
+        return self.map(torch.clone)
+
+    def unflatten(self, axis: int, sizes: Sequence[int]) -> Parts:
+        """One axis of every part as several."""
+        return self.map(lambda part: torch.unflatten(part, axis, tuple(sizes)))
+
+    def zeros(self, *rows: int) -> Parts:
+        """Zeros in the form of one example, with other axes in front of it."""
+        return self.map(lambda part: part.new_zeros(*rows, *part.shape[1:]))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`torch.cat`, `torch.stack` and `torch.split`, part by part."""
+        if function in (torch.cat, torch.stack):
+            first, *rest = args
+            whole = list(first)
+            return Parts(
+                {n: function([one.tensors[n] for one in whole], *rest, **(kwargs or {})) for n in whole[0].tensors},
+                whole[0].named,
+            )
+        if function is torch.split:
+            pieces = {n: function(part, *args[1:], **(kwargs or {})) for n, part in args[0].tensors.items()}
+            count = len(next(iter(pieces.values())))
+            return tuple(Parts({n: piece[at] for n, piece in pieces.items()}, args[0].named) for at in range(count))
+        return NotImplemented
+
+
+def shape_text(x: Tensor | Parts) -> str:
+    """The shape of one example, for messages."""
+    return str(x.shape[1:]) if isinstance(x, Parts) else str(list(x.shape[1:]))
+
+
+def zeros_of(x: Tensor | Parts, *rows: int) -> Any:
+    """Zeros in the form of one of the inputs, with other axes in front of it."""
+    return x.zeros(*rows) if isinstance(x, Parts) else x.new_zeros(*rows, *x.shape[1:])
+
+
+def stack_inputs(rows: Sequence[Any]) -> Any:
+    """Single inputs, each a tensor (or what can be one), a tuple or a dict of them, as a batch."""
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return Parts({str(n): torch.stack([torch.as_tensor(row[n]) for row in rows]) for n in first}, named=True)
+    if isinstance(first, tuple):
+        columns = zip(*rows, strict=True)
+        parts = {str(n): torch.stack([torch.as_tensor(one) for one in column]) for n, column in enumerate(columns)}
+        return Parts(parts, named=False)
+    return torch.stack([torch.as_tensor(row) for row in rows])

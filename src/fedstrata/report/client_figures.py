@@ -1,0 +1,120 @@
+"""Figures of clients that are judged for themselves: each by its own test examples, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedstrata.diagnosis.evidence import finite_number
+from fedstrata.report.figures import (
+    Control,
+    Figure,
+    Trace,
+    axis,
+    curve_traces,
+    frame_key,
+    layout,
+    metric_axis,
+    metric_form,
+    rounds_axis,
+    sentence_title,
+)
+from fedstrata.report.formatting import distinct_names, escape, mean, round_digits
+from fedstrata.report.run_groups import RunGroup, Value, primary_of
+from fedstrata.runs.reader import SavedRun
+
+NAMED_TICKS = 60
+"""Clients whose names an axis has room for."""
+_OVER_CLIENTS: Mapping[str, Value] = {
+    "worst client": lambda r: None if r.fairness is None else r.fairness.worst,
+    "worst tenth": lambda r: None if r.fairness is None else r.fairness.worst_tenth,
+    "mean": lambda r: None if r.fairness is None else r.fairness.mean,
+    "standard deviation": lambda r: None if r.fairness is None else r.fairness.std,
+    "Jain's index": lambda r: None if r.fairness is None else r.fairness.jain,
+}
+Scores = dict[int, float]
+
+
+def clients(groups: Sequence[RunGroup]) -> list[Figure]:
+    """The primary metric of every client after the last evaluated round, the worst first."""
+    found = [(group, run, scores) for group, run in _shown(groups) if (scores := _scores(run))]
+    if not found:
+        return []
+    metric = primary_of([group for group, *_ in found])
+    numbers = sorted({client for *_, scores in found for client in scores})
+    means = {client: mean(scores.get(client) for *_, scores in found) or 0.0 for client in numbers}
+    less = any(record.better == "lower" for _, run, _ in found for record in run.records[-1:])
+    order = sorted(numbers, key=lambda client: -means[client] if less else means[client])
+    names = dict(zip(order, distinct_names(_client_name(found[0][1], client) for client in order), strict=True))
+    data = [_dots(group, scores, names, metric) for group, _, scores in found]
+    return [_clients_figure(found[0][1], [group for group, *_ in found], data, list(names.values()), metric)]
+
+
+def _clients_figure(
+    run: SavedRun, groups: Sequence[RunGroup], data: list[Trace], names: Sequence[str], metric: str
+) -> Figure:
+    title = sentence_title(metric)
+    about = (
+        f"{title} of the global model, or of clients' own models where they have any, on each client's own test "
+        "examples after the last evaluated round, the worst client first."
+    )
+    if any(len(group.runs) > 1 for group in groups):
+        about += f" Of seed {run.config.get('seed', 0)} alone."
+    x = axis("client", type="category", categoryarray=list(names), showticklabels=len(names) <= NAMED_TICKS)
+    shape = layout(x, metric_axis(metric), hovermode="x unified", showlegend=len(data) > 1)
+    return Figure("clients", f"{title} by client", about, data, shape)
+
+
+def _shown(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
+    """The run of each group that is shown, of the same seed where they have one in common: clients differ by seed."""
+    common = [seed for seed in (groups[0].seeds if groups else ()) if all(seed in group.seeds for group in groups)]
+    if not common:
+        return [(group, group.shown_run) for group in groups]
+    return [(group, group.runs[group.seeds.index(common[0])]) for group in groups]
+
+
+def _scores(run: SavedRun) -> Scores:
+    """Client → primary metric of its own model where it has one, else of the global one; of the last such round."""
+    record = next((r for r in reversed(run.records) if r.client_metrics), None)
+    if record is None:
+        return {}
+    entries = enumerate(record.own_metrics or record.client_metrics or ())
+    found = {client: finite_number(one.get(record.primary)) for client, one in entries if one is not None}
+    return {client: value for client, value in found.items() if value is not None}
+
+
+def _client_name(run: SavedRun, client: int) -> str:
+    names = run.facts.get("client_names")
+    return str(names[client]) if isinstance(names, list) and client < len(names) else str(client)
+
+
+def _dots(group: RunGroup, scores: Scores, names: Mapping[int, str], metric: str) -> Trace:
+    held = [client for client in names if client in scores]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(group.label),
+        "x": [names[client] for client in held],
+        "y": [round_digits(scores[client], 6) for client in held],
+        "marker": {"color": group.colour, "size": 8 if len(names) <= NAMED_TICKS else 5},
+        "hovertemplate": f"%{{y:{metric_form(metric)}}}",
+        "legendgroup": f"line{group.index}",
+        "meta": {"line": group.index},
+    }
+
+
+def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
+    """How the primary metric is distributed over clients, round by round."""
+    metric = primary_of(groups)
+    forms = {name: ".4~f" if name == "Jain's index" else metric_form(metric) for name in _OVER_CLIENTS}
+    found = {n: data for n, value in _OVER_CLIENTS.items() if (data := curve_traces(groups, value, forms[n]))}
+    if not found:
+        return []
+    control = Control("over-clients", "Quantity", tuple(found))
+    frames = {frame_key(at): data for at, data in enumerate(found.values())}
+    title = sentence_title(metric)
+    about = (
+        f"{title} on clients' own test examples over the rounds: the worst client, the worst tenth, mean and standard "
+        "deviation over clients, and Jain's index, 1 where all clients are equal."
+    )
+    shape = layout(rounds_axis(), axis(""), hovermode="x unified")
+    return [Figure("over-clients", f"{title} over clients", about, [], shape, (control,), frames)]

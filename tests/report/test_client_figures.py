@@ -1,0 +1,86 @@
+"""Clients that are judged for themselves, in a report's figures and tables: against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import pytest
+
+from fedstrata.evaluation.fairness import fairness_of
+from fedstrata.report import client_figures, tables
+from fedstrata.report.run_groups import group_runs
+from fedstrata.report.sections import figure_sections
+from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.records import Record
+
+from .synthetic import config, record, saved
+
+NAMES = ["Basel", "Bern", "Chur"]
+
+
+def judged(
+    rounds: list[list[float | None]], own: list[float | None] | None = None, names: Any = NAMES, **changes: Any
+) -> SavedRun:
+    """A run whose clients had these accuracies, and at its end models of their own with others."""
+    rows = []
+    for at, values in enumerate(rounds, 1):
+        last = own if own is not None and at == len(rounds) else None
+        found = fairness_of(last or values)
+        entries = [None if value is None else {"accuracy": value, "loss": 1.0} for value in values]
+        more = None if last is None else [{"accuracy": value} for value in last]
+        told = {"client_metrics": entries, "own_metrics": more, "fairness": None if found is None else asdict(found)}
+        rows.append(Record.read(record(at, accuracy=0.5, loss=1.0, **told)))
+    return SavedRun("run", config(**changes), rows, (), {"client_names": names} if names else {}, {})
+
+
+def test_a_dot_per_client_the_worst_first() -> None:
+    """Means over both methods: Basel (0.9 + 0.7)/2, Bern 0.2, Chur (0.5 + 0.6)/2; Bern has no score in the second."""
+    runs = [judged([[0.1, 0.1, 0.1], [0.9, 0.2, 0.5]]), judged([[0.7, None, 0.6]], method="fedprox")]
+    (figure,) = client_figures.clients(group_runs(runs))
+    assert [trace["x"] for trace in figure.data] == [["Bern", "Chur", "Basel"], ["Chur", "Basel"]]
+    assert [trace["y"] for trace in figure.data] == [[0.2, 0.5, 0.9], [0.6, 0.7]]
+    assert figure.layout["xaxis"]["categoryarray"] == ["Bern", "Chur", "Basel"]
+    assert "alone" not in figure.about
+
+
+def test_own_models_are_shown_where_there_are_any() -> None:
+    (figure,) = client_figures.clients(group_runs([judged([[0.9, 0.2, 0.5]], own=[0.4, 0.3, 0.6], names=None)]))
+    assert figure.data[0]["x"] == ["1", "0", "2"]
+    assert figure.data[0]["y"] == [0.3, 0.4, 0.6]
+
+
+def test_several_seeds_show_the_clients_of_one() -> None:
+    runs = [judged([[0.9, 0.2, 0.5]]), judged([[0.1, 0.1, 0.1]], seed=1)]
+    (figure,) = client_figures.clients(group_runs(runs))
+    assert figure.data[0]["y"] == [0.2, 0.5, 0.9]
+    assert figure.about.endswith("Of seed 0 alone.")
+
+
+def test_the_distribution_over_rounds() -> None:
+    """Of 0.2, 0.4, 0.6: worst 0.2, mean 0.4, std √(0.08/3), Jain 1.44/(3·0.56)."""
+    (figure,) = client_figures.over_rounds(group_runs([judged([[0.1, 0.1, 0.1], [0.2, 0.4, 0.6]])]))
+    assert figure.by[0].values == ("worst client", "worst tenth", "mean", "standard deviation", "Jain's index")
+    last = [figure.traces(at)[-1]["y"][-1] for at in range(5)]
+    assert last == pytest.approx([0.2, 0.2, 0.4, (0.08 / 3) ** 0.5, 1.44 / 1.68], rel=1e-5)
+    assert figure.traces(4)[-1]["y"][0] == pytest.approx(1.0)
+
+
+def test_the_section_and_the_table() -> None:
+    groups = group_runs([judged([[0.2, 0.4, 0.6]])])
+    assert "clients" in [section.name for section in figure_sections(groups)]
+    table = tables.results(groups)
+    assert table.rows[0][table.head.index("worst client")] == "20.00 %"
+    assert table.rows[0][table.head.index("spread over clients")] == "16.33 %"
+    plain = group_runs([saved([0.1])])
+    assert "clients" not in [section.name for section in figure_sections(plain)]
+    assert not set(tables.OVER_CLIENTS) & set(tables.results(plain).head)
+
+
+def test_plotly_accepts_every_figure() -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    groups = group_runs([judged([[0.2, 0.4, 0.6], [0.3, None, 0.1]])])
+    for figure in (*client_figures.clients(groups), *client_figures.over_rounds(groups)):
+        for at in product(*(range(len(control.values)) for control in figure.by)):
+            graph_objects.Figure(data=figure.traces(*at), layout=figure.layout)
