@@ -219,6 +219,7 @@ class Federation:
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""
         self.records, self.probes = list[Record](), list[dict[str, Any]]()
+        self._shown: dict[int, dict[str, Any]] = {}
         self._since = time.perf_counter()
         self.on_visit: Callable[[int, int], None] | None = None
         self._config = {name: value for name, value in config.items() if value is not None}
@@ -446,8 +447,10 @@ class Federation:
         """What the final model does on the test set, beside its metrics."""
         if self.test is None:
             return {}
-        with preserve_rng(), self._context.computing(self.settings.threads):
-            return self._evaluator.describe(self.state, self.test)
+        if self.state.round not in self._shown:
+            with preserve_rng(), self._context.computing(self.settings.threads):
+                self._shown = {self.state.round: self._evaluator.describe(self.state, self.test)}
+        return self._shown[self.state.round]
 
     @property
     def model(self) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.spec import text_of
@@ -27,7 +27,7 @@ class Metric(Protocol):
     """
 
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:
-        """What has to be known of a batch."""
+        """What has to be known of a batch, whose tensors are on the CPU."""
         ...
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, Any]:
@@ -46,6 +46,7 @@ class Task:
         has_labels: True if a target is one whole number per example, so that labels can be counted.
         lower_is_better: names of metrics of which less is better.
         outputs: what the model must put out, for messages.
+        axes: how many axes these have, one of several numbers; empty for any.
 
     Args:
         primary: the metric that a run is judged by: the name of one that `build_metrics` gives, or `loss`.
@@ -56,6 +57,7 @@ class Task:
     has_labels: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
     outputs: ClassVar[str] = "one tensor, with a row for each input"
+    axes: ClassVar[tuple[int, ...]] = ()
 
     primary: str = "loss"
 
@@ -124,6 +126,7 @@ class Task:
     def check_outputs(self, outputs: Any, rows: int) -> str | None:
         """Why a model's outputs for so many inputs do not fit this task, or None."""
         fits = isinstance(outputs, torch.Tensor) and outputs.dim() >= 1 and len(outputs) == rows
+        fits = fits and (not self.axes or outputs.dim() in self.axes)
         return None if fits else f"the model must return {self.outputs}"
 
     @property
@@ -140,9 +143,14 @@ class Task:
         """True if each example's loss is known by itself."""
         return type(self).terms is not Task.terms
 
+    @property
+    def better(self) -> Literal["higher", "lower"]:
+        """Whether more of the primary metric is better, or less."""
+        return "lower" if self.primary in self.lower_is_better else "higher"
+
     def is_better(self, one: float, other: float) -> bool:
         """True if the first primary metric is better than the second."""
-        return one < other if self.primary in self.lower_is_better else one > other
+        return one < other if self.better == "lower" else one > other
 
     def __str__(self) -> str:
         return text_of(self.name, non_default_fields(self))

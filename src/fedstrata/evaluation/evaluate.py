@@ -99,7 +99,8 @@ def score_batches(
             width = task.width(outputs)
             metrics = (build or metrics_of)(task, width) if metrics is None else metrics
             try:
-                observed = tuple(metric.observe(outputs, y) for metric in metrics)
+                seen = outputs.cpu(), y.cpu()
+                observed = tuple(metric.observe(*seen) for metric in metrics)
                 loss, weight = task.sums(outputs, y)
                 scores.append(BatchScore(width, loss.item(), weight, observed))
             except UnknownClass as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from fedstrata.client.context import ClientContext
 from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
-from fedstrata.core.task import Task
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.evaluation.evaluate import EvalRequest, Scores, describe, evaluate
 from fedstrata.evaluation.fairness import fairness_of
@@ -57,7 +56,7 @@ class Evaluator:
     def nothing(self) -> EvalResult:
         """Of a round that is not evaluated."""
         task = self.context.task
-        return EvalResult(accuracy=None, loss=None, primary=task.primary, better=better(task))
+        return EvalResult(accuracy=None, loss=None, primary=task.primary, better=task.better)
 
     def describe(self, state: ServerState, test: Examples) -> dict[str, Any]:
         """What a report shows of the global model beside its metrics; nothing where every client has its own."""
@@ -103,12 +102,12 @@ class Evaluator:
             loss=scores.loss,
             metrics=scores.metrics,
             primary=task.primary,
-            better=better(task),
+            better=task.better,
             arch_accuracy=archs,
             client_accuracy=self._on_clients(state),
             client_metrics=in_common if told else None,
             own_metrics=own if told else None,
-            fairness=fairness_of(each, task.primary in task.lower_is_better),
+            fairness=fairness_of(each, task.better == "lower"),
         )
 
     def _on_tests(self, state: ServerState) -> tuple[ClientMetrics | None, ClientMetrics | None]:
@@ -158,11 +157,6 @@ class Evaluator:
         return EvalRequest(
             {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch
         )
-
-
-def better(task: Task) -> Literal["higher", "lower"]:
-    """Whether more of a task's primary metric is better, or less."""
-    return "lower" if task.primary in task.lower_is_better else "higher"
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _MARK = "_fedstrata_stages"
-"""Attribute of an ordinary module with stages: (their names, one input)."""
+"""Attribute of an ordinary module: (the names of its stages, or None if nobody has looked for them yet; an input)."""
 
 
 def with_stages(model: nn.Module, names: Sequence[str], sample: Any) -> nn.Module:
@@ -46,19 +46,24 @@ def with_stages(model: nn.Module, names: Sequence[str], sample: Any) -> nn.Modul
 
 
 def mark_stages(model: nn.Module, sample: Any) -> nn.Module:
-    """The model, marked with the stages that are found in it, unless it has stages already."""
-    if is_plain_sequential(model) or _MARK in vars(model):
-        return model
-    try:
-        return _mark(model, find_stages(model, sample), sample)
-    except UsageError:  # a model that does not run on the sample; whoever asks for its stages is told
-        return model
+    """The model, with an input by which its stages are found when somebody asks, unless it has stages already."""
+    return model if is_plain_sequential(model) or _MARK in vars(model) else _mark(model, None, sample)
 
 
-def _mark(model: nn.Module, names: tuple[str, ...], sample: Any) -> nn.Module:
-    if names and not is_plain_sequential(model):
+def _mark(model: nn.Module, names: tuple[str, ...] | None, sample: Any) -> nn.Module:
+    if not is_plain_sequential(model):
         vars(model)[_MARK] = names, sample[:1].clone()
     return model
+
+
+def _marked_stages(model: nn.Module) -> tuple[str, ...]:
+    """The stages of an ordinary module, looked for once; none where it has none, or no input to find them by."""
+    names, sample = vars(model).get(_MARK, ((), None))
+    if names is None:
+        names = find_stages(model, sample)
+        vars(model)[_MARK] = names, sample
+    found: tuple[str, ...] = names
+    return found
 
 
 def find_stages(model: nn.Module, sample: Any) -> tuple[str, ...]:
@@ -216,9 +221,10 @@ def is_plain_sequential(model: nn.Module) -> bool:
 
 def _children(model: nn.Module) -> dict[str, nn.Module]:
     """A staged model's children by name, or a refusal."""
-    if _MARK in vars(model):
-        return {name: model.get_submodule(name) for name in vars(model)[_MARK][0]}
     if not is_plain_sequential(model):
+        names = _marked_stages(model)
+        if names:
+            return {name: model.get_submodule(name) for name in names}
         raise UsageError(
             f"a {type(model).__name__} has no stages; name its children that run one after the other, "
             "fs.with_stages(model, names, sample), or put them into a plain torch.nn.Sequential"

@@ -40,6 +40,7 @@ class Classification(Task):
     has_classes: ClassVar[bool] = True
     has_labels: ClassVar[bool] = True
     outputs: ClassVar[str] = "one tensor of logits, with a row for each input"
+    axes: ClassVar[tuple[int, ...]] = (2,)
     weights: tuple[float, ...] | Literal["balanced"] | None = None
     label_smoothing: float = 0.0
     metrics: tuple[str, ...] = COUNTED
@@ -118,11 +119,6 @@ class Classification(Task):
         if isinstance(self.weights, tuple) and len(self.weights) != width:
             raise UsageError(f"the task has {len(self.weights)} weights, but the model has {width} outputs")
         check_range(targets, width, whose, index)
-
-    def check_outputs(self, outputs: Any, rows: int) -> str | None:
-        """A row of logits per example."""
-        wrong = super().check_outputs(outputs, rows)
-        return wrong or (None if outputs.dim() == 2 else f"the model must return {self.outputs}")
 
     @property
     def needs_counts(self) -> bool:

@@ -23,7 +23,27 @@ OF_TOKENS = ("perplexity", "accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(Task):
+class DenseTask(Task):
+    """Many classes per example, some of which count nowhere: those with the number `ignore`."""
+
+    ignore: int
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over all that count; 0 where none does."""
+        losses, weights = self.terms(outputs, targets)
+        return losses.sum() / weights.sum().clamp(min=1.0)
+
+    def count_outputs(self, targets: Tensor) -> int:
+        """One per class."""
+        return int(targets[targets != self.ignore].max()) + 1
+
+    def check_targets(self, targets: Tensor, width: int, whose: str = "", index: Tensor | None = None) -> None:
+        """Every class has a logit."""
+        check_range(targets.masked_fill(targets == self.ignore, 0), width, whose, index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation(DenseTask):
     """A class for every pixel: cross-entropy over classes × pixels, judged by the mean intersection over union.
 
     Args:
@@ -34,17 +54,13 @@ class Segmentation(Task):
 
     name: ClassVar[str] = "segmentation"
     outputs: ClassVar[str] = "one tensor of logits, [rows, classes, height, width]"
+    axes: ClassVar[tuple[int, ...]] = (4,)
     ignore: int = 255
     metrics: tuple[str, ...] = OF_PIXELS
     primary: str = "miou"
 
     def __post_init__(self) -> None:
         check_metrics(self.name, self.metrics, self.primary, OF_PIXELS)
-
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over all pixels that count; 0 where none does."""
-        losses, weights = self.terms(outputs, targets)
-        return losses.sum() / weights.sum().clamp(min=1.0)
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Of each example: the sum over its pixels that count, and their number."""
@@ -67,10 +83,6 @@ class Segmentation(Task):
         """Who is taken for whom, and a few masks."""
         return [Confusion(width, self._predict), Masks()]
 
-    def count_outputs(self, targets: Tensor) -> int:
-        """One per class."""
-        return int(targets[targets != self.ignore].max()) + 1
-
     def guess(self, targets: Tensor, width: int) -> float | None:
         """Always the most frequent class."""
         counts = torch.bincount(targets[targets != self.ignore].flatten(), minlength=width)
@@ -83,18 +95,9 @@ class Segmentation(Task):
         """Whole numbers, one per pixel."""
         return read_whole(given, whose, index, axes=3)
 
-    def check_targets(self, targets: Tensor, width: int, whose: str = "", index: Tensor | None = None) -> None:
-        """Every class has a logit."""
-        check_range(targets.masked_fill(targets == self.ignore, 0), width, whose, index)
-
-    def check_outputs(self, outputs: Any, rows: int) -> str | None:
-        """Four axes."""
-        wrong = super().check_outputs(outputs, rows)
-        return wrong or (None if outputs.dim() == 4 else f"the model must return {self.outputs}")
-
 
 @dataclass(frozen=True, kw_only=True)
-class NextToken(Task):
+class NextToken(DenseTask):
     """The next token at every position: cross-entropy over positions × vocabulary, judged by perplexity.
 
     Args:
@@ -106,17 +109,13 @@ class NextToken(Task):
     name: ClassVar[str] = "next_token"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity"})
     outputs: ClassVar[str] = "one tensor of logits, [rows, positions, vocabulary]"
+    axes: ClassVar[tuple[int, ...]] = (3,)
     ignore: int = -100
     metrics: tuple[str, ...] = OF_TOKENS
     primary: str = "perplexity"
 
     def __post_init__(self) -> None:
         check_metrics(self.name, self.metrics, self.primary, OF_TOKENS)
-
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over all positions that count; 0 where none does."""
-        losses, weights = self.terms(outputs, targets)
-        return losses.sum() / weights.sum().clamp(min=1.0)
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Of each example: the sum over its positions that count, and their number."""
@@ -133,10 +132,6 @@ class NextToken(Task):
         """Sums over positions."""
         return [TokenSums(self.metrics, self)]
 
-    def count_outputs(self, targets: Tensor) -> int:
-        """One per class."""
-        return int(targets[targets != self.ignore].max()) + 1
-
     def guess(self, targets: Tensor, width: int) -> float | None:
         """Every token by its frequency alone."""
         counts = torch.bincount(targets[targets != self.ignore].flatten()).double()
@@ -147,15 +142,6 @@ class NextToken(Task):
     def read_targets(self, given: Any, whose: str = "", index: Any = None) -> Tensor:
         """Whole numbers, one per position."""
         return read_whole(given, whose, index, axes=2)
-
-    def check_targets(self, targets: Tensor, width: int, whose: str = "", index: Tensor | None = None) -> None:
-        """Every token has a logit."""
-        check_range(targets.masked_fill(targets == self.ignore, 0), width, whose, index)
-
-    def check_outputs(self, outputs: Any, rows: int) -> str | None:
-        """Three axes."""
-        wrong = super().check_outputs(outputs, rows)
-        return wrong or (None if outputs.dim() == 3 else f"the model must return {self.outputs}")
 
     def width(self, outputs: Tensor) -> int:
         """The vocabulary is the last axis."""
@@ -173,8 +159,7 @@ class TokenSums:
         """Sums over a batch."""
         losses, counts = self.task.terms(outputs, targets)
         right = (outputs.argmax(2) == targets) & (targets != self.task.ignore)
-        sums = {"loss": losses.double().sum(), "right": right.sum(), "count": counts.double().sum()}
-        return {name: total.cpu() for name, total in sums.items()}
+        return {"loss": losses.double().sum(), "right": right.sum(), "count": counts.double().sum()}
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, float]:
         """The metrics of all batches together."""

@@ -39,7 +39,7 @@ class ClassCounts:
         """The counts of a batch."""
         predicted, true = self.predict(outputs, targets)
         parts = {"right": true[predicted == true], "true": true, "predicted": predicted}
-        return {name: torch.bincount(part, minlength=self.classes).cpu() for name, part in parts.items()}
+        return {name: torch.bincount(part, minlength=self.classes) for name, part in parts.items()}
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, float]:
         """The metrics of all counts together."""
@@ -138,7 +138,7 @@ class WholeOutputs:
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:
         """The batch itself."""
         plain = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-        return {"outputs": plain.cpu().clone(), "targets": targets.cpu().clone()}
+        return {"outputs": plain.clone(), "targets": targets.clone()}
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, float]:
         """The metrics of all batches together."""

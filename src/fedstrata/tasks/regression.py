@@ -36,6 +36,7 @@ class Regression(Task):
     name: ClassVar[str] = "regression"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss", "rmse", "mae"})
     outputs: ClassVar[str] = "one tensor of numbers, with a row for each input"
+    axes: ClassVar[tuple[int, ...]] = (1, 2)
     loss: Loss = "mse"
     delta: float = 1.0
     metrics: tuple[str, ...] = KNOWN
@@ -91,8 +92,3 @@ class Regression(Task):
         numbers = targets[:1].numel() if len(targets) else width
         if numbers != width:
             raise UsageError(f"there are {numbers} targets per example, but the model has {width} outputs")
-
-    def check_outputs(self, outputs: Any, rows: int) -> str | None:
-        """One or two axes."""
-        wrong = super().check_outputs(outputs, rows)
-        return wrong or (None if outputs.dim() <= 2 else f"the model must return {self.outputs}")
