@@ -65,10 +65,14 @@ class Linked:
 
 @pytest.fixture(scope="module")
 def linked(deployed: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Linked:
-    """So wide that what Flower and TLS add to each message is little."""
+    """So wide that what Flower and TLS add to each message is little, and that Flower keeps contexts late.
+
+    Clients 3 and 6 share a SuperNode and a round, and so would a context: memories are in a directory.
+    """
     place, width = tmp_path_factory.mktemp("linked"), 400
     settings: dict[str, Any] = {**CHAIN, "participation": 2, "eval_every": 5}
-    make_app(place / "chain", width=width)
+    make_app(place / "chain", width=width, keep=place / "memory")
+    (place / "go").touch()
     up, down = deployed.counter.up, deployed.counter.down
     deployed.run(place / "chain", **settings, out=str(place / "run"), timeout=60 * PATIENCE)
     with pytest.MonkeyPatch.context() as patch:
