@@ -590,6 +590,44 @@ def test_combinations_that_refuse_each_other_are_not_offered() -> None:
     assert not remedies(replace(skewed(0.8), config={"method": "of_a_later_version"}))["label-skew"]
 
 
+def test_what_needs_classes_is_not_offered_without() -> None:
+    for plant, name in ((skewed, "label-skew"), (forgetful, "forgetting"), (unlike, "unlike-features")):
+        saved = replace(plant(0.8), config={"model": "resnet8", "method": "fedavg"})
+        offered = {
+            known: {str(one.method) for one in remedies(replace(saved, facts={**facts(), **saved.facts, **more}))[name]}
+            for known, more in {"yes": {"has_classes": True}, "older": {}, "no": {"has_classes": False}}.items()
+        }
+        assert offered["yes"] == offered["older"] > offered["no"]
+        assert all(not one.needs_classes for text in offered["no"] for one in method(text).techniques)
+
+
+@pytest.mark.parametrize(
+    ("metric", "guess", "scores", "says"),
+    [
+        ("accuracy", 0.25, (0.3, 0.28), "hardly learned: 28.0 % after 2 rounds, where guessing gives 25.0 %"),
+        ("auroc", 0.5, (0.4, 0.51), "AUROC 51.0 % after 2 rounds, where guessing gives AUROC 50.0 %"),
+        ("rmse", 77.0, (90.0, 76.1), "RMSE 76.1 after 2 rounds, where guessing gives RMSE 77"),
+        ("perplexity", 21.5, (30.0, 20.9), "perplexity 20.9 after 2 rounds, where guessing gives perplexity 21.5"),
+        ("r2", 0.0, (-3.0, 0.02), "R² 0.02 after 2 rounds, where guessing gives R² 0"),
+        ("auroc", 0.5, (0.6, 0.8), None),
+        ("rmse", 77.0, (70.0, 54.0), None),
+        ("perplexity", 21.5, (11.0, 9.0), None),
+        ("own", 0.5, (0.1, 0.1), None),
+    ],
+)
+def test_learning_is_judged_by_the_tasks_own_metric(
+    metric: str, guess: float, scores: tuple[float, ...], says: str | None
+) -> None:
+    """Whatever its direction, and against what guessing scores on the test set."""
+    records = [
+        replace(record(number, None), primary=metric, metrics={metric: score})
+        for number, score in enumerate(scores, start=1)
+    ]
+    saved = replace(run(facts=facts(guess=guess, counts=[])), records=records, config={"steps": 40})
+    finding = found(saved).get("no-learning")
+    assert (None if finding is None else says in finding.sentence) == (None if says is None else True)
+
+
 def test_fedimpro_is_cut_at_the_first_stage_above_the_stem() -> None:
     offered = remedies(replace(skewed(0.8), config={"model": "resnet8", "method": "fedavg"}))["label-skew"]
     assert "fedimpro(split='layer1')" in [one.method for one in offered]

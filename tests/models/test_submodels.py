@@ -75,6 +75,7 @@ def test_groups_follow_each_other() -> None:
         ("vgg9(width=2, hidden=8)", "vgg9(width=2, hidden=8, convs=3)", "vgg9(width=2, hidden=8, convs=4)"),
         ("vit(dim=8, heads=2, depth=1)", "vit(dim=8, heads=2, depth=2)", "vit(dim=8, heads=2, depth=3)"),
         ("mlp(hidden=(8,))", "mlp(hidden=(8, 8))", "mlp(hidden=(8, 8, 8))"),
+        ("unet(width=4, convs=1)", "unet(width=4)", "unet(width=4, convs=3)"),
     ],
 )
 def test_depths_nest(names: tuple[str, ...]) -> None:

@@ -125,6 +125,9 @@ ROW: dict[str, Kind] = {
 FACTS: dict[str, Kind] = {
     "input_shape": _list_of(_positive),
     "classes": _positive,
+    "has_classes": lambda value: value if isinstance(value, bool) else None,
+    "guess": finite_number,
+    "examples": _list_of(_count),
     "counts": _table,
     "skew": finite_number,
     "buffers": lambda value: value,

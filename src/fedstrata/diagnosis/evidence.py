@@ -72,7 +72,8 @@ def recent_rounds(saved: SavedRun, probe: str) -> list[Any]:
 
 def steps_per_visit(saved: SavedRun) -> float:
     """Mean number of local steps per client and round; infinite if it is not known."""
-    config, examples = saved.config, [sum(row) for row in saved.facts.get("counts", []) if sum(row)]
+    config, facts = saved.config, saved.facts
+    examples = [n for n in facts.get("examples") or map(sum, facts.get("counts", [])) if n]
     if config.get("steps") is not None:
         return float(config["steps"])
     if not examples:

@@ -76,9 +76,11 @@ class RemedyBuilder:
         return given.get("width", known["width"][1]) if "width" in known else None
 
     def add_technique(self, technique: str, why: str, paper: str, **settings: Any) -> Remedy | None:
-        """The run's method with one more technique; None if it has that already, or if they exclude each other."""
+        """The run's method with one more technique; None if it has that already, or if run and technique do not fit."""
         try:
             added = method(technique)
+            if any(one.needs_classes for one in added.techniques) and not self.facts.get("has_classes", True):
+                return None
             names = {one.name for one in added.techniques}
             if self.own is None or names & {one.name for one in self.own.techniques}:
                 return None

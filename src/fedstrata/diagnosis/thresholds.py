@@ -59,7 +59,8 @@ THRESHOLDS: dict[str, Threshold] = {
     "no-learning": Threshold(
         0.15,
         0.0,
-        "how far accuracy is above guessing, as a share of the way to 1, once a client has taken 30 steps",
+        "how far the metric that judges the run is from guessing, as a share of the way to the best there is, once a "
+        "client has taken 30 steps",
     ),
     "diverged": Threshold(0.0, 1.0, "1 where training left the finite numbers"),
     "exploded-loss": Threshold(

@@ -53,7 +53,9 @@ def run_facts(
     size = sizes(clients)
     found: dict[str, Any] = {
         "input_shape": dict(sample.shape[1:]) if isinstance(sample, Parts) else list(sample.shape[1:]),
+        "task": str(task),
         "classes": classes,
+        "has_classes": task.has_classes,
         "class_names": list(names) if names else [str(label) for label in range(classes)],
         "clients": len(clients),
         "examples": [size(client) for client in range(min(len(clients), SHOWN))],

@@ -6,23 +6,26 @@ from fedstrata.core.lazy import nn
 from fedstrata.models.zoo.parts import check_images, check_positive, sequential
 
 
-def unet(input_shape: tuple[int, ...], classes: int, *, width: int = 16, depth: int = 2) -> nn.Sequential:
+def unet(
+    input_shape: tuple[int, ...], classes: int, *, width: int = 16, depth: int = 2, convs: int = 2
+) -> nn.Sequential:
     """A U-Net for images of any size: (channels, height, width) → a logit per class and pixel.
 
     Level by level the image is halved (rounded up) and the channels are doubled, `depth` times; on the way back it is
-    enlarged (nearest neighbour) and joined to what the level began with. Convolutions are padded, and group norm stands
-    for the paper's none: it keeps no statistics. Stages: `stem` (the first convolution), `levels` (all of them, one
-    inside the other, since they share links), `head` (a 1×1 convolution).
+    enlarged (nearest neighbour) and joined to what the level began with. Each level has `convs` convolutions before and
+    after that; one with fewer is part of one with more, for clients of different depth. Convolutions are padded, and
+    group norm stands for the paper's none: it keeps no statistics. Stages: `stem` (the first convolution), `levels`
+    (all of them, one inside the other, since they share links), `head` (a 1×1 convolution).
     """
-    check_positive("unet", width=width, depth=depth)
+    check_positive("unet", width=width, depth=depth, convs=convs)
     channels, *_ = check_images("unet", input_shape, classes, smallest=2**depth)
     from fedstrata.models.zoo.layers import Level
 
-    levels = _convs(width * 2 ** (depth - 1), width * 2**depth)
+    levels = _convs(width * 2 ** (depth - 1), width * 2**depth, convs)
     for level in reversed(range(depth)):
         here, below = width * 2**level, width * 2 ** (level + 1)
         before = width if level == 0 else here // 2
-        levels = Level(_convs(before, here), levels, _convs(here + below, here))
+        levels = Level(_convs(before, here, convs), levels, _convs(here + below, here, convs))
     net = sequential(("stem", _conv(channels, width)), ("levels", levels), ("head", nn.Conv2d(width, classes, 1)))
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.bias is None:
@@ -39,6 +42,6 @@ def _conv(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
-def _convs(inputs: int, outputs: int) -> nn.Module:
-    """Two of them."""
-    return sequential(("first", _conv(inputs, outputs)), ("second", _conv(outputs, outputs)))
+def _convs(inputs: int, outputs: int, convs: int) -> nn.Module:
+    """Several of them."""
+    return sequential(*((f"conv{n + 1}", _conv(outputs if n else inputs, outputs)) for n in range(convs)))
