@@ -274,10 +274,10 @@ def test_refusals(spec: Any, clients: int, words: str) -> None:
 
 
 def test_nan_is_refused() -> None:
-    from fedstrata.data.partitions import PartitionTask, dirichlet
+    from fedstrata.data.partitions import PartitionRequest, dirichlet
 
     with pytest.raises(UsageError, match="not nan"):
-        dirichlet(PartitionTask(DIGITS.numpy(), 10, np.random.default_rng(0)), alpha=float("nan"))
+        dirichlet(PartitionRequest(DIGITS.numpy(), 10, np.random.default_rng(0)), alpha=float("nan"))
 
 
 @pytest.mark.parametrize(

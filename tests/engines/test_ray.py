@@ -155,13 +155,13 @@ def test_nothing_is_sent_twice_and_few_updates_are_held(
 def watch(fed: fs.Federation, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many updates wait for their turn in the main process whenever a client is sent to an actor."""
     waiting: list[int] = []
-    inside = fed._engine._train_task  # type: ignore[attr-defined]
+    inside = fed._engine._train_job  # type: ignore[attr-defined]
 
     def watched(group: Any, asked: Any, recall: Any, arrived: dict[int, Any]) -> Any:
         waiting.append(len(arrived))
         return inside(group, asked, recall, arrived)
 
-    monkeypatch.setattr(fed._engine, "_train_task", watched)
+    monkeypatch.setattr(fed._engine, "_train_job", watched)
     return waiting
 
 

@@ -44,7 +44,7 @@ _LEAST_ALPHA = 1e-290  # below it the shares are the same (one client takes all)
 
 
 @dataclass(frozen=True, eq=False)
-class PartitionTask:
+class PartitionRequest:
     """What a partition function sees.
 
     Args:
@@ -80,14 +80,14 @@ class Partitioner(Protocol):
         ...
 
 
-def iid(task: PartitionTask) -> Ints:
+def iid(request: PartitionRequest) -> Ints:
     """Every client a random part, sizes equal up to one example."""
-    owners = np.empty(len(task.labels), dtype=np.int64)
-    owners[task.rng.permutation(len(owners))] = np.arange(len(owners)) % task.clients
+    owners = np.empty(len(request.labels), dtype=np.int64)
+    owners[request.rng.permutation(len(owners))] = np.arange(len(owners)) % request.clients
     return owners
 
 
-def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) -> Ints:
+def dirichlet(request: PartitionRequest, *, alpha: float = 0.1, min_size: int = 10) -> Ints:
     """Label skew: each class is shared out over the clients by proportions from Dirichlet(alpha).
 
     For each class c: p_c ~ Dir_N(α, …, α) over the N clients, and client k gets the share p_{c,k} of the
@@ -108,28 +108,28 @@ def dirichlet(task: PartitionTask, *, alpha: float = 0.1, min_size: int = 10) ->
         raise UsageError(f"partition 'dirichlet': alpha must be a finite number above 0, not {alpha}")
     if min_size < 1:
         raise UsageError(f"partition 'dirichlet': min_size must be at least 1, not {min_size}")
-    if task.clients * min_size > len(task.labels):
+    if request.clients * min_size > len(request.labels):
         raise UsageError(
-            f"partition 'dirichlet': {task.clients} clients with at least {min_size} examples each need"
-            f" {task.clients * min_size} examples, and there are {len(task.labels)};"
+            f"partition 'dirichlet': {request.clients} clients with at least {min_size} examples each need"
+            f" {request.clients * min_size} examples, and there are {len(request.labels)};"
             " use a smaller min_size or fewer clients"
         )
-    sizes = task.class_sizes[:, None]
-    shape = (len(sizes), task.clients)
+    sizes = request.class_sizes[:, None]
+    shape = (len(sizes), request.clients)
     tries = max(_MIN_TRIES, min(_MAX_TRIES, _MAX_DRAWS // (shape[0] * shape[1])))
     best = 0
     for _ in range(tries):
-        shares = np.cumsum(dirichlet_shares(task.rng, alpha, shape), axis=1)
+        shares = np.cumsum(dirichlet_shares(request.rng, alpha, shape), axis=1)
         # A random offset per class: rounding then favours no client, in one class or over all of them.
-        cuts = np.minimum(np.floor(shares * sizes + task.rng.random((len(sizes), 1))).astype(np.int64), sizes)
+        cuts = np.minimum(np.floor(shares * sizes + request.rng.random((len(sizes), 1))).astype(np.int64), sizes)
         cuts[:, -1:] = sizes
         counts = np.diff(cuts, axis=1, prepend=0)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= min_size:
-            return _deal(task, counts)
+            return _deal(request, counts)
         best = max(best, smallest)
     raise UsageError(
-        f"partition 'dirichlet(alpha={alpha}, min_size={min_size})': in {tries} draws over {task.clients}"
+        f"partition 'dirichlet(alpha={alpha}, min_size={min_size})': in {tries} draws over {request.clients}"
         f" clients the smallest client never got more than {best} examples;"
         " use a smaller min_size, a larger alpha or fewer clients"
     )
@@ -148,7 +148,7 @@ def dirichlet_shares(rng: np.random.Generator, alpha: float, shape: tuple[int, i
     return shares
 
 
-def shards(task: PartitionTask, *, classes: int = 2, balanced: bool = False) -> Ints:
+def shards(request: PartitionRequest, *, classes: int = 2, balanced: bool = False) -> Ints:
     """Every client holds exactly `classes` classes, and every class is held by somebody.
 
     FedNLR's Shards(n, S) gives each of n clients S classes and is "unbalanced, allocating un-uniform size of
@@ -162,54 +162,54 @@ def shards(task: PartitionTask, *, classes: int = 2, balanced: bool = False) -> 
         classes: S, the number of classes of each client.
         balanced: cut each class evenly instead of at random places.
     """
-    sizes = task.class_sizes
-    slots = task.clients * classes
+    sizes = request.class_sizes
+    slots = request.clients * classes
     if not 1 <= classes <= len(sizes):
         raise UsageError(f"partition 'shards': classes must be 1 to {len(sizes)}, the classes there are, not {classes}")
     if slots < len(sizes):
         raise UsageError(
-            f"partition 'shards': {task.clients} clients with {classes} classes each cannot hold all"
-            f" {len(sizes)} classes; use at least {-(-len(sizes) // task.clients)} classes per client or"
+            f"partition 'shards': {request.clients} clients with {classes} classes each cannot hold all"
+            f" {len(sizes)} classes; use at least {-(-len(sizes) // request.clients)} classes per client or"
             f" {-(-len(sizes) // classes)} clients"
         )
-    if int(np.minimum(sizes, task.clients).sum()) < slots:
+    if int(np.minimum(sizes, request.clients).sum()) < slots:
         raise UsageError(
-            f"partition 'shards': there are too few examples of some classes for {task.clients} clients with"
+            f"partition 'shards': there are too few examples of some classes for {request.clients} clients with"
             f" {classes} classes each; use fewer clients or fewer classes per client"
         )
-    counts = np.zeros((len(sizes), task.clients), dtype=np.int64)
-    for label, holders in enumerate(_holders(task, _holder_numbers(task, slots), classes)):
-        counts[label, holders] = _pieces(task.rng, int(sizes[label]), len(holders), balanced)
-    return _deal(task, counts)
+    counts = np.zeros((len(sizes), request.clients), dtype=np.int64)
+    for label, holders in enumerate(_holders(request, _holder_numbers(request, slots), classes)):
+        counts[label, holders] = _pieces(request.rng, int(sizes[label]), len(holders), balanced)
+    return _deal(request, counts)
 
 
-def _holder_numbers(task: PartitionTask, slots: int) -> Ints:
+def _holder_numbers(request: PartitionRequest, slots: int) -> Ints:
     """How many clients hold each class: at least one, in proportion to its size (D'Hondt), `slots` in all."""
-    sizes = task.class_sizes.tolist()
+    sizes = request.class_sizes.tolist()
     numbers = [1] * len(sizes)
-    ties = task.rng.permutation(len(sizes)).tolist()
-    heap = [(-size / 2, ties[c], c) for c, size in enumerate(sizes) if min(size, task.clients) > 1]
+    ties = request.rng.permutation(len(sizes)).tolist()
+    heap = [(-size / 2, ties[c], c) for c, size in enumerate(sizes) if min(size, request.clients) > 1]
     heapq.heapify(heap)
     for _ in range(slots - len(sizes)):
         _, tie, c = heapq.heappop(heap)
         numbers[c] += 1
-        if numbers[c] < min(sizes[c], task.clients):
+        if numbers[c] < min(sizes[c], request.clients):
             heapq.heappush(heap, (-sizes[c] / (numbers[c] + 1), tie, c))
     return np.array(numbers, dtype=np.int64)
 
 
-def _holders(task: PartitionTask, numbers: Ints, classes: int) -> list[Ints]:
+def _holders(request: PartitionRequest, numbers: Ints, classes: int) -> list[Ints]:
     """Which clients hold each class: `numbers[c]` clients for class c, `classes` different classes per client.
 
     Client by client, at random in proportion to the places a class still has to give, except that a class
     with as many places as there are clients left must be taken; so it always comes out even.
     """
     places = numbers.astype(np.float64)
-    hands = np.empty((task.clients, classes), dtype=np.int64)
-    for k in range(task.clients):
+    hands = np.empty((request.clients, classes), dtype=np.int64)
+    for k in range(request.clients):
         keys = np.full(len(places), np.inf)
-        np.divide(task.rng.standard_exponential(len(places)), places, out=keys, where=places > 0)
-        keys[places == task.clients - k] = -1
+        np.divide(request.rng.standard_exponential(len(places)), places, out=keys, where=places > 0)
+        keys[places == request.clients - k] = -1
         hands[k] = np.argpartition(keys, classes - 1)[:classes]
         places[hands[k]] -= 1
     return np.split(np.argsort(hands, axis=None, kind="stable") // classes, np.cumsum(numbers)[:-1])
@@ -223,23 +223,25 @@ def _pieces(rng: np.random.Generator, size: int, pieces: int, balanced: bool) ->
     return np.diff(cuts, prepend=0, append=size).astype(np.int64)
 
 
-def natural(task: PartitionTask) -> Ints:
+def natural(request: PartitionRequest) -> Ints:
     """The dataset's own clients, such as writers or the roles of a play; with fewer clients, a seeded choice of them.
 
     With fewer clients than the dataset has, the groups that were not chosen are left out: this is the one
     partition that need not be exhaustive. The chosen ones keep the dataset's order; `clients=0` takes them
     all.
     """
-    if not task.groups:
+    if not request.groups:
         *known, last = [f"{name} ({what})" for name, what in NATURAL_DATASETS.items()]
         others = f"{', '.join(known)} and {last}"
         raise UsageError(f"partition 'natural': this dataset has no natural clients; {others} have them")
-    if task.clients > len(task.groups):
-        raise UsageError(f"partition 'natural': the dataset has {len(task.groups)} natural clients, not {task.clients}")
-    chosen: Sequence[int] = range(len(task.groups))
-    if 0 < task.clients < len(task.groups):
-        chosen = np.sort(task.rng.choice(len(task.groups), task.clients, replace=False)).tolist()
-    return _owners([task.groups[g] for g in chosen], len(task.labels), "the dataset's natural clients")
+    if request.clients > len(request.groups):
+        raise UsageError(
+            f"partition 'natural': the dataset has {len(request.groups)} natural clients, not {request.clients}"
+        )
+    chosen: Sequence[int] = range(len(request.groups))
+    if 0 < request.clients < len(request.groups):
+        chosen = np.sort(request.rng.choice(len(request.groups), request.clients, replace=False)).tolist()
+    return _owners([request.groups[g] for g in chosen], len(request.labels), "the dataset's natural clients")
 
 
 PARTITIONS: dict[str, Callable[..., Ints]] = {
@@ -285,8 +287,8 @@ def partition(
         return _indices(_foreign(spec, values, clients))
     numbers = np.unique(values, return_inverse=True)[1].astype(np.int64)
     rng = np.random.default_rng([seed, _STREAM])
-    task = PartitionTask(numbers, clients, rng, tuple(np.asarray(g, dtype=np.int64) for g in groups))
-    return _indices(function(task, **arguments))
+    request = PartitionRequest(numbers, clients, rng, tuple(np.asarray(g, dtype=np.int64) for g in groups))
+    return _indices(function(request, **arguments))
 
 
 def _label_array(labels: Labels) -> Ints:
@@ -304,12 +306,12 @@ def _label_array(labels: Labels) -> Ints:
     return values.astype(np.int64)
 
 
-def _deal(task: PartitionTask, counts: Ints) -> Ints:
+def _deal(request: PartitionRequest, counts: Ints) -> Ints:
     """Owners such that client k holds `counts[c, k]` examples of class c, which ones at random."""
-    shuffled = task.rng.permutation(len(task.labels))
-    by_class = shuffled[np.argsort(task.labels[shuffled], kind="stable")]
-    owners = np.empty(len(task.labels), dtype=np.int64)
-    owners[by_class] = np.repeat(np.tile(np.arange(task.clients), len(counts)), counts.ravel())
+    shuffled = request.rng.permutation(len(request.labels))
+    by_class = shuffled[np.argsort(request.labels[shuffled], kind="stable")]
+    owners = np.empty(len(request.labels), dtype=np.int64)
+    owners[by_class] = np.repeat(np.tile(np.arange(request.clients), len(counts)), counts.ravel())
     return owners
 
 

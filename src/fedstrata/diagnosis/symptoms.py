@@ -389,7 +389,7 @@ def guessing_score(saved: SavedRun, metric: str) -> float | None:
     if metric != "accuracy" or not classes:
         return None
     totals = [sum(column) for column in zip(*saved.facts.get("counts", []), strict=True)]
-    return max(totals) / sum(totals) if sum(totals) else 1 / classes
+    return max(totals) / sum(totals) if sum(totals) else 1 / float(classes)
 
 
 def _score_text(metric: str, score: float) -> str:

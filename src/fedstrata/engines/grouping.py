@@ -1,4 +1,4 @@
-"""How the clients of a task are trained: one after the other, or many at once."""
+"""How the clients of a job are trained: one after the other, or many at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that train clients at the same time, whatever they are: who gets which task, and in which order.
+"""Workers that train clients at the same time, whatever they are: who gets which job, and in which order.
 
 Updates are handed on in client order as they arrive. Clients with more examples go first, but only so far ahead that
 few updates wait for their turn. A worker that dies is replaced, and its clients are trained again.
@@ -20,7 +20,7 @@ from fedstrata.data.examples import sizes
 from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.protocol import Recall
 from fedstrata.engines.tensor_store import TensorStore
-from fedstrata.engines.worker import EvaluateTask, Failure, TensorRefs, VisitSpec
+from fedstrata.engines.worker import EvaluateJob, Failure, TensorRefs, VisitSpec
 from fedstrata.errors import FedstrataError
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, Scores, combine_scores
 from fedstrata.system.timing import Clock, timed
@@ -32,15 +32,15 @@ AHEAD = 4
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
 MAX_DEATHS = 3
-"""How many workers may die of a task before the run gives up."""
+"""How many workers may die of a job before the run gives up."""
 
 
 @dataclass(eq=False)
-class PoolTask:
-    """A task, how far it has come, and how many workers died of it.
+class PoolJob:
+    """A job, how far it has come, and how many workers died of it.
 
     Args:
-        build_message: number → the task as it is sent under that number.
+        build_message: number → the job as it is sent under that number.
         take_result: is called with what came of it.
         what: its name in a sentence.
         clients: whose visits it holds; empty for an evaluation.
@@ -66,9 +66,9 @@ class PoolTask:
 
 @dataclass(eq=False)
 class Worker:
-    """A worker and its tasks, the running one first."""
+    """A worker and its jobs, the running one first."""
 
-    tasks: list[PoolTask] = field(default_factory=list)
+    jobs: list[PoolJob] = field(default_factory=list)
 
 
 W = TypeVar("W", bound=Worker)
@@ -118,9 +118,9 @@ class WorkerPool(ABC, Generic[W]):
         test: the test set.
         workers: how many.
         threads: of each worker.
-        trainer: how the clients of one task are trained.
+        trainer: how the clients of one job are trained.
 
-    `era` counts how often all workers were ended: whoever waits for tasks of an earlier era waits in vain.
+    `era` counts how often all workers were ended: whoever waits for jobs of an earlier era waits in vain.
     """
 
     overlaps = True
@@ -139,8 +139,8 @@ class WorkerPool(ABC, Generic[W]):
         self._context, self._clients, self._test = context, clients, test
         self.workers, self._threads, self._trainer = workers, threads, trainer
         self._workers: list[W] = []
-        self._evaluations: list[PoolTask] = []
-        self._ready: list[tuple[int, int, PoolTask]] = []
+        self._evaluations: list[PoolJob] = []
+        self._ready: list[tuple[int, int, PoolJob]] = []
         self._numbers = iter(range(1 << 62))
         self.spent = Clock()
         self._events: list[str] = []
@@ -163,7 +163,7 @@ class WorkerPool(ABC, Generic[W]):
 
     @abstractmethod
     def _send(self, worker: W, message: Any) -> None:
-        """Send a task to a worker that has it on its list."""
+        """Send a job to a worker that has it on its list."""
 
     @abstractmethod
     def _wait(self) -> Sequence[W]:
@@ -171,20 +171,20 @@ class WorkerPool(ABC, Generic[W]):
 
     @abstractmethod
     def _receive(self, worker: W) -> tuple[int, Any, dict[str, float]] | None:
-        """An answer (number of the task, result, seconds by phase), or None if the worker is dead."""
+        """An answer (number of the job, result, seconds by phase), or None if the worker is dead."""
 
     @abstractmethod
-    def _train_task(
+    def _train_job(
         self,
         group: Sequence[int],
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> PoolTask:
-        """The visits of a group as a task; what comes of them is put into `arrived`."""
+    ) -> PoolJob:
+        """The visits of a group as a job; what comes of them is put into `arrived`."""
 
-    def _release(self, task: PoolTask) -> None:
-        """The results of a task are not needed any more."""
+    def _release(self, job: PoolJob) -> None:
+        """The results of a job are not needed any more."""
 
     @property
     @abstractmethod
@@ -196,7 +196,7 @@ class WorkerPool(ABC, Generic[W]):
         """End all workers; they hold nothing that would be lost. The next round starts new ones."""
 
     def _forget_workers(self) -> None:
-        """Drop all workers, which have ended, and all tasks."""
+        """Drop all workers, which have ended, and all jobs."""
         self._workers.clear()
         self._evaluations.clear()
         self._ready.clear()
@@ -210,62 +210,62 @@ class WorkerPool(ABC, Generic[W]):
     # Tasks.
 
     def _replace_dead(self, worker: W) -> None:
-        """Put a new worker in a dead one's place, and its tasks back into the queue."""
+        """Put a new worker in a dead one's place, and its jobs back into the queue."""
         cause = self._reap(worker)
         place = self._workers.index(worker)
-        tasks = worker.tasks
-        what = f"{tasks[0].what}: its {self.kind}" if tasks else f"a {self.kind}"
+        jobs = worker.jobs
+        what = f"{jobs[0].what}: its {self.kind}" if jobs else f"a {self.kind}"
         self._events.append(f"round {self._number}: {what} died ({cause}) and was replaced")
-        if tasks:
-            tasks[0].deaths += 1
-            if tasks[0].deaths >= MAX_DEATHS:
+        if jobs:
+            jobs[0].deaths += 1
+            if jobs[0].deaths >= MAX_DEATHS:
                 raise FedstrataError(f"{what} died {MAX_DEATHS} times ({cause})")
         self._workers[place] = self._start_worker(place)
-        self._queue_again(tasks)
+        self._queue_again(jobs)
 
-    def _queue_again(self, tasks: Sequence[PoolTask]) -> None:
-        """Put a dead worker's tasks back into the queue."""
-        for task in reversed(tasks):
-            if task.stale:
-                self._release(task)
-            elif task.clients:
-                self._queue(task)
+    def _queue_again(self, jobs: Sequence[PoolJob]) -> None:
+        """Put a dead worker's jobs back into the queue."""
+        for job in reversed(jobs):
+            if job.stale:
+                self._release(job)
+            elif job.clients:
+                self._queue(job)
             else:
-                self._evaluations.insert(0, task)
+                self._evaluations.insert(0, job)
 
-    def _give(self, worker: W, task: PoolTask) -> None:
-        """Send a task to a worker."""
-        with timed("hand out tasks"):
-            task.number = next(self._numbers)
-            message = task.build_message(task.number)
-            worker.tasks.append(task)
+    def _give(self, worker: W, job: PoolJob) -> None:
+        """Send a job to a worker."""
+        with timed("hand out jobs"):
+            job.number = next(self._numbers)
+            message = job.build_message(job.number)
+            worker.jobs.append(job)
             self._send(worker, message)
 
-    def _queue(self, task: PoolTask) -> None:
-        """Let a task of training wait for a worker."""
-        heapq.heappush(self._ready, (*task.order, task))
+    def _queue(self, job: PoolJob) -> None:
+        """Let a job of training wait for a worker."""
+        heapq.heappush(self._ready, (*job.order, job))
 
-    def _accepts_tasks(self, worker: W) -> bool:
-        """True if a worker can be sent tasks."""
+    def _accepts_jobs(self, worker: W) -> bool:
+        """True if a worker can be sent jobs."""
         return True
 
-    def _choose(self, worker: W) -> PoolTask | None:
-        """The task of training that a worker should do next."""
+    def _choose(self, worker: W) -> PoolJob | None:
+        """The job of training that a worker should do next."""
         return heapq.heappop(self._ready)[2] if self._ready else None
 
     def _dispatch(self) -> None:
         """Give work to every worker that has room for it, evenly; evaluation fills what training leaves."""
         for depth in range(QUEUE):
             for worker in self._workers:
-                if len(worker.tasks) == depth and self._accepts_tasks(worker):
-                    task = self._choose(worker)
-                    if task is not None:
-                        self._give(worker, task)
+                if len(worker.jobs) == depth and self._accepts_jobs(worker):
+                    job = self._choose(worker)
+                    if job is not None:
+                        self._give(worker, job)
                     elif self._evaluations:
                         self._give(worker, self._evaluations.pop(0))
 
     def pump(self) -> None:
-        """Hand out tasks, wait until a worker answers or dies, and take up what came."""
+        """Hand out jobs, wait until a worker answers or dies, and take up what came."""
         self._dispatch()
         with timed("wait for workers"):
             answered = self._wait()
@@ -275,19 +275,19 @@ class WorkerPool(ABC, Generic[W]):
                 self._replace_dead(worker)
                 continue
             number, result, spent = answer
-            task = worker.tasks.pop(0)
-            assert task.number == number
+            job = worker.jobs.pop(0)
+            assert job.number == number
             self.spent.add(spent)
-            if task.stale:
-                self._release(task)
+            if job.stale:
+                self._release(job)
             elif isinstance(result, Failure):
-                self._release(task)
-                if task.take_error is not None:
-                    task.take_error(result.error)
+                self._release(job)
+                if job.take_error is not None:
+                    job.take_error(result.error)
                 result.error.add_note(f"in a {self.kind}:\n{result.trace}")
                 raise result.error
             else:
-                task.take_result(result)
+                job.take_result(result)
 
     # Rounds.
 
@@ -307,32 +307,32 @@ class WorkerPool(ABC, Generic[W]):
                     self.pump()
                 self._dispatch()
                 yield round_.arrived.pop(position)
-                task = round_.hand_on(position)
-                if task is not None:
-                    self._release(task)
+                job = round_.hand_on(position)
+                if job is not None:
+                    self._release(job)
         finally:
             if self.era == era:  # else those workers are gone, and another round may have begun with new ones
-                self._give_up(round_.tasks.values())
+                self._give_up(round_.jobs.values())
 
     def _queue_group(self, group: Sequence[int], round_: _Round, recall: Recall) -> None:
-        """Let the visits of a group wait for a worker, as one task."""
+        """Let the visits of a group wait for a worker, as one job."""
         assignments = [round_.assignments[position] for position in group]
-        task = self._train_task(group, assignments, recall, round_.arrived)
-        task.what, task.clients = _clients_text(assignments), tuple(a.client for a in assignments)
-        task.order = (-round_.size(group), group[0])
-        round_.add(group, task)
-        self._queue(task)
+        job = self._train_job(group, assignments, recall, round_.arrived)
+        job.what, job.clients = _clients_text(assignments), tuple(a.client for a in assignments)
+        job.order = (-round_.size(group), group[0])
+        round_.add(group, job)
+        self._queue(job)
 
-    def _give_up(self, tasks: Iterable[PoolTask]) -> None:
-        """Nobody waits for these tasks any more, nor for any that no worker has yet."""
+    def _give_up(self, jobs: Iterable[PoolJob]) -> None:
+        """Nobody waits for these jobs any more, nor for any that no worker has yet."""
         self._clear_queues()
-        for task in tasks:
-            task.stale = True
-            if not any(task in worker.tasks for worker in self._workers):
-                self._release(task)
+        for job in jobs:
+            job.stale = True
+            if not any(job in worker.jobs for worker in self._workers):
+                self._release(job)
 
     def _clear_queues(self) -> None:
-        """Drop the tasks of training that no worker has yet."""
+        """Drop the jobs of training that no worker has yet."""
         self._ready.clear()
 
     def _visits(self, assignments: Sequence[Assignment], memories: Sequence[TensorRefs]) -> list[VisitSpec]:
@@ -361,22 +361,22 @@ class WorkerPool(ABC, Generic[W]):
         take_scores: Callable[[Sequence[int], Sequence[BatchScore]], None],
         take_error: Callable[[BaseException], None],
     ) -> None:
-        """Let the evaluation of some batches of the test set wait for a worker, as one task."""
+        """Let the evaluation of some batches of the test set wait for a worker, as one job."""
         self._open()
         store, bare = self._tensors, replace(request, params={}, buffers={})
-        task = PoolTask(
-            lambda number: EvaluateTask(number, bare, store.put(request.params), store.put(request.buffers), which),
+        job = PoolJob(
+            lambda number: EvaluateJob(number, bare, store.put(request.params), store.put(request.buffers), which),
             lambda scores: take_scores(which, scores),
             "the evaluation",
         )
-        task.take_error = take_error
-        self._evaluations.append(task)
+        job.take_error = take_error
+        self._evaluations.append(job)
 
 
 class _Round:
-    """A round under way: its groups, which become tasks in the order in which their first updates are needed.
+    """A round under way: its groups, which become jobs in the order in which their first updates are needed.
 
-    `arrived` and `tasks` are by position: updates that wait for their turn, and the tasks of those not handed on yet.
+    `arrived` and `jobs` are by position: updates that wait for their turn, and the jobs of those not handed on yet.
     """
 
     def __init__(
@@ -384,8 +384,8 @@ class _Round:
     ) -> None:
         self.assignments = assignments
         self.arrived: dict[int, tuple[Update, Slots]] = {}
-        self.tasks: dict[int, PoolTask] = {}
-        self._left: dict[PoolTask, int] = {}  # how many of a task's updates were not handed on yet
+        self.jobs: dict[int, PoolJob] = {}
+        self._left: dict[PoolJob, int] = {}  # how many of a job's updates were not handed on yet
         self._waiting = sorted(groups, key=min, reverse=True)
         size = sizes(clients)
         self._sizes = [size(a.client) if a.work.steps is None else 1 for a in assignments]
@@ -399,16 +399,16 @@ class _Round:
         while self._waiting and min(self._waiting[-1]) < until:
             yield self._waiting.pop()
 
-    def add(self, group: Sequence[int], task: PoolTask) -> None:
-        """Note the task that a group has become."""
-        self.tasks.update(dict.fromkeys(group, task))
-        self._left[task] = len(group)
+    def add(self, group: Sequence[int], job: PoolJob) -> None:
+        """Note the job that a group has become."""
+        self.jobs.update(dict.fromkeys(group, job))
+        self._left[job] = len(group)
 
-    def hand_on(self, position: int) -> PoolTask | None:
-        """Note that an update was handed on; its task if that was the task's last."""
-        task = self.tasks.pop(position)
-        self._left[task] -= 1
-        return None if self._left[task] else task
+    def hand_on(self, position: int) -> PoolJob | None:
+        """Note that an update was handed on; its job if that was the job's last."""
+        job = self.jobs.pop(position)
+        self._left[job] -= 1
+        return None if self._left[job] else job
 
 
 def _clients_text(assignments: Sequence[Assignment]) -> str:

@@ -24,11 +24,11 @@ import torch.multiprocessing as mp
 from fedstrata.client.context import ClientContext
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
-from fedstrata.engines.pool import PoolTask, Worker, WorkerPool
+from fedstrata.engines.pool import PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
-from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainTask, WorkerLoop, serve, write_slots
+from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainJob, WorkerLoop, serve, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.signals import block_signals
 from fedstrata.system.timing import current_clock
@@ -136,7 +136,7 @@ class Processes(WorkerPool[_Worker]):
 
     def _send(self, worker: _Worker, message: Any) -> None:
         data = bytes(reduction.ForkingPickler.dumps(message))
-        if len(worker.tasks) > 1 and len(data) > LONG_MESSAGE:
+        if len(worker.jobs) > 1 and len(data) > LONG_MESSAGE:
             worker.unsent = data
         else:
             self._send_bytes(worker, data)
@@ -163,35 +163,35 @@ class Processes(WorkerPool[_Worker]):
     # Tasks.
 
     def _take_segment(self) -> int:
-        """A segment that no task uses."""
+        """A segment that no job uses."""
         if self._segments:
             return self._segments.pop()
         self._next_segment += 1
         return self._next_segment - 1
 
-    def _release(self, task: PoolTask) -> None:
-        if task.segment is not None:
-            self._segments.append(task.segment)
-            task.segment = None
+    def _release(self, job: PoolJob) -> None:
+        if job.segment is not None:
+            self._segments.append(job.segment)
+            job.segment = None
 
-    def _train_task(
+    def _train_job(
         self,
         group: Sequence[int],
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> PoolTask:
-        def build_message(number: int) -> TrainTask:
-            """The task as it is sent; its clients' memories are read no earlier than this."""
+    ) -> PoolJob:
+        def build_message(number: int) -> TrainJob:
+            """The job as it is sent; its clients' memories are read no earlier than this."""
             assert self._memory is not None
-            if task.segment is None:
-                task.segment = self._take_segment()
+            if job.segment is None:
+                job.segment = self._take_segment()
             begin = 0
             memories: list[TensorRefs] = []
             for a in assignments:
-                memory, begin = write_slots(self._memory, task.segment, recall(a.client), begin)
+                memory, begin = write_slots(self._memory, job.segment, recall(a.client), begin)
                 memories.append(memory)
-            return TrainTask(number, task.segment, begin, self._visits(assignments, memories))
+            return TrainJob(number, job.segment, begin, self._visits(assignments, memories))
 
         def take_result(reports: Sequence[Report]) -> None:
             """Put the updates into `arrived`; copied if too many segments are in use."""
@@ -202,10 +202,10 @@ class Processes(WorkerPool[_Worker]):
                 for place, update, kept in (result.copy() if copies else result).visits():
                     arrived[group[place]] = (update, kept)
             if copies:
-                self._release(task)
+                self._release(job)
 
-        task = PoolTask(build_message, take_result)
-        return task
+        job = PoolJob(build_message, take_result)
+        return job
 
 
 def _start(process: Any, forks: bool) -> None:

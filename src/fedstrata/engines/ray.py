@@ -31,11 +31,11 @@ from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, import_ray
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
-from fedstrata.engines.pool import MAX_DEATHS, PoolTask, Worker, WorkerPool
+from fedstrata.engines.pool import MAX_DEATHS, PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
-from fedstrata.engines.worker import EvaluateTask, Failure, Report, TensorRefs, TrainTask, WorkerLoop, write_slots
+from fedstrata.engines.worker import EvaluateJob, Failure, Report, TensorRefs, TrainJob, WorkerLoop, write_slots
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.machine import cores, keep_memory
 from fedstrata.system.timing import Clock, current_clock, set_clock
@@ -45,7 +45,7 @@ START_SECONDS, BUSY_SECONDS = 60.0, 600.0
 LOOK_SECONDS = 2.0
 """Seconds between two looks at which of them it is: nodes come and go."""
 OUT, STAGE, INBOX = 0, 1, 2
-"""Segments: an actor's results, what the main process is about to put, and what a task's clients remember."""
+"""Segments: an actor's results, what the main process is about to put, and what a job's clients remember."""
 FIRST = 3
 """The first segment of the server's tensors; each put has one of its own."""
 
@@ -109,19 +109,19 @@ def unpack_examples(data: Rows | Examples) -> Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskBundle:
-    """A task with all that its actor lacks for it.
+class JobBundle:
+    """A job with all that its actor lacks for it.
 
     Args:
-        task: what is to be done.
-        inbox: what the task's clients remember, as bytes.
+        job: what is to be done.
+        inbox: what the job's clients remember, as bytes.
         segments: which segments the tensors are for that come along.
         dropped: segments that nobody needs any more.
         clients: examples of clients that the actor has not seen yet.
         test: the test set, if it has not seen that.
     """
 
-    task: TrainTask | EvaluateTask
+    job: TrainJob | EvaluateJob
     inbox: Bytes
     segments: tuple[int, ...]
     dropped: tuple[int, ...]
@@ -130,7 +130,7 @@ class TaskBundle:
 
 
 class RayWorker:
-    """An actor: keeps scratch models, the server's tensors and clients' examples, and does one task after the other."""
+    """An actor: keeps scratch models, the server's tensors and clients' examples, and does one job after the other."""
 
     def __init__(self, context: ClientContext, trainer: Trainer, threads: int, profile: bool) -> None:
         keep_memory()
@@ -143,8 +143,8 @@ class RayWorker:
         """The number of the actor's process: an answer says that it has started."""
         return os.getpid()
 
-    def work(self, bundle: TaskBundle, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
-        """Do a task: (its number, what came of it, seconds by phase)."""
+    def work(self, bundle: JobBundle, *tensors: Bytes) -> tuple[int, Any, dict[str, float]]:
+        """Do a job: (its number, what came of it, seconds by phase)."""
         for segment in bundle.dropped:
             self._memory.drop(segment)
         for segment, data in zip(bundle.segments, tensors, strict=True):
@@ -157,10 +157,10 @@ class RayWorker:
         set_clock(self._clock)
         # Every time: threads of a pool may differ in what they do with denormal numbers.
         with self._loop.context.computing(self._threads):
-            result: Any = self._loop.answer(bundle.task)
-        if isinstance(bundle.task, TrainTask) and not isinstance(result, Failure):
+            result: Any = self._loop.answer(bundle.job)
+        if isinstance(bundle.job, TrainJob) and not isinstance(result, Failure):
             result = (result, self._memory.bytes(OUT))
-        return bundle.task.number, result, {} if self._clock is None else self._clock.take()
+        return bundle.job.number, result, {} if self._clock is None else self._clock.take()
 
 
 # The main process -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class RayActors(WorkerPool[_Actor]):
             if isinstance(data, LazyExamples | SelectedExamples):
                 data.forget()  # it was looked at before, and is needed elsewhere
         self._home: dict[int, int] = {}  # client → the place of the actor that has its examples
-        self._queues: list[list[tuple[int, int, PoolTask]]] = [[] for _ in range(workers)]
+        self._queues: list[list[tuple[int, int, PoolJob]]] = [[] for _ in range(workers)]
         self._store = _ObjectStore(self._ray.put)
         self._context_object: Any = None
 
@@ -301,30 +301,30 @@ class RayActors(WorkerPool[_Actor]):
     # Messages.
 
     def _send(self, worker: _Actor, message: Any) -> None:
-        """Send a task with what its actor lacks; Ray lets it wait for tensors that are still on their way."""
-        task, inbox = message if isinstance(message, tuple) else (message, _NOTHING)
+        """Send a job with what its actor lacks; Ray lets it wait for tensors that are still on their way."""
+        job, inbox = message if isinstance(message, tuple) else (message, _NOTHING)
         objects = self._store.objects
-        new = sorted(_segments(task) - worker.segments)
+        new = sorted(_segments(job) - worker.segments)
         dropped = tuple(worker.segments - objects.keys())
         worker.segments -= set(dropped)
         worker.segments |= set(new)
         clients: dict[int, Rows | Examples] = {}
         test = None
-        if isinstance(task, TrainTask):
-            asked = {visit.assignment.client for visit in task.visits}
+        if isinstance(job, TrainJob):
+            asked = {visit.assignment.client for visit in job.visits}
             clients = {client: pack_examples(self._clients[client]) for client in asked - worker.clients}
             worker.clients |= asked
         elif not worker.test:
             assert self._test is not None
             test, worker.test = pack_examples(self._test), True
-        bundle = TaskBundle(task, inbox, tuple(new), dropped, clients, test)
+        bundle = JobBundle(job, inbox, tuple(new), dropped, clients, test)
         try:
             answer = worker.handle.work.remote(bundle, *(objects[segment] for segment in new))
         except Exception as error:
             raise _refuse_to_send(error) from None
         worker.answers.append(answer)
 
-    def _accepts_tasks(self, worker: _Actor) -> bool:
+    def _accepts_jobs(self, worker: _Actor) -> bool:
         return worker.start is None
 
     def _wait(self) -> Sequence[_Actor]:
@@ -382,42 +382,42 @@ class RayActors(WorkerPool[_Actor]):
 
     # Tasks.
 
-    def _queue(self, task: PoolTask) -> None:
-        """Let a task wait for the actor that has its client's examples, or for any if none has."""
-        home = self._home.get(task.clients[0])
-        heapq.heappush(self._ready if home is None else self._queues[home], (*task.order, task))
+    def _queue(self, job: PoolJob) -> None:
+        """Let a job wait for the actor that has its client's examples, or for any if none has."""
+        home = self._home.get(job.clients[0])
+        heapq.heappush(self._ready if home is None else self._queues[home], (*job.order, job))
 
-    def _choose(self, worker: _Actor) -> PoolTask | None:
+    def _choose(self, worker: _Actor) -> PoolJob | None:
         """An actor's own clients first, then those that nobody has; with nothing to do it takes over another's."""
         queue = self._queues[worker.place] or self._ready
-        if not queue and not worker.tasks:
+        if not queue and not worker.jobs:
             queue = max(self._queues, key=len)
         if not queue:
             return None
-        task = heapq.heappop(queue)[2]
-        self._home.update(dict.fromkeys(task.clients, worker.place))
-        return task
+        job = heapq.heappop(queue)[2]
+        self._home.update(dict.fromkeys(job.clients, worker.place))
+        return job
 
     def _clear_queues(self) -> None:
         super()._clear_queues()
         for queue in self._queues:
             queue.clear()
 
-    def _train_task(
+    def _train_job(
         self,
         group: Sequence[int],
         assignments: Sequence[Assignment],
         recall: Recall,
         arrived: dict[int, tuple[Update, Slots]],
-    ) -> PoolTask:
-        def build_message(number: int) -> tuple[TrainTask, Bytes]:
-            """The task as it is sent, and what its clients remember, which is read no earlier than this."""
+    ) -> PoolJob:
+        def build_message(number: int) -> tuple[TrainJob, Bytes]:
+            """The job as it is sent, and what its clients remember, which is read no earlier than this."""
             memory, begin = OwnMemory(), 0
             memories: list[TensorRefs] = []
             for a in assignments:
                 places, begin = write_slots(memory, INBOX, recall(a.client), begin)
                 memories.append(places)
-            return TrainTask(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
+            return TrainJob(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
 
         def take_result(result: tuple[Sequence[Report], Bytes]) -> None:
             """Put the updates into `arrived`."""
@@ -427,18 +427,18 @@ class RayActors(WorkerPool[_Actor]):
                 for place, update, kept in report.read(memory).visits():
                     arrived[group[place]] = (update, kept)
 
-        return PoolTask(build_message, take_result)
+        return PoolJob(build_message, take_result)
 
 
 _NOTHING = OwnMemory().bytes(INBOX)
 
 
-def _segments(task: TrainTask | EvaluateTask) -> set[int]:
-    """The segments that the server's tensors of a task are in."""
-    if isinstance(task, EvaluateTask):
-        refs = [task.params, task.buffers]
+def _segments(job: TrainJob | EvaluateJob) -> set[int]:
+    """The segments that the server's tensors of a job are in."""
+    if isinstance(job, EvaluateJob):
+        refs = [job.params, job.buffers]
     else:
-        refs = [ref for visit in task.visits for ref in (visit.params, visit.buffers, *visit.slots.values())]
+        refs = [ref for visit in job.visits for ref in (visit.params, visit.buffers, *visit.slots.values())]
     return {segment for segment, layout in refs if layout}
 
 

@@ -1,4 +1,4 @@
-"""Where the tensors of tasks are: in segments of memory, of one process or shared by several.
+"""Where the tensors of jobs are: in segments of memory, of one process or shared by several.
 
 Shared memory has no name, no limit such as that of /dev/shm, and leaves nothing behind when a process dies. It is one
 file in memory, mapped segment by segment as far as it is needed. Segments are far apart in the file and empty until

@@ -1,4 +1,4 @@
-"""A worker's side: it takes tasks, reads their tensors in place from segments of memory, and writes results there.
+"""A worker's side: it takes jobs, reads their tensors in place from segments of memory, and writes results there.
 
 Pipes carry small Python objects between processes of one program; nothing of this crosses a trust boundary.
 """
@@ -26,7 +26,7 @@ from fedstrata.system.signals import leave_to_parent
 from fedstrata.system.timing import Clock, set_clock, timed
 
 STORE = 0
-"""The segment that holds the server's tensors; every other one belongs to a task at a time."""
+"""The segment that holds the server's tensors; every other one belongs to a job at a time."""
 
 TensorRefs = dict[str, TensorRef]
 """Technique name → where its tensors are."""
@@ -36,7 +36,7 @@ TensorRefs = dict[str, TensorRef]
 class VisitSpec:
     """One client's visit, for a worker: the assignment without its tensors, and where these are.
 
-    `params`, `buffers` and `slots` are in the store's segment; `memory` is in a segment of the task's own.
+    `params`, `buffers` and `slots` are in the store's segment; `memory` is in a segment of the job's own.
     """
 
     assignment: Assignment
@@ -47,8 +47,8 @@ class VisitSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainTask:
-    """A task: visits to train, whose results are to be written to `segment` from `begin` on."""
+class TrainJob:
+    """A job: visits to train, whose results are to be written to `segment` from `begin` on."""
 
     number: int
     segment: int
@@ -57,8 +57,8 @@ class TrainTask:
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluateTask:
-    """A task: some batches of the test set to evaluate."""
+class EvaluateJob:
+    """A job: some batches of the test set to evaluate."""
 
     number: int
     request: EvalRequest
@@ -69,7 +69,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of visits: a result without its tensors, and where these are in the task's segment."""
+    """What comes back of visits: a result without its tensors, and where these are in the job's segment."""
 
     result: TrainResult
     delta: TensorRef
@@ -90,7 +90,7 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """An exception that a task ended with, and its traceback as text."""
+    """An exception that a job ended with, and its traceback as text."""
 
     error: BaseException
     trace: str
@@ -111,7 +111,7 @@ def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slot
 
 
 class _ResultWriter:
-    """Writes the results of a task to its segment, one after the other."""
+    """Writes the results of a job to its segment, one after the other."""
 
     def __init__(self, memory: SegmentedMemory, segment: int, begin: int) -> None:
         self._memory, self._segment, self._end = memory, segment, begin
@@ -159,12 +159,12 @@ class WorkerLoop:
     trainer: Trainer
     profile: bool = False
 
-    def train(self, task: TrainTask) -> list[Report]:
-        """Train the visits of a task and write what comes of them to its segment."""
-        assignments = self._read_assignments(task.visits)
-        memories = [read_slots(self.memory, visit.memory) for visit in task.visits]
+    def train(self, job: TrainJob) -> list[Report]:
+        """Train the visits of a job and write what comes of them to its segment."""
+        assignments = self._read_assignments(job.visits)
+        memories = [read_slots(self.memory, visit.memory) for visit in job.visits]
         data = [self.clients[a.client] for a in assignments]
-        writer = _ResultWriter(self.memory, task.segment, task.begin)
+        writer = _ResultWriter(self.memory, job.segment, job.begin)
         if self.context.device.type == "cpu":
             self.context.allocate_delta = writer.reserve  # deltas are computed where they are wanted
         return [writer.write(result) for result in self.trainer.train(self.context, assignments, data, memories)]
@@ -188,22 +188,22 @@ class WorkerLoop:
             for visit in visits
         ]
 
-    def evaluate(self, task: EvaluateTask) -> list[BatchScore]:
+    def evaluate(self, job: EvaluateJob) -> list[BatchScore]:
         """Evaluate some batches of the test set."""
         assert self.test is not None
         request = replace(
-            task.request,
-            params=self.memory.read(*task.params),
-            buffers=self.memory.read(*task.buffers),
+            job.request,
+            params=self.memory.read(*job.params),
+            buffers=self.memory.read(*job.buffers),
         )
         parts = eval_batches(self.test, request.policy)
-        return score_batches(self.context.replica(request.arch), request, self.test, parts, task.parts)
+        return score_batches(self.context.replica(request.arch), request, self.test, parts, job.parts)
 
-    def answer(self, task: TrainTask | EvaluateTask) -> list[Report] | list[BatchScore] | Failure:
-        """Do a task; an exception is an answer too."""
+    def answer(self, job: TrainJob | EvaluateJob) -> list[Report] | list[BatchScore] | Failure:
+        """Do a job; an exception is an answer too."""
         try:
-            with timed("everything else" if isinstance(task, TrainTask) else "evaluate"):
-                return self.train(task) if isinstance(task, TrainTask) else self.evaluate(task)
+            with timed("everything else" if isinstance(job, TrainJob) else "evaluate"):
+                return self.train(job) if isinstance(job, TrainJob) else self.evaluate(job)
         except Exception as error:
             return Failure(_make_sendable(error), traceback.format_exc())
 
@@ -227,7 +227,7 @@ class ParentProcess:
 
 
 def serve(loop: WorkerLoop, parent: ParentProcess, threads: int) -> None:
-    """What a worker process does: one task after the other, until its pipe is closed or the main process dies."""
+    """What a worker process does: one job after the other, until its pipe is closed or the main process dies."""
     end_with_parent(parent.pid, parent.lasting)
     for other in parent.others:
         other.close()
@@ -239,13 +239,13 @@ def serve(loop: WorkerLoop, parent: ParentProcess, threads: int) -> None:
     with loop.context.computing(threads):
         while True:
             try:
-                task = pipe.recv()
+                job = pipe.recv()
             except (EOFError, OSError):
                 return
-            result = loop.answer(task)
+            result = loop.answer(job)
             spent = {} if clock is None else clock.take()
             with suppress(ConnectionError):  # the main process is gone, which `recv` will notice
-                pipe.send((task.number, result, spent))
+                pipe.send((job.number, result, spent))
 
 
 def _make_sendable(error: Exception) -> Exception:
