@@ -24,7 +24,7 @@ from typing import Any
 
 from scipy import stats
 
-from fedstrata.core.text import bytes_text, flops_text, metric_spread, metric_title
+from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_title
 from fedstrata.system.machine import processor
 
 LEVEL, TUNING_SEED, AT_ONCE = 0.9, 9, 2
@@ -150,27 +150,35 @@ def table(name: str, seeds: list[int], out: Path) -> str:
     rows = {row: [found[Job(name, row, rate, seed)] for seed in seeds] for row, rate in rates.items()}
     first = next(iter(rows.values()))
     metric, metrics = first[0]["metric"], [*first[0]["metrics"]]
-    titles = [metric_title(one) + (" (%)" if "accuracy" in one or one in ("miou", "dice") else "") for one in metrics]
+    titles = [metric_title(one) + (" (%)" if one in SHARES else "") for one in metrics]
     lines = [
         f"| method | lr | {' | '.join(titles)} | − first row, {metric_title(metric)}, 90 % interval | up | computed |",
         "|---|--:|" + "--:|" * (len(metrics) + 3),
     ]
     for row, summaries in rows.items():
-        shown = [metric_spread(one, *_mean_and_deviation([s["metrics"][one] for s in summaries])) for one in metrics]
-        change = ""
-        if summaries is not first:
-            scale = 100 if metric in ("miou", "accuracy") else 1
-            pairs = [(one["score"] - other["score"]) * scale for one, other in zip(summaries, first, strict=True)]
-            mean, low, high = interval(pairs)
-            change = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
+        shown = [_spread(one, [s["metrics"][one] for s in summaries]) for one in metrics]
+        change = "" if summaries is first else _change(metric, summaries, first)
         up, flops = (statistics.fmean(s["costs"][key] for s in summaries) for key in ("bytes_up", "flops"))
         cells = [f"`{row}`", f"{rates[row]:g}", *shown, change, bytes_text(up), flops_text(flops)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _mean_and_deviation(values: list[float]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.stdev(values)
+def _unit(metric: str) -> tuple[float, str]:
+    """What a metric is multiplied by, and how it is written."""
+    return (100, ".1f") if metric in SHARES else (1, ".3f")
+
+
+def _spread(metric: str, values: list[float]) -> str:
+    factor, form = _unit(metric)
+    return f"{factor * statistics.fmean(values):{form}} ± {factor * statistics.stdev(values):{form}}"
+
+
+def _change(metric: str, summaries: list[dict[str, Any]], first: list[dict[str, Any]]) -> str:
+    factor, form = _unit(metric)
+    pairs = [(one["score"] - other["score"]) * factor for one, other in zip(summaries, first, strict=True)]
+    mean, low, high = interval(pairs)
+    return f"{mean:+{form}} [{low:+{form}}, {high:+{form}}]"
 
 
 def main() -> None:
