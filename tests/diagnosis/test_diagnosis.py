@@ -628,6 +628,49 @@ def test_learning_is_judged_by_the_tasks_own_metric(
     assert (None if finding is None else says in finding.sentence) == (None if says is None else True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "running", "batch", "lost"),
+    [
+        ("accuracy", 0.5, 0.8, 0.3),
+        ("rmse", 4.0, 0.5, 0.875),
+        ("rmse", 0.5, 4.0, -0.875),
+        ("perplexity", 21.0, 11.0, 0.5),
+        ("r2", -3.0, 0.6, 0.9),
+        ("own", 0.5, 0.8, None),
+    ],
+)
+def test_running_statistics_are_judged_by_the_tasks_own_metric(
+    metric: str, running: float, batch: float, lost: float | None
+) -> None:
+    """Of a share, by the difference; else by the part of the way to the best there is."""
+    saved = replace(
+        run([{"statistics": {"running": running, "batch": batch}}], facts()),
+        records=[replace(record(1, None), primary=metric, metrics={metric: running})],
+        config={"method": "fedavg", "steps": 40},
+    )
+    looked = diagnose(saved).looked.get("running-statistics")
+    assert looked == (None if lost is None else pytest.approx(lost, abs=1e-3))
+    finding = found(saved).get("running-statistics")
+    assert (finding is not None) == (lost is not None and lost > 0)
+    if finding is not None and metric == "rmse":
+        assert "it reaches RMSE 4 with them and RMSE 0.5 with each batch's own" in finding.sentence
+        assert "evaluation too: RMSE 0.5 by this very probe" in finding.remedies[0].why
+
+
+def test_a_metric_that_was_not_defined_is_no_early_measurement() -> None:
+    saved = replace(
+        run([{"statistics": {"running": None, "batch": None}}], facts()), config={"method": "fedavg", "steps": 40}
+    )
+    assert any("the run's metric was undefined" in note for note in diagnose(saved).notes)
+
+
+@pytest.mark.parametrize(("last", "times"), [(120.0, 60.0), (2.0, 1.0), (0.5, 0.25)])
+def test_a_loss_without_classes_explodes_against_the_first(last: float, times: float) -> None:
+    saved = replace(run(facts={}), records=losing([2.0, last]))
+    assert diagnose(saved).looked["exploded-loss"] == times
+    assert ("exploded-loss" in found(saved)) == (times > 10)
+
+
 def test_fedimpro_is_cut_at_the_first_stage_above_the_stem() -> None:
     offered = remedies(replace(skewed(0.8), config={"model": "resnet8", "method": "fedavg"}))["label-skew"]
     assert "fedimpro(split='layer1')" in [one.method for one in offered]

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import fedstrata as fs
 from fedstrata import report
 from fedstrata.errors import UsageError
 from fedstrata.report import sections, tables
+from fedstrata.report.figures import against_costs
 from fedstrata.report.page import embed_json, news, packed_plotly
-from fedstrata.report.run_groups import group_runs
+from fedstrata.report.run_groups import group_runs, judged_alike
 from fedstrata.runs.reader import SavedRun
 
 from .synthetic import saved, write_comparison, write_run
@@ -130,6 +132,19 @@ def test_no_run_that_diverged_is_the_best() -> None:
     assert rounds[2] == "1 of 2 seeds"
     assert tables.tiles(group_runs([runs[0], runs[2]]))[0] == ("best final accuracy", "50.00 %", "fedavg")
     assert tables.tiles(group_runs(runs[2:]))[0] == ("accuracy", "–", "")
+
+
+def test_runs_that_are_judged_by_different_metrics_are_not_compared() -> None:
+    """An RMSE of 0.55 is no AUROC of 55 %."""
+    one = saved([0.5])
+    other = saved([None], method="fedprox")
+    judged = replace(other.records[0], primary="rmse", better="lower", metrics={"rmse": 0.55})
+    groups = group_runs([one, replace(other, records=[judged])])
+    assert tables.tiles(groups)[0] == ("best", "not comparable", "runs are judged by different metrics")
+    assert [group.name for group in judged_alike(groups)] == ["fedavg"]
+    assert all(len(figure.traces()) == 1 for figure in against_costs(groups))
+    row = dict(zip(tables.results(groups).head, tables.results(groups).rows[1], strict=True))
+    assert (row["accuracy"], row["RMSE"]) == ("–", "0.55")
 
 
 def test_a_page_tells_no_path_of_the_machine() -> None:

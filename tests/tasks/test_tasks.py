@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.core.task import Task
 from fedstrata.evaluation.evaluate import BatchScore, combine_scores, metrics_of
+from fedstrata.report.plots import plot
+from fedstrata.runs.reader import SavedRun
 from fedstrata.tasks.registry import TASKS, build_task
 from tests.small_runs import fedstrata, one_sentence
 
@@ -477,7 +479,8 @@ def test_predictions_and_masks() -> None:
     assert found["made"] == pytest.approx(z[:, 0].tolist(), rel=1e-5)
     z = numbers(ROWS, 3, 4, 5, seed=10)
     found = details("segmentation", z, PIXELS, 10)
-    assert found["masks"] == {"true": PIXELS[:4].tolist(), "made": z[:4].argmax(1).tolist()}
+    shown = [[[None if n == 255 else n for n in row] for row in mask] for mask in PIXELS[:4].tolist()]
+    assert found["masks"] == {"true": shown, "made": z[:4].argmax(1).tolist()}
     counts = PIXELS != 255
     assert found["confusion"] == sk.confusion_matrix(PIXELS[counts], z.argmax(1)[counts]).tolist()
 
@@ -491,5 +494,7 @@ def test_a_report_of_every_task(tmp_path: Any) -> None:
         run = fs.Federation(model, clients, test, task=task, rounds=2, lr=0.05, out=out)
         run.fit()
         assert f'"{figure}"' in run.report().read_text()
+        drawn = plot([SavedRun.read(out)], tmp_path / f"{task}-plots")
+        assert figure in {path.stem.partition("-")[0] for path in drawn}
         (out / "evaluation.json").write_text(json.dumps({figure: [["x"]]}))
         assert fedstrata("report", out) == 0

@@ -8,8 +8,10 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from fedstrata.core.text import SHARES
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.evidence import (
+    IDEAL,
     WARM,
     Evidence,
     Rule,
@@ -17,6 +19,7 @@ from fedstrata.diagnosis.evidence import (
     mean_by_name,
     percent_text,
     recent_rounds,
+    score_text,
     steps_per_visit,
     times_text,
 )
@@ -125,19 +128,20 @@ def _no_gains_under_skew(builder: RemedyBuilder) -> list[Remedy | None]:
 
 
 def running_statistics(saved: SavedRun) -> Evidence | None:
-    """Accuracy that the averaged model gains by normalising with each batch instead.
+    """How much better the averaged model is by normalising with each batch instead.
 
     In the last rounds together or in the very last, whichever is less: it must not have passed already. Rounds before
     the statistics can have forgotten their initial values do not count.
     """
+    metric = saved.records[-1].primary if saved.records else "accuracy"
     warm = replace(saved, probes=[row for row in saved.probes if row["round"] * steps_per_visit(saved) >= WARM])
     rounds = [found for found in recent_rounds(warm, "statistics") if {"running", "batch"} <= found.keys()]
-    if not rounds:
+    if not rounds or metric not in IDEAL:
         return None
-    rounds = rounds if _accuracy_lost(rounds) < _accuracy_lost(rounds[-1:]) else rounds[-1:]
-    running, batch = (fmean(found[name] for found in rounds) for name in ("running", "batch"))
+    rounds = rounds if _lost(metric, rounds) < _lost(metric, rounds[-1:]) else rounds[-1:]
+    running, batch = _mean_scores(rounds)
     spread = mean_by_name([found.get("spread", {}) for found in rounds])
-    figure = {"lost": batch - running, "running": running, "batch": batch}
+    figure = {"lost": _lost(metric, rounds), "running": running, "batch": batch}
     apart = ""
     if spread:
         worst = max(spread, key=spread.__getitem__)
@@ -146,23 +150,35 @@ def running_statistics(saved: SavedRun) -> Evidence | None:
             f"; clients' running means are up to {spread[worst]:.2f} standard deviations from their average ({worst})"
         )
     sentence = (
-        f"The averaged running statistics do not fit the averaged model: it reaches {percent_text(running)} with them "
-        f"and {percent_text(batch)} with each batch's own{apart}."
+        f"The averaged running statistics do not fit the averaged model: it reaches {score_text(metric, running)} with "
+        f"them and {score_text(metric, batch)} with each batch's own{apart}."
     )
-    return Evidence(batch - running, sentence, figure, lambda: against_statistics(RemedyBuilder(saved), batch, running))
+    gain = f"{100 * (batch - running):.1f} points more" if metric in SHARES else score_text(metric, batch)
+    return Evidence(figure["lost"], sentence, figure, lambda: against_statistics(RemedyBuilder(saved), gain))
 
 
-def _accuracy_lost(rounds: Sequence[Mapping[str, Any]]) -> float:
-    return fmean(found["batch"] - found["running"] for found in rounds)
+def _mean_scores(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """(with running statistics, with each batch's own)."""
+    running, batch = (fmean(found[name] for found in rounds) for name in ("running", "batch"))
+    return running, batch
 
 
-def against_statistics(builder: RemedyBuilder, batch: float, running: float) -> list[Remedy | None]:
+def _lost(metric: str, rounds: Sequence[Mapping[str, Any]]) -> float:
+    """What running statistics cost: of a share, the difference; else the part of the way to the best there is."""
+    running, batch = _mean_scores(rounds)
+    if metric in SHARES:
+        return batch - running
+    far, near = (abs(IDEAL[metric] - score) for score in (running, batch))
+    return (far - near) / max(far, near, 1e-9)
+
+
+def against_statistics(builder: RemedyBuilder, gain: str) -> list[Remedy | None]:
     """What helps with running statistics; the first is what the probe has measured."""
     return [
         builder.change_buffers(
             "drop",
-            f"norm layers use the batch at hand, in evaluation too: {100 * (batch - running):.1f} points more by this "
-            "very probe; needs batches in deployment",
+            f"norm layers use the batch at hand, in evaluation too: {gain} by this very probe; needs batches in "
+            "deployment",
         ),
         builder.change_model(
             "group normalisation has no running statistics; not measured by us",

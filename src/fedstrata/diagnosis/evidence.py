@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from fedstrata.core.text import SHARES, metric_title
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.runs.reader import SavedRun
 
@@ -18,6 +19,10 @@ RECENT = 3
 WARM = 30
 """Local steps before which neither accuracy nor running statistics say much: at the usual momentum of 0.1 these still
 hold 0.9³⁰ = 4 % of their initial values then."""
+
+
+IDEAL = {**dict.fromkeys((*SHARES, "r2", "perplexity"), 1.0), "rmse": 0.0, "mae": 0.0}
+"""Metric → the best that it can be."""
 
 
 LARGEST = 1e100
@@ -141,6 +146,12 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
     return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
+
+
+def score_text(metric: str, score: float) -> str:
+    """61.4 %, mIoU 12.0 %, RMSE 71.2."""
+    said = percent_text(score) if metric in SHARES else f"{score:.3g}"
+    return said if metric == "accuracy" else f"{metric_title(metric)} {said}"
 
 
 def percent_text(share: float) -> str:

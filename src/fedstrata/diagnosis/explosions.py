@@ -31,7 +31,7 @@ def non_finite_training(saved: SavedRun) -> Evidence | None:
 
 
 def exploded_loss(saved: SavedRun) -> Evidence | None:
-    """The last loss against the first one, or against that of guessing where that is larger.
+    """The last loss against the first one, or against that of guessing where that is larger and known.
 
     Of test and training loss the one that has grown less: running statistics that do not fit, or overconfidence on
     classes that a client lacks, spoil the test loss alone.
@@ -65,8 +65,8 @@ def _growth(losses: Sequence[float], guess: float | None) -> float | None:
     first, last = finite_number(losses[0]), finite_number(losses[-1])
     if last is None:
         return LARGEST
-    if guess is None:
-        return None
+    if guess is None:  # what guessing costs is known of classes alone
+        return last / first if first is not None and first > 0 else None
     return last / max(guess, min(GUESSES * guess, LARGEST if first is None else first))
 
 

@@ -104,7 +104,11 @@ def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) ->
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence
     if "running-statistics" not in seen and saved.series("statistics"):
-        yield f"Running statistics were not judged: they were measured before a client had taken {WARM} steps."
+        early = any({"running", "batch"} <= found.keys() for found in saved.series("statistics").values())
+        why = (
+            f"they were measured before a client had taken {WARM} steps" if early else "the run's metric was undefined"
+        )
+        yield f"Running statistics were not judged: {why}."
     reasons: dict[str, list[str]] = {}
     for rule in _unread_rules(saved, seen):
         if _was_used(rule, saved):

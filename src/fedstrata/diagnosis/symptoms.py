@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from fedstrata.core.text import SHARES, metric_title
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.evidence import (
+    IDEAL,
     WARM,
     Evidence,
     Rule,
@@ -21,6 +21,7 @@ from fedstrata.diagnosis.evidence import (
     percent_text,
     rank_correlation,
     recent_rounds,
+    score_text,
     steps_per_visit,
     stratum_depths,
     times_text,
@@ -358,10 +359,6 @@ def against_drift(builder: RemedyBuilder) -> list[Remedy | None]:
 # Learning ---------------------------------------------------------------------------------------------------
 
 
-IDEAL = {**dict.fromkeys((*SHARES, "r2", "perplexity"), 1.0), "rmse": 0.0, "mae": 0.0}
-"""Metric → the best that it can be."""
-
-
 def no_learning(saved: SavedRun) -> Evidence | None:
     """How far the metric that the run is judged by is from guessing, as a share of the way to the best there is."""
     rated = [record for record in saved.records if finite_numbers([record.score])]
@@ -374,8 +371,8 @@ def no_learning(saved: SavedRun) -> Evidence | None:
     best = min(recent, key=lambda score: abs(IDEAL[metric] - score))
     value = (best - chance) / (IDEAL[metric] - chance)
     sentence = (
-        f"The global model has hardly learned: {_score_text(metric, best)} after {rated[-1].round} rounds, where "
-        f"guessing gives {_score_text(metric, chance)}."
+        f"The global model has hardly learned: {score_text(metric, best)} after {rated[-1].round} rounds, where "
+        f"guessing gives {score_text(metric, chance)}."
     )
     figure = {"above_guessing": value, metric: best, "guessing": chance}
     return Evidence(value, sentence, figure, lambda: [RemedyBuilder(saved).lower_rate(0.3, "a smaller learning rate")])
@@ -390,12 +387,6 @@ def guessing_score(saved: SavedRun, metric: str) -> float | None:
         return None
     totals = [sum(column) for column in zip(*saved.facts.get("counts", []), strict=True)]
     return max(totals) / sum(totals) if sum(totals) else 1 / float(classes)
-
-
-def _score_text(metric: str, score: float) -> str:
-    """61.4 %, mIoU 12.0 %, RMSE 71.2."""
-    said = percent_text(score) if metric in SHARES else f"{score:.3g}"
-    return said if metric == "accuracy" else f"{metric_title(metric)} {said}"
 
 
 SYMPTOMS = (

@@ -1,1 +1,1 @@
-"""How good is a model? Accuracy and loss, of the global model, of architectures and of clients."""
+"""How good is a model? The task's metrics and its loss, of the global model, of architectures and of clients."""

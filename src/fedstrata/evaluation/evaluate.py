@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedstrata.core.types import Examples
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
+from fedstrata.errors import UsageError
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.tasks.metrics import WholeOutputs
 
@@ -59,6 +61,10 @@ class BatchScore:
 def _from_arrays(width: int, loss: float, weight: float, arrays: Sequence[Mapping[str, Any]]) -> BatchScore:
     observed = tuple({name: torch.from_numpy(array.copy()) for name, array in part.items()} for part in arrays)
     return BatchScore(width, loss, weight, observed)
+
+
+class NothingCounts(UsageError):
+    """Examples of which none counts in the task's loss: all are passed over, or have no weight."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +121,20 @@ def metrics_of(task: Task, width: int) -> Sequence[Metric]:
 
 
 def combine_scores(task: Task, scores: Sequence[BatchScore]) -> Scores:
-    """What all batches' scores come to, in order."""
+    """What all batches' scores come to, in order.
+
+    Raises:
+        NothingCounts: if there is no loss to take the mean of.
+    """
     loss = weight = 0.0
     for score in scores:
         loss, weight = loss + score.loss, weight + score.weight
+    if not weight:
+        raise NothingCounts(f"the model cannot be evaluated: no example counts in the loss of the task '{task}'")
     values: dict[str, float | None] = {}
     for metric, *observed in zip(metrics_of(task, scores[0].width), *(score.observed for score in scores), strict=True):
         values |= {name: value if isfinite(value) else None for name, value in metric.compute(observed).items()}
-    return Scores(loss / weight if weight else nan, values)
+    return Scores(loss / weight, values)
 
 
 def evaluate(replica: ModelReplica, request: EvalRequest, examples: Examples, batch_size: int = 512) -> Scores:
@@ -136,8 +148,9 @@ def judge(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     width = task.width(outputs)
     loss, weight = task.sums(outputs, targets)
     observed = tuple(metric.observe(outputs, targets) for metric in metrics_of(task, width))
-    scores = combine_scores(task, [BatchScore(width, loss.item(), weight, observed)])
-    return scores.primary(task)
+    with suppress(NothingCounts):
+        return combine_scores(task, [BatchScore(width, loss.item(), weight, observed)]).primary(task)
+    return None
 
 
 def _details_of(task: Task, width: int) -> Sequence[Metric]:

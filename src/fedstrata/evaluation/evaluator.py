@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -12,7 +13,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
-from fedstrata.evaluation.evaluate import EvalRequest, Scores, describe, evaluate
+from fedstrata.evaluation.evaluate import EvalRequest, NothingCounts, Scores, describe, evaluate
 from fedstrata.evaluation.fairness import fairness_of
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.state import Architecture, ServerState
@@ -125,11 +126,16 @@ class Evaluator:
         return in_common, own if owned else None
 
     def _judge(self, request: EvalRequest, examples: Examples | None) -> dict[str, float | None] | None:
-        """All metrics of a model on some examples, with the loss; None where there are no examples."""
+        """All metrics of a model on some examples, with the loss; None where there are none that count."""
+        found = self._scores(request, examples)
+        return None if found is None else {**found.metrics, "loss": found.loss if isfinite(found.loss) else None}
+
+    def _scores(self, request: EvalRequest, examples: Examples | None) -> Scores | None:
         if examples is None or not len(examples):
             return None
-        found = evaluate(self.context.replica(request.arch), request, examples)
-        return {**found.metrics, "loss": found.loss if isfinite(found.loss) else None}
+        with suppress(NothingCounts):
+            return evaluate(self.context.replica(request.arch), request, examples)
+        return None
 
     def _on_clients(self, state: ServerState) -> list[float | None] | None:
         """Every client's part of the global model on its own data."""
@@ -138,8 +144,7 @@ class Evaluator:
         per_client: list[float | None] = []
         for client, examples in enumerate(self.clients):
             request = self._own(state, client, derive(self.seed, "evaluate", state.round - 1, client))
-            replica = self.context.replica(request.arch)
-            judged = evaluate(replica, request, examples) if len(examples) else None
+            judged = self._scores(request, examples)
             per_client.append(None if judged is None else judged.primary(self.context.task))
         return per_client
 

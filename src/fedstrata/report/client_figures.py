@@ -19,7 +19,7 @@ from fedstrata.report.figures import (
     sentence_title,
 )
 from fedstrata.report.formatting import distinct_names, escape, mean, round_digits
-from fedstrata.report.run_groups import RunGroup, Value, primary_of
+from fedstrata.report.run_groups import RunGroup, Value, judged_alike, primary_of
 from fedstrata.runs.reader import SavedRun
 
 NAMED_TICKS = 60
@@ -36,10 +36,11 @@ Scores = dict[int, float]
 
 def clients(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric of every client after the last evaluated round, the worst first."""
-    found = [(group, run, scores) for group, run in _shown(groups) if (scores := _scores(run))]
+    judged = [group for group, run in _shown(groups) if _scores(run)]
+    found = [(group, run, _scores(run)) for group, run in _shown(judged_alike(judged))]
     if not found:
         return []
-    metric = primary_of([group for group, *_ in found])
+    metric = primary_of(judged)
     numbers = sorted({client for *_, scores in found for client in scores})
     means = {client: mean(scores.get(client) for *_, scores in found) or 0.0 for client in numbers}
     less = any(record.better == "lower" for _, run, _ in found for record in run.records[-1:])
@@ -104,7 +105,7 @@ def _dots(group: RunGroup, scores: Scores, names: Mapping[int, str], metric: str
 
 def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
     """How the primary metric is distributed over clients, round by round."""
-    metric = primary_of(groups)
+    groups, metric = judged_alike(groups), primary_of(groups)
     forms = {name: ".4~f" if name == "Jain's index" else metric_form(metric) for name in _OVER_CLIENTS}
     found = {n: data for n, value in _OVER_CLIENTS.items() if (data := curve_traces(groups, value, forms[n]))}
     if not found:

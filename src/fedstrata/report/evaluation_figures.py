@@ -175,10 +175,13 @@ def _mask_traces(group: RunGroup, run: SavedRun) -> list[Trace]:
     for true, made in zip(found["true"], found["made"], strict=False):
         rows += [[*left, None, *right] for left, right in zip(true, made, strict=False)]
         rows.append([])
+    wide = max(map(len, rows))
     return [
         {
             "type": "heatmap",
-            "z": rows,
+            "x": list(range(wide)),
+            "y": list(range(len(rows))),
+            "z": [row + [None] * (wide - len(row)) for row in rows],
             "colorscale": [list(step) for step in BLUES],
             "hovertemplate": "class %{z}<extra></extra>",
             "colorbar": {"title": {"text": "class"}},

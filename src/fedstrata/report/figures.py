@@ -23,6 +23,7 @@ from fedstrata.report.run_groups import (
     by_bytes,
     by_flops,
     by_round,
+    judged_alike,
     mean_curve,
     metrics_of,
     primary_of,
@@ -264,7 +265,7 @@ def loss(groups: Sequence[RunGroup]) -> list[Figure]:
 
 def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric against bytes, and against operations."""
-    metric = primary_of(groups)
+    groups, metric = judged_alike(groups), primary_of(groups)
     title = sentence_title(metric)
     kinds: tuple[tuple[str, str, str, str, Places], ...] = (
         ("bytes", "bytes", "sent, up and down", "B", by_bytes),
@@ -286,7 +287,7 @@ def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
 
 def architectures(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric of each architecture's part of the global model."""
-    held = [group for group in groups if any(r.arch_accuracy for run in group.runs for r in run.records)]
+    held = judged_alike([g for g in groups if any(r.arch_accuracy for run in g.runs for r in run.records)])
     if not held:
         return []
     control = Control("arch-method", "Method", tuple(group.label for group in held))

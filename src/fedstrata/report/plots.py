@@ -133,6 +133,8 @@ NAMING = ("Quantity", "Loss")
 
 
 def _height(trace: Trace, figure: Figure) -> float:
+    if trace["type"] == "heatmap" and "scaleanchor" in figure.layout["yaxis"]:  # square pixels
+        return 0.8 * COLUMN * len(trace["y"]) / max(len(trace["x"]), 1)
     rows = len(trace["y"]) if trace["type"] == "heatmap" or figure.layout["yaxis"].get("type") == "category" else 0
     return max(2.4, 0.8 + 0.125 * rows)
 
@@ -154,7 +156,8 @@ def _positions(axes: Any, which: str, values: Sequence[Any], axis: Mapping[str, 
     setattr(axes, f"_{which}_names", names)
     step = -(-len(names) // 30)
     shown = list(range(0, len(names), step))
-    turned = {"rotation": 90} if which == "x" and sum(len(_label_text(n)) for n in names) > 48 else {}
+    lengths = [len(_label_text(names[at])) for at in shown]
+    turned = {"rotation": 90} if which == "x" and max(sum(lengths), 4 * max(lengths) + sum(lengths) // 2) > 48 else {}
     axes.__getattribute__(f"set_{which}ticks")(shown, [_label_text(names[at]) for at in shown], **turned)
     return [names.index(value) for value in values]
 
@@ -169,7 +172,8 @@ def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], 
         if trace["type"] == "bar":
             wide = 0.8 / len(bars)
             shifted = [at - 0.4 + wide * (bars.index(trace) + 0.5) for at in x]
-            axes.bar(shifted, y, wide, color=trace["marker"]["color"], label=_label_text(trace["name"]))
+            color = trace.get("marker", {}).get("color")  # matplotlib's next one where there is none
+            axes.bar(shifted, [at or 0.0 for at in y], wide, color=color, label=_label_text(trace["name"]))
         elif trace.get("fill"):
             axes.fill(x, y, color=trace["line"]["color"], alpha=BAND, linewidth=0)
         else:
@@ -207,9 +211,12 @@ def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], quantity: str) 
     title = axis.get("title", {}).get("text", "") or ("" if category else quantity)
     axes.set(**{f"{which}label": title})
     form, own = axis.get("tickformat", ""), axes.__getattribute__(f"{which}axis")
-    if category:
-        if axis.get("autorange") == "reversed" or axis.get("range"):
-            axes.invert_yaxis()
+    if which == "y" and (axis.get("autorange") == "reversed" or (category and axis.get("range"))):
+        axes.invert_yaxis()
+    if not axis.get("visible", True):
+        own.set_visible(False)
+    elif category:
+        pass  # its ticks are the names
     elif not axis.get("showticklabels", True):
         own.set_ticks([])
     elif form.endswith("%"):
@@ -243,6 +250,7 @@ def _draw_heat_maps(picture: Any, every: Sequence[Any], traces: Sequence[Trace],
                 axes.__getattribute__(f"{which}axis").set_ticks([])
         if figure.titles:
             axes.set_title(_label_text(figure.titles[at]), loc="left")
+        if figure.titles or "scaleanchor" in y_axis:
             axes.set_aspect("equal")
     if shown is not None:
         settings = traces[0].get("colorbar", {})

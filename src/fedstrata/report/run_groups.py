@@ -253,6 +253,12 @@ def primary_of(groups: Iterable[RunGroup]) -> str:
     return next((run.records[-1].primary for group in groups for run in group.runs if run.records), "accuracy")
 
 
+def judged_alike(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Those that are judged by the metric of the first one: numbers of different metrics are not compared."""
+    metric = primary_of(groups)
+    return [group for group in groups if primary_of([group]) == metric]
+
+
 def metrics_of(groups: Sequence[RunGroup]) -> list[str]:
     """The names of all metrics that some run has, that which it is judged by first."""
     records = (record for group in groups for run in group.runs for record in run.records[-1:])
@@ -260,5 +266,5 @@ def metrics_of(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def is_lower_better(groups: Iterable[RunGroup]) -> bool:
-    """True if less of the primary metric is better."""
+    """True if less of the primary metric is better, of groups that are judged alike."""
     return any(record.better == "lower" for group in groups for run in group.runs for record in run.records[-1:])

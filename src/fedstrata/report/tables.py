@@ -25,6 +25,7 @@ from fedstrata.report.run_groups import (
     RunGroup,
     differing_fields,
     is_lower_better,
+    judged_alike,
     metrics_of,
     primary_of,
 )
@@ -293,6 +294,8 @@ def tiles(groups: Sequence[RunGroup]) -> list[tuple[str, str, str]]:
     top, winner = max(means, key=lambda pair: sign * pair[0], default=(None, every[0]))
     cost = [Costs.of(run.records) for run in winner.runs if run.records]
     first = (f"best final {metric_title(metric)}", metric_text(metric, top), winner.label if means else "")
+    if len(judged_alike(every)) < len(every):
+        first = ("best", "not comparable", "runs are judged by different metrics")
     if len(groups) == 1:
         first = (metric_title(metric), metric_text(metric, top), "")
     if len(groups) == 1 and (tops := finite_numbers(b[0] for run in sound_runs(winner) if (b := best_score(run)))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,14 +37,18 @@ def check_module(model: object) -> None:
         raise UsageError("the model is scripted and cannot be looked into: give the module that it was made from")
 
 
-def resolve_task(task: Task, clients: Sequence[Examples]) -> Task:
+def resolve_task(task: Task, clients: Sequence[Examples], model: nn.Module, sample: Tensor) -> Task:
     """The task with numbers for what depends on how many examples of each class all clients have."""
     if not task.needs_counts:
         return task
     held = [clients.all()] if isinstance(clients, Split) else list(clients)
     known = [labels_at_hand(examples) for examples in held if len(examples)]
     labels = [part for part in known if part is not None]
-    return task.resolve(torch.bincount(torch.cat(labels)) if labels and len(labels) == len(known) else None)
+    if not labels or len(labels) < len(known):
+        return task.resolve(None)
+    with torch.no_grad():
+        width = task.width(copy.deepcopy(model).eval()(sample))
+    return task.resolve(torch.bincount(torch.cat(labels), minlength=width))
 
 
 def check_classes(method: Method, task: Task) -> None:

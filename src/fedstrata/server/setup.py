@@ -104,8 +104,8 @@ def build_setup(
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
     with preserve_rng():  # a dataset's own transforms may draw random numbers
-        task = resolve_task(task, examples)
         sample = check_fit(task, models, of_client, examples, tested, batch_size, inputs, own)
+        task = resolve_task(task, examples, models[""], sample)
     for module in models.values():
         mark_stages(module, sample)
     return Setup(task, models, of_client, examples, own, tested, inputs, sample, _architectures(models, sample))

@@ -1,1 +1,1 @@
-"""What is learnt? The loss that clients train on."""
+"""What is learnt? Losses, metrics, and what targets look like: one kind of task, one file."""

@@ -28,8 +28,8 @@ class Classification(Task):
 
     Args:
         weights: of the classes in the loss: a number for each, or `balanced` for n / (C · n_c), with n_c the examples
-            of class c in the whole federation. None weighs all examples alike. The weighted loss is
-            Σ w_y ℓ / Σ w_y over a batch.
+            of class c in the whole federation and C the classes that somebody has; 1 for a class that nobody has. None
+            weighs all examples alike. The weighted loss is Σ w_y ℓ / Σ w_y over a batch.
         label_smoothing: so much of each target is spread evenly over all classes.
         metrics: which to compute: accuracy, balanced_accuracy, f1 (the mean over classes), auroc and average_precision
             (one class against the rest, the mean over classes).
@@ -54,8 +54,12 @@ class Classification(Task):
         check_metrics(self.name, self.metrics, self.primary, COUNTED, OF_CURVES)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The (weighted) mean cross-entropy."""
-        return self._cross_entropy(outputs, targets, "mean")
+        """The (weighted) mean cross-entropy; 0 where no example has a weight."""
+        weights = self._weights_like(outputs)
+        if weights is None:
+            return self._cross_entropy(outputs, targets, "mean")
+        total, weight = self._cross_entropy(outputs, targets, "sum"), weights[targets].sum()
+        return total / torch.where(weight > 0, weight, torch.ones_like(weight))
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         """Cross-entropy, with one sentence for a label that the model has no output for."""
@@ -134,8 +138,9 @@ class Classification(Task):
                 "the task's weights='balanced' needs everybody's labels, which are not at hand here: give the weights "
                 "themselves, such as weights=(1.0, 2.5)"
             )
-        total, classes = float(counts.sum()), len(counts)
-        return replace(self, weights=tuple(total / (classes * max(float(n), 1.0)) for n in counts))
+        each = [int(n) for n in counts]
+        held = sum(n > 0 for n in each)
+        return replace(self, weights=tuple(sum(each) / (held * n) if n else 1.0 for n in each))
 
 
 CLASSIFICATION = Classification()

@@ -81,7 +81,7 @@ class Segmentation(DenseTask):
 
     def build_details(self, width: int) -> Sequence[Metric]:
         """Who is taken for whom, and a few masks."""
-        return [Confusion(width, self._predict), Masks()]
+        return [Confusion(width, self._predict), Masks(self.ignore)]
 
     def guess(self, targets: Tensor, width: int) -> float | None:
         """Always the most frequent class."""
@@ -135,6 +135,8 @@ class NextToken(DenseTask):
     def guess(self, targets: Tensor, width: int) -> float | None:
         """Every token by its frequency alone."""
         counts = torch.bincount(targets[targets != self.ignore].flatten()).double()
+        if not counts.numel():
+            return None
         share = counts[counts > 0] / counts.sum()
         always = {"perplexity": float((-(share * share.log()).sum()).exp()), "accuracy": float(share.max())}
         return always.get(self.primary)

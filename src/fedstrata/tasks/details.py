@@ -32,13 +32,15 @@ class Confusion:
     predict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:
-        """The counts of a batch."""
+        """The counts of a batch; nothing where there are too many classes to look at."""
+        if self.classes > MOST_CLASSES:
+            return {}
         predicted, true = self.predict(outputs, targets)
         flat = torch.bincount(true * self.classes + predicted, minlength=self.classes**2)
         return {"counts": flat.view(self.classes, self.classes)}
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, Any]:
-        """The counts of all batches; nothing where there are too many classes to look at."""
+        """The counts of all batches."""
         if self.classes > MOST_CLASSES:
             return {}
         return {"confusion": torch.stack([part["counts"] for part in observed]).sum(0).tolist()}
@@ -92,7 +94,9 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """A few examples' true and predicted classes, pixel by pixel."""
+    """A few examples' true and predicted classes, pixel by pixel; pixels with the true class `ignore` are null."""
+
+    ignore: int
 
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:
         """The first few of a batch."""
@@ -102,7 +106,10 @@ class Masks:
 
     def compute(self, observed: Sequence[Tensors]) -> dict[str, Any]:
         """Of the first batch."""
-        return {"masks": {name: observed[0][name].tolist() for name in ("true", "made")}}
+        true = [
+            [[None if n == self.ignore else n for n in row] for row in mask] for mask in observed[0]["true"].tolist()
+        ]
+        return {"masks": {"true": true, "made": observed[0]["made"].tolist()}}
 
 
 def _short(values: Tensor) -> list[float]:

@@ -153,33 +153,44 @@ def _fresh(function: Any) -> Any:
     return function
 
 
-def auroc(probabilities: Tensor, targets: Tensor) -> float:
+def auroc(scores: Tensor, targets: Tensor) -> float:
     """Area under the receiver operating characteristic, the mean over columns in which there is yes and no."""
     from torchmetrics.functional.classification import binary_auroc
 
-    return _mean_over_columns(binary_auroc, probabilities, targets)
+    return _mean_over_columns(binary_auroc, scores, targets)
 
 
-def average_precision(probabilities: Tensor, targets: Tensor) -> float:
+def average_precision(scores: Tensor, targets: Tensor) -> float:
     """Area under precision over recall, the mean over columns in which there is yes and no."""
     from torchmetrics.functional.classification import binary_average_precision
 
-    return _mean_over_columns(binary_average_precision, probabilities, targets)
+    return _mean_over_columns(binary_average_precision, scores, targets)
 
 
-def _mean_over_columns(area: Callable[..., Tensor], probabilities: Tensor, targets: Tensor) -> float:
+def _mean_over_columns(area: Callable[..., Tensor], scores: Tensor, targets: Tensor) -> float:
+    if bool(scores.isnan().any()):
+        return float("nan")
     yes = targets.long()
-    both = (yes.amax(0) == 1) & (yes.amin(0) == 0)
-    found = [float(area(probabilities[:, c], yes[:, c], validate_args=False)) for c in both.nonzero().flatten()]
+    both = ((yes.amax(0) == 1) & (yes.amin(0) == 0)).nonzero().flatten()
+    found = [float(area(_ranks(scores[:, c]), yes[:, c], validate_args=False)) for c in both]
     return sum(found) / len(found) if found else float("nan")
 
 
+def _ranks(scores: Tensor) -> Tensor:
+    """Numbers from 0 to below 1 in the order of the scores: a curve depends on nothing else.
+
+    Probabilities would not do. That of a logit above 37 is 1, and all such examples would be alike.
+    """
+    places: Tensor = torch.unique(scores, return_inverse=True)[1]
+    return places.double() / len(scores)
+
+
 OF_CURVES: dict[str, Callable[[Tensor, Tensor], float]] = {"auroc": auroc, "average_precision": average_precision}
-"""What is computed of all probabilities, by name."""
+"""What is computed of all scores, by name."""
 
 
 def curves(names: Sequence[str], read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[Metric]:
-    """The metrics of curves among some names; `read` makes (probabilities, yes or no) per column of outputs."""
+    """The metrics of curves among some names; `read` makes (scores, yes or no) per column of outputs."""
 
     def judge(name: str) -> Callable[[Tensor, Tensor], float]:
         return lambda outputs, targets: OF_CURVES[name](*read(outputs.double(), targets))
@@ -189,8 +200,15 @@ def curves(names: Sequence[str], read: Callable[[Tensor, Tensor], tuple[Tensor, 
 
 
 def one_against_rest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of classes and their numbers as (probabilities, yes or no), a column for each class."""
-    return outputs.softmax(1), F.one_hot(targets, outputs.shape[1])
+    """Logits of classes and their numbers as (scores, yes or no), a column for each class.
+
+    A score is log p/(1 − p), with 1 − p summed up from the other classes where p is nearly 1.
+    """
+    log_p = outputs.log_softmax(1)
+    top = outputs.argmax(1, keepdim=True)
+    others = outputs.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    odds = (log_p - torch.log1p(-log_p.exp())).scatter(1, top, outputs.gather(1, top) - others)
+    return odds, F.one_hot(targets, outputs.shape[1])
 
 
 def check_metrics(task: str, wanted: Sequence[str], primary: str, *tables: Mapping[str, Any] | Sequence[str]) -> None:

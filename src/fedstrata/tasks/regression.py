@@ -52,7 +52,8 @@ class Regression(Task):
         return self._errors(outputs, targets, "mean")
 
     def _errors(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        made, true = outputs.reshape(targets.shape), targets.to(outputs.dtype)
+        precise = torch.promote_types(outputs.dtype, torch.float32)  # of bf16's outputs: targets would lose digits
+        made, true = outputs.reshape(targets.shape).to(precise), targets.to(precise)
         if self.loss == "mse":
             return F.mse_loss(made, true, reduction=reduction)
         if self.loss == "l1":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -138,7 +139,13 @@ class Answers:
         """The metrics of all counts together."""
         totals = (torch.stack([part[n] for part in observed]).sum(0) for n in ("right", "true", "predicted"))
         found = [_of_label(*label) for label in zip(*totals, strict=True)]
-        return {name: sum(one[name] for one in found) / len(found) for name in self.names}
+        return {name: _mean_defined([one[name] for one in found]) for name in self.names}
+
+
+def _mean_defined(values: Sequence[float]) -> float:
+    """The mean of those that are numbers: F1 is none where a label is neither true nor predicted."""
+    there = [value for value in values if not math.isnan(value)]
+    return sum(there) / len(there) if there else math.nan
 
 
 def _of_label(right: Tensor, true: Tensor, predicted: Tensor) -> dict[str, float]:
@@ -154,4 +161,4 @@ def _answers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs.sigmoid().reshape(len(targets), -1), targets.reshape(len(targets), -1)
+    return outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)
