@@ -47,7 +47,7 @@ class Objective:
         policy: for running statistics, in passes that a hook asks for.
         functional: True if the parameters are given to the model, False if it holds them itself.
         precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
-        task: (outputs, targets) → the task's loss.
+        task_loss: (outputs, targets) → the task's loss.
     """
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Objective:
     hooks: HookSet
     policy: Buffers
     functional: bool
-    task: Callable[[Tensor, Tensor], Tensor]
+    task_loss: Callable[[Tensor, Tensor], Tensor]
     precision: Precision = "fp32"
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
@@ -80,16 +80,16 @@ class Objective:
         return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
 
     def __call__(self, batch: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
-        """(task loss, whole loss)."""
+        """(the task's loss, the whole loss)."""
         self._current[:] = [batch]
         with computing_in(self.precision, batch.x.device):
             batch.logits = forward(batch.x)
             for output in self._outputs:
                 batch.logits = output(batch)
-            task = loss = self.task(batch.logits, batch.y)
+            task_loss = loss = self.task_loss(batch.logits, batch.y)
             for term in self._losses:
                 loss = loss + term(batch)
-        return task, loss
+        return task_loss, loss
 
     @contextmanager
     def attach_features(self) -> Iterator[None]:
@@ -239,7 +239,7 @@ class LocalSteps(ABC):
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimiser: the task's loss before it."""
-        batch, task, self.grads = self.differentiate(x, y)
+        batch, task_loss, self.grads = self.differentiate(x, y)
         self.taken += 1
         if self.changes:
             with timed("techniques"), self.untracked:
@@ -251,7 +251,7 @@ class LocalSteps(ABC):
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)
-        return task
+        return task_loss
 
     @abstractmethod
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
@@ -282,11 +282,11 @@ class AutogradSteps(LocalSteps):
         """Forward and backward pass."""
         with timed("forward"):
             batch = self.objective.batch(x, y, self.taken, self.objective.params)
-            task, loss = self.objective(batch, self.forward)
+            task_loss, loss = self.objective(batch, self.forward)
         if not loss.requires_grad:
-            return batch, task.detach(), [None] * len(self.leaves)
+            return batch, task_loss.detach(), [None] * len(self.leaves)
         with timed("backward"):
-            return batch, task.detach(), self._backward(loss)
+            return batch, task_loss.detach(), self._backward(loss)
 
     def _backward(self, loss: Tensor) -> Sequence[Tensor | None]:
         """The raw gradients; where they will be changed, in memory that nobody else holds."""
@@ -330,7 +330,7 @@ class FunctionalSteps(LocalSteps):
 
     What stays apart from one client's: `torch.func` differentiates without a tape, so there is none to be kept out of,
     and it gives every name a gradient; and before each step the caller sets the objective's `params`, which are the
-    same for all clients at first, and its `task`, for padded rows do not count.
+    same for all clients at first, and its `task_loss`, for padded rows do not count.
     """
 
     functional = True
@@ -340,15 +340,15 @@ class FunctionalSteps(LocalSteps):
         """The loss as a function of what moves, differentiated."""
         at = self.objective.params
         loss = partial(self._loss, x, y)
-        grads, (_, task) = grad_and_value(loss, has_aux=True)({n: at[n] for n in self.names})
-        return self.objective.batch(x, y, self.taken, at), task, [grads[n] for n in self.names]
+        grads, (_, task_loss) = grad_and_value(loss, has_aux=True)({n: at[n] for n in self.names})
+        return self.objective.batch(x, y, self.taken, at), task_loss, [grads[n] for n in self.names]
 
     def _loss(self, x: Tensor, y: Tensor, moved: Tensors) -> tuple[Tensor, Tensor]:
         """(whole loss, the task's)."""
         params = {**self.objective.params, **moved}
         batch = self.objective.batch(x, y, self.taken, params)
-        task, whole = self.objective(batch, lambda x: functional_call(self.objective.model, params, (x,)))
-        return whole, task
+        task_loss, whole = self.objective(batch, lambda x: functional_call(self.objective.model, params, (x,)))
+        return whole, task_loss
 
 
 def clip_gradients(grads: Tensors, limit: float | None) -> Tensors:
