@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+"""torch's compiler takes the processor's word for its instructions: to try them all takes longer than our kernels."""
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.client.compiling import compile_function
-from tests.engines.worlds import check_close, federation, flat, run, seeded
+from tests.engines.worlds import check_close, federation, flat, paced, run, seeded
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")
 
@@ -46,6 +46,12 @@ def test_a_compiled_cohort_equals_one_that_is_not() -> None:
     check_close(found, reference)
     start = federation(**settings).state.params
     assert max((reference.state.params[n] - p).abs().max().item() for n, p in start.items()) > 0.01
+
+
+@pytest.mark.slow
+def test_a_technique_that_reads_the_learning_rate_of_a_schedule() -> None:
+    """The second round's is another one; what was compiled for the first must take it."""
+    check_close(run(**paced(), engine="vmap", compile=True), run(**paced(), engine="serial"))
 
 
 def test_a_compiled_model_equals_one_that_is_not() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
-from tests.engines.worlds import SIZES, check_close, check_same, convnet, federation, flat, mlp, pictures, run, seeded
+from tests.engines.worlds import SIZES, check_close, check_same, convnet, federation, mlp, paced, pictures, run, seeded
 
 
 def test_every_tensor_in_shared_memory_is_aligned() -> None:
@@ -153,32 +153,9 @@ def test_what_vmap_refuses_and_auto_leaves_alone(layer: Any, why: str) -> None:
     assert federation(model, rounds=1000).engine == "serial"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paced(fs.Technique):
-    """A loss that depends on the learning rate."""
-
-    name: ClassVar[str] = "paced"
-    vectorises: ClassVar[bool] = True
-
-    def local(self, view: fs.ClientView) -> fs.Hooks:
-        lr = view.assignment.work.lr
-        return fs.Hooks(loss=lambda batch: lr * torch.stack([p.square().sum() for p in batch.params.values()]).sum())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_technique_that_reads_the_learning_rate_of_a_schedule(compile: bool) -> None:
-    """The second round's is another one; what was compiled for the first must take it."""
-    settings: dict[str, Any] = {
-        "clients": flat(8, 8, 8),
-        "method": fs.chain(Paced()),
-        "rounds": 2,
-        "schedule": "step(every=1, factor=0.1)",
-        "lr": 0.5,
-        "batch_size": 8,
-        "participation": 1.0,
-    }
-    check_close(run(**settings, engine="vmap", compile=compile), run(**settings, engine="serial"))
+def test_a_technique_that_reads_the_learning_rate_of_a_schedule() -> None:
+    """The second round's is another one. Compiled: tests/client/test_compiling.py."""
+    check_close(run(**paced(), engine="vmap"), run(**paced(), engine="serial"))
 
 
 class Late:

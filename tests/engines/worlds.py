@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,31 @@ def staged(*names: str) -> nn.Sequential:
 
     model: nn.Sequential = seeded(build)
     return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(fs.Technique):
+    """A loss that depends on the learning rate."""
+
+    name: ClassVar[str] = "paced"
+    vectorises: ClassVar[bool] = True
+
+    def local(self, view: fs.ClientView) -> fs.Hooks:
+        lr = view.assignment.work.lr
+        return fs.Hooks(loss=lambda batch: lr * torch.stack([p.square().sum() for p in batch.params.values()]).sum())
+
+
+def paced() -> dict[str, Any]:
+    """A federation whose second round has another learning rate than its first, and whose technique reads it."""
+    return {
+        "clients": flat(8, 8, 8),
+        "method": fs.chain(Paced()),
+        "rounds": 2,
+        "schedule": "step(every=1, factor=0.1)",
+        "lr": 0.5,
+        "batch_size": 8,
+        "participation": 1.0,
+    }
 
 
 class Shaken(Dataset[tuple[Tensor, int]]):
