@@ -233,6 +233,7 @@ def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) ->
     parts = fs.partition(data.train.labels(), "iid", clients=2, seed=0)
     model = fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", data.input_shape, data.classes, seed=0)
     settings: dict[str, Any] = {"method": "moon + fednlr", "rounds": 2, "steps": 1, "batch_size": 4, "probe": "all"}
+    settings |= {"probe_every": 2}  # once, with what the second round's techniques remember
     clients = data.train.split(parts)
     with Calls() as calls:
         fs.Federation(model, clients, data.test, channels_last=channels_last, engine="serial", **settings).fit()
@@ -407,12 +408,14 @@ def test_narrow_models_train_within_their_memory(program: str) -> None:
 
 
 COMMANDS = (
-    "reproduce fedpart --scale smoke --only cycles",
-    "reproduce fedimpro --scale smoke --only table",
+    "reproduce fedpart --scale smoke --only warmup",
+    "reproduce fedimpro --scale smoke --only split",
     "reproduce inco --scale smoke --only ablation",
     "run --archs 'resnet10(width=4); resnet18(width=4)' --method 'heteroavg + inco' --rounds 2 --steps 2 --workers 2",
-    "run --model \"resnet8(width=2, stem='3x3', maxpool=False)\" --rounds 2 --steps 2 --engine serial",
+    "run --model \"resnet8(width=2, stem='3x3', maxpool=False)\" --rounds 2 --steps 2 --engine serial "
+    "--method 'moon + fedprox + scaffold + fednova'",
 )
+"""The parts that have few runs, with every cut of FedImpro; what other parts have more is the methods of the last."""
 
 ONE_BY_ONE = """
 import shlex
