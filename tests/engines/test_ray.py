@@ -81,6 +81,35 @@ def two_types() -> nn.Module:
     return model
 
 
+class Both(nn.Module):
+    """Takes two inputs by name, and gives its answer in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(7, 1)
+
+    def forward(self, points: Tensor, sites: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(torch.cat([self.body(points).relu(), sites], 1))}
+
+
+def numbers(size: int, seed: int) -> Any:
+    x, _ = points(size, seed)
+    return {"points": x, "sites": x[:, :2].square()}, x.sum(1)
+
+
+def named_inputs() -> dict[str, Any]:
+    """A regression on two inputs, with tests of the clients' own."""
+    clients = [numbers(9 + seed, seed) for seed in range(5)]
+    return {
+        "model": seeded(Both),
+        "clients": clients,
+        "test": numbers(20, 99),
+        "task": "regression(loss='huber')",
+        "method": "scaffold",
+        "holdout": 0.2,
+    }
+
+
 def mixed(method: str) -> dict[str, Any]:
     shallow = staged("first", "norm", "relu", "head")
     return {
@@ -99,8 +128,9 @@ def mixed(method: str) -> dict[str, Any]:
         (lambda: {"model": staged(), "method": EIGHT, "rounds": 5}, 2),
         (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
+        (named_inputs, 1),
     ],
-    ids=["batch norm and fedpart", "two types and scaffold", "eight techniques", "inco", "groupavg"],
+    ids=["batch norm and fedpart", "two types and scaffold", "eight techniques", "inco", "groupavg", "named inputs"],
 )
 def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
     check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))
