@@ -36,7 +36,7 @@ RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.m
 
 def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     """The dataset of a configuration, and its clients' index tensors."""
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.task or "")
     parts = partition(
         dataset.labels,
         config.partition,

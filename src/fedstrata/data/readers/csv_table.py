@@ -15,6 +15,7 @@ from fedstrata.errors import UsageError, did_you_mean, one_line
 
 def csv_table(
     data_dir: Path | None,
+    asked: str = "",
     *,
     path: PathText,
     target: str,
@@ -34,6 +35,7 @@ def csv_table(
 
     Args:
         data_dir: not needed.
+        asked: the task that a run asks for, which goes before `task`.
         path: of the file.
         target: the column to predict.
         client: the column that says whose row it is; without it the rows are dealt out by the partition.
@@ -60,7 +62,7 @@ def csv_table(
     if gaps:
         raise UsageError(f"csv: the client '{client}' is missing in row {gaps[0]}")
     kept = {name: cells for name, cells in columns.items() if name not in (client, *drop)}
-    options = TableOptions(target, categories, standardise, test, seed, task)
+    options = TableOptions(target, categories, standardise, test, seed, asked or task)
     count = len(set(owners))
     whose = f" of {'one client only' if count == 1 else f'{count} clients'}" if client else ""
     left_out = f"left out: {', '.join(drop)}" if drop else ""

@@ -41,6 +41,7 @@ class _Owners(NamedTuple):
 
 def npz(
     data_dir: Path | None,
+    asked: str = "",
     *,
     path: PathText,
     x: str = "x",
@@ -58,6 +59,7 @@ def npz(
 
     Args:
         data_dir: not needed.
+        asked: the task that a run asks for, which goes before `task`.
         path: of the file.
         x: name of the inputs, a row per example.
         y: name of the targets.
@@ -72,7 +74,7 @@ def npz(
     parts = [_part(arrays, x, y, client, part) for part in (("_train", "_test") if f"{x}_train" in arrays else ("",))]
     whole = parts[0] if len(parts) == 1 else _join(parts[0], parts[1], x, y)
     owners = _number([(len(part.inputs), part.owner) for part in parts], client)
-    targets = read_targets("npz", whole.targets, task, _tokens(whole.inputs))
+    targets = read_targets("npz", whole.targets, asked or task, _tokens(whole.inputs))
     inputs, done = as_input("npz", whole.inputs)
     check_shapes("npz", targets, inputs.shape)
     if len(parts) == 1:

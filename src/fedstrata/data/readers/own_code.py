@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def python(data_dir: Path | None, /, *, source: SourceText, **arguments: Any) -> Dataset:
+def python(data_dir: Path | None, asked: str = "", /, *, source: SourceText, **arguments: Any) -> Dataset:
     """Whatever a function of your own makes, named 'module:function' (a Dataset, or your clients and test data).
 
     The module is found in the working directory, or is installed. The function gets all other arguments, and returns a
@@ -33,6 +33,7 @@ def python(data_dir: Path | None, /, *, source: SourceText, **arguments: Any) ->
 
     Args:
         data_dir: not needed; a function with an argument of that name gets its own.
+        asked: the task that a run asks for, of targets that the function does not give in a Dataset.
         source: `module:function`, or `DIR/module:function`.
         arguments: of the function, literal values.
     """
@@ -41,7 +42,7 @@ def python(data_dir: Path | None, /, *, source: SourceText, **arguments: Any) ->
         return made
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sequence | Mapping)):
         raise UsageError(f"{source} returns a fedstrata.Dataset or (clients, test), not {_kind(made)}")
-    return _from_clients(source, "", *made)
+    return _from_clients(source, asked, *made)
 
 
 def _kind(made: Any) -> str:
