@@ -36,7 +36,7 @@ RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.m
 
 def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     """The dataset of a configuration, and its clients' index tensors."""
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.task or "")
     parts = partition(
         dataset.labels,
         config.partition,
@@ -94,7 +94,8 @@ def divide(config: RunConfig, dataset: Dataset, parts: Sequence[Tensor]) -> tupl
     names = [dataset.group_names[group] for group in chosen] if dataset.group_names else []
     if not dataset.test_groups or config.holdout is not None:
         return ClientData(train), names
-    return ClientData(train, dataset.test.split([dataset.test_groups[group] for group in chosen])), names
+    test = dataset.test if dataset.client_test is None else dataset.client_test
+    return ClientData(train, test.split([dataset.test_groups[group] for group in chosen])), names
 
 
 def models_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, dict[str, nn.Module]]:

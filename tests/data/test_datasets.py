@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstrata.core import spec
-from fedstrata.data.datasets import DATASETS, load_dataset
+from fedstrata.data.datasets import DATASETS, READ_FOR_TASK, load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.build import channel_stats
 from fedstrata.data.sources import ELSEWHERE, SOURCES
@@ -45,8 +45,10 @@ def test_every_entry_has_the_form_that_the_table_promises(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_data_of_ones_own_must_be_named(name: str) -> None:
     function = DATASETS[name]
-    first, second, *_ = inspect.signature(function).parameters.values()
+    first, *others = inspect.signature(function).parameters.values()
     assert first.name == "data_dir"
+    assert (others[0].name == "asked") == (name in READ_FOR_TASK)
+    second = others[1 if name in READ_FOR_TASK else 0]
     assert second.kind is second.KEYWORD_ONLY
     assert second.default is second.empty
     assert spec.summary(function).endswith(").")

@@ -121,6 +121,15 @@ def test_categories_that_no_training_row_has() -> None:
 def test_clients_of_one_class_are_named() -> None:
     sick = ["no" if site == "c" else cell for cell, site in zip(SICK, SITES, strict=True)]
     assert "of one class only: c" in table_dataset("mine", table(sick=sick), TableOptions("sick")).note
+    nobodys = Table(table(sick=["a"] * 99 + ["b"]).columns, [""] * 100)
+    assert "of one class only" not in table_dataset("mine", nobodys, TableOptions("sick", test=0.01, seed=1)).note
+
+
+def test_a_tasks_arguments_come_along() -> None:
+    made = table_dataset("mine", table(sick=["1", "2"] * 50), TableOptions("sick", task="regression(loss='huber')"))
+    assert (made.task, made.classes, made.train.y.dtype) == ("regression(loss='huber')", 1, torch.float32)
+    made = table_dataset("mine", table(), TableOptions("sick", task="classification(label_smoothing=0.1)"))
+    assert (made.task, made.classes) == ("classification(label_smoothing=0.1)", 2)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +138,11 @@ def test_clients_of_one_class_are_named() -> None:
         (TableOptions("sik"), r"has no column 'sik' \(did you mean 'sick'\?\)"),
         (TableOptions("sick", categories=("sick",)), "is the target"),
         (TableOptions("sick", test=1.0), "above 0 and below 1"),
-        (TableOptions("sick", task="regression"), "is no number in every row"),
+        (TableOptions("sick", task="regression"), "is '.*' in row 1, and regression needs a number"),
         (TableOptions("colour", task="binary"), "has 3 different values, and binary needs 2"),
         (TableOptions("age"), "the target 'age' is missing in row 4"),
         (TableOptions("sick", task="segmentation"), "a table's task is"),
+        (TableOptions("sick", task="binry"), "there is no task 'binry'"),
     ],
 )
 def test_refusals(options: TableOptions, why: str) -> None:

@@ -1,6 +1,7 @@
 """Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and a dataset that is drawn.
 
-Every entry is a function of the data folder; the arguments a user may give are its keyword-only ones.
+Every entry is a function of the data folder and, for data of one's own, of the task that a run asks for; the arguments
+a user may give are its keyword-only ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
-from fedstrata.core.spec import bind
+from fedstrata.core.spec import bind, parse_call
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.readers.build import join_notes
 from fedstrata.data.readers.cifar import cifar10, cifar100
@@ -34,16 +35,20 @@ from fedstrata.errors import UsageError
 _GRID = 4
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+def load_dataset(name: str, data_dir: str | Path | None = None, task: str = "") -> Dataset:
     """Read a dataset.
 
     Args:
         name: a name of `DATASETS`, with arguments where wanted: `"cifar-100(coarse=True)"`.
         data_dir: the folder with the dataset's files, or one that holds it; the environment's FEDSTRATA_DATA
             where None. Datasets without files need none.
+        task: what is to be learnt, where that is not left to the dataset: data of one's own (`READ_FOR_TASK`) is read
+            for it, and goes by its text instead of what it would find. The others are what they are.
     """
-    loader, arguments = bind("dataset", DATASETS, name)
-    dataset: Dataset = loader(None if data_dir is None else Path(data_dir), **arguments)
+    call = parse_call(name)
+    loader, arguments = bind("dataset", DATASETS, call)
+    asked = (task,) if call.name in READ_FOR_TASK else ()
+    dataset: Dataset = loader(None if data_dir is None else Path(data_dir), *asked, **arguments)
     return dataset
 
 
@@ -182,3 +187,6 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "python": python,
 }
 """Every dataset by name: a function of the data folder and the arguments a user may give."""
+
+READ_FOR_TASK = frozenset({"csv", "npz", "python"})
+"""Those that find out what their targets are; their functions take the task that a run asks for, too."""

@@ -428,6 +428,7 @@ class Dataset:
         task: what it is for, such as `regression`.
         deal_by: a class per training example to deal them out by, where targets are none.
         test_groups: the natural clients' own parts of `test`, in the order of `groups`; empty where nobody knows.
+        client_test: what `test_groups` are parts of, where clients' test examples are not among those of `test`.
     """
 
     name: str
@@ -441,6 +442,7 @@ class Dataset:
     task: str = "classification"
     deal_by: Tensor | None = None
     test_groups: tuple[Tensor, ...] = ()
+    client_test: TensorExamples | None = None
 
     @property
     def labels(self) -> Tensor:

@@ -235,9 +235,9 @@ def natural(request: PartitionRequest) -> Ints:
         others = f"{', '.join(known)} and {last}"
         raise UsageError(f"partition 'natural': this dataset has no natural clients; {others} have them")
     if request.clients > len(request.groups):
-        raise UsageError(
-            f"partition 'natural': the dataset has {len(request.groups)} natural clients, not {request.clients}"
-        )
+        count = len(request.groups)
+        there = "one natural client only" if count == 1 else f"{count} natural clients"
+        raise UsageError(f"partition 'natural': the dataset has {there}, not {request.clients}")
     chosen: Sequence[int] = range(len(request.groups))
     if 0 < request.clients < len(request.groups):
         chosen = np.sort(request.rng.choice(len(request.groups), request.clients, replace=False)).tolist()

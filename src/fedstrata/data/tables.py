@@ -15,21 +15,22 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive
+from fedstrata.data.cells import is_missing, number_of, numbers_or_words, plain
 from fedstrata.data.client_data import draw_held_out
 from fedstrata.data.examples import Dataset, TensorExamples
+from fedstrata.data.learnt import guess_task, kind_of
+from fedstrata.data.single_precision import as_float32, refuse_beyond
 from fedstrata.errors import UsageError, did_you_mean
 
 Array = np.ndarray[Any, Any]
 Standardise = Literal["federation", "client", "none"]
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
-"""What stands for a missing value, in any case."""
-FEW = 20
-"""A target of at most so many different whole numbers, or of words, is a class."""
+_CONSTANT = 1e-12
+"""A deviation below this share of the mean is rounding: the column is constant."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of text, all of the same length, and whose row each is."""
+    """Columns of text, all of the same length, and whose row each is; '' where nobody says."""
 
     columns: Mapping[str, Sequence[str]]
     clients: Sequence[str]
@@ -63,12 +64,14 @@ def table_dataset(name: str, table: Table, options: TableOptions, note: str = ""
     """The dataset of a table; its natural clients are those that the rows belong to."""
     _check_options(name, table, options)
     task, targets, classes = read_target(name, options.target, table.columns[options.target], options.task)
-    dealt = targets if task != "regression" else tenths(targets)
+    kind = kind_of(name, task)
+    dealt = targets if kind != "regression" else tenths(targets)
     whose = sorted(set(table.clients))
+    natural = whose != [""]
     place = {client: number for number, client in enumerate(whose)}
     owner = np.array([place[client] for client in table.clients])
     held_out = hold_out(owner, dealt, options.test, derive(options.seed, "table", name))
-    x, told = encode(table, options, owner, ~held_out)
+    x, told = encode(name, table, options, owner, ~held_out)
     parts = []
     for rows in (~held_out, held_out):
         order = np.flatnonzero(rows)[np.argsort(owner[rows], kind="stable")]
@@ -78,19 +81,19 @@ def table_dataset(name: str, table: Table, options: TableOptions, note: str = ""
         tuple(torch.from_numpy(np.flatnonzero(owner[rows] == client)) for client in range(len(whose)))
         for rows in (train, test)
     )
-    notes = [note, told, *_remarks(whose, owner[train], dealt[train], task)]
+    remarks = _remarks(whose, owner[train], dealt[train]) if natural and kind != "regression" else []
     return Dataset(
         name,
         examples,
         tests,
-        len(classes) if task == "classification" else 1,
+        len(classes) if kind == "classification" else 1,
         tuple(classes),
-        groups if len(whose) > 1 else (),
-        tuple(whose) if len(whose) > 1 else (),
-        "; ".join(part for part in notes if part),
+        groups if natural else (),
+        tuple(whose) if natural else (),
+        "; ".join(part for part in (note, told, *remarks) if part),
         task,
         torch.from_numpy(dealt[train].astype(np.int64)),
-        test_groups if len(whose) > 1 else (),
+        test_groups if natural else (),
     )
 
 
@@ -104,40 +107,42 @@ def _check_options(name: str, table: Table, options: TableOptions) -> None:
         raise UsageError(f"{name}: the share of test rows is above 0 and below 1, not {options.test}")
 
 
-def is_missing(text: str) -> bool:
-    """True if a cell holds nothing."""
-    return text.strip().lower() in MISSING
-
-
 def read_target(name: str, column: str, cells: Sequence[str], task: str) -> tuple[str, Array, list[str]]:
     """(the task, the targets as numbers, the names of the classes), of which no cell may be missing."""
+    what = f"the target '{column}'"
     gaps = [row for row, cell in enumerate(cells) if is_missing(cell)]
     if gaps:
-        raise UsageError(f"{name}: the target '{column}' is missing in row {gaps[0] + 1}")
-    numbers = _numbers(cells)
-    distinct = sorted(set(cells), key=lambda cell: (float(cell), cell) if numbers is not None else (0.0, cell))
-    whole = numbers is not None and bool((numbers == np.round(numbers)).all())
-    few = numbers is None or (whole and len(distinct) <= FEW)
-    found = task or ("binary" if few and len(distinct) == 2 else "classification" if few else "regression")
-    if found == "regression":
-        if numbers is None:
-            raise UsageError(f"{name}: the target '{column}' is no number in every row, which regression needs")
-        return found, numbers.astype(np.float32), []
-    if found not in ("binary", "classification"):
+        raise UsageError(f"{name}: {what} is missing in row {gaps[0] + 1}")
+    found = task or _guess_task(name, what, cells)
+    kind = kind_of(name, found)
+    if kind == "regression":
+        return found, _target_numbers(name, what, cells), []
+    if kind not in ("binary", "classification"):
         raise UsageError(f"{name}: a table's task is binary, classification or regression, not '{found}'")
-    if found == "binary" and len(distinct) != 2:
-        raise UsageError(f"{name}: the target '{column}' has {len(distinct)} different values, and binary needs 2")
-    place = {cell: number for number, cell in enumerate(distinct)}
-    return found, np.array([place[cell] for cell in cells], dtype=np.int64), distinct
+    values = [plain(cell) for cell in cells]
+    known = {value: number_of(value) for value in set(values)}
+    numbers = None not in known.values()
+    distinct = sorted(known, key=lambda value: (known[value] or 0.0 if numbers else 0.0, value))
+    if len(distinct) == 1:
+        raise UsageError(f"{name}: {what} is '{distinct[0]}' in every row: there is nothing to tell apart")
+    if kind == "binary" and len(distinct) != 2:
+        raise UsageError(f"{name}: {what} has {len(distinct)} different values, and binary needs 2")
+    place = {value: number for number, value in enumerate(distinct)}
+    return found, np.array([place[value] for value in values], dtype=np.int64), distinct
 
 
-def _numbers(cells: Sequence[str]) -> Array | None:
-    """Cells as numbers, NaN where they are missing; None if one is a word."""
-    try:
-        found = np.array([math.nan if is_missing(cell) else float(cell) for cell in cells])
-    except ValueError:
-        return None
-    return None if np.isinf(found).any() else found
+def _guess_task(name: str, what: str, cells: Sequence[str]) -> str:
+    numbers = numbers_or_words(f"{name}: {what}", cells, "write task='classification' to have each value as a class")
+    return guess_task(np.array([plain(cell) for cell in cells]) if numbers is None else numbers)
+
+
+def _target_numbers(name: str, what: str, cells: Sequence[str]) -> Array:
+    """A number per row."""
+    numbers = [number_of(cell) for cell in cells]
+    if None in numbers:
+        row = numbers.index(None)
+        raise UsageError(f"{name}: {what} is '{cells[row].strip()}' in row {row + 1}, and regression needs a number")
+    return as_float32(name, np.array(numbers, dtype=np.float64), lambda row: f"{name}: {what} in row {row + 1}")
 
 
 def tenths(targets: Array) -> Array:
@@ -187,11 +192,12 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation; 1 where there is none to divide by."""
-        return math.sqrt(self.spread / self.count) if self.count and self.spread > 0 else 1.0
+        """The standard deviation; 1 where there is none to divide by, but for rounding."""
+        found = math.sqrt(self.spread / self.count) if self.count else 0.0
+        return found if found > _CONSTANT * abs(self.mean) else 1.0
 
 
-def encode(table: Table, options: TableOptions, owner: Array, train: Array) -> tuple[Array, str]:
+def encode(name: str, table: Table, options: TableOptions, owner: Array, train: Array) -> tuple[Array, str]:
     """(the inputs, a row per row of the table; what was done, in a few words)."""
     parts: list[Array] = []
     counts = {"numbers": 0, "one-hot": 0, "gaps": 0}
@@ -199,14 +205,15 @@ def encode(table: Table, options: TableOptions, owner: Array, train: Array) -> t
     for column, cells in table.columns.items():
         if column == options.target:
             continue
-        numbers = None if column in options.categories else _numbers(cells)
+        numbers = None if column in options.categories else _input_numbers(name, column, cells)
         gaps = np.array([is_missing(cell) for cell in cells])
         if numbers is None:
-            made, strange = _one_hot(cells, gaps, train)
+            made, strange = _one_hot([plain(cell) for cell in cells], gaps, train)
             unseen += strange
             counts["one-hot"] += 1
         else:
             made = _standardise(numbers, owner, train, options.standardise)
+            _check_made(f"{name}: the column '{column}'", made)
             counts["numbers"] += 1
         parts.append(made)
         if gaps[train].any():
@@ -215,6 +222,20 @@ def encode(table: Table, options: TableOptions, owner: Array, train: Array) -> t
     if not parts:
         raise UsageError("the table has no column but the target")
     return np.concatenate(parts, 1).astype(np.float32), _told(counts, options.standardise, unseen)
+
+
+def _check_made(what: str, made: Array) -> None:
+    """Refuse a number that lies too many deviations from the mean."""
+    refuse_beyond(made, lambda row: f"{what}, standardised, in row {row + 1}")
+
+
+def _input_numbers(name: str, column: str, cells: Sequence[str]) -> Array | None:
+    """A column's numbers; None if it has words."""
+    what = f"{name}: the column '{column}'"
+    found = numbers_or_words(what, cells, f"write categories=('{column}',) to have each value as a category")
+    if found is not None:
+        refuse_beyond(found, lambda row: f"{what} in row {row + 1}")
+    return found
 
 
 def _standardise(numbers: Array, owner: Array, train: Array, how: Standardise) -> Array:
@@ -258,9 +279,7 @@ def _told(counts: Mapping[str, int], how: Standardise, unseen: int) -> str:
     return ", ".join(said)
 
 
-def _remarks(whose: Sequence[str], owner: Array, classes: Array, task: str) -> list[str]:
+def _remarks(whose: Sequence[str], owner: Array, classes: Array) -> list[str]:
     """Clients of one class, by name."""
-    if task == "regression":
-        return []
     single = [name for client, name in enumerate(whose) if len(np.unique(classes[owner == client])) == 1]
     return [f"of one class only: {', '.join(single[:5])}{', …' * (len(single) > 5)}"] if single else []

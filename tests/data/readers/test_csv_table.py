@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedstrata.data.datasets import load_dataset
+from fedstrata.data.partitions import partition
 from fedstrata.data.readers.csv_table import read_columns
 from fedstrata.errors import UsageError
 
@@ -104,7 +105,10 @@ def test_the_file_is_read_as_spreadsheets_write_it(tmp_path: Path) -> None:
         (TABLE, "target='sick', task='segmentation'", "a table's task is binary, classification or regression"),
         (TABLE, "target='age'", "the target 'age' is missing in row 3"),
         (TABLE.replace("5,south", "5,"), "target='sick', client='site'", "the client 'site' is missing in row 5"),
-        ("a,y\n1,2\n", "target='y'", "too few to hold out 0.2 of them"),
+        ("a,y\n1,2\n1,3\n", "target='y', test=0.001", "too few to hold out 0.001 of them"),
+        ("a,y\n" + "1,yes\n2, yes\n" * 9, "target='y'", "'y' is 'yes' in every row: there is nothing to tell apart"),
+        ("a;y\n1,5;2\n", "target='y'", r"has one column only, 'a;y': write delimiter=';' if that is between"),
+        ("a,y\n1,2\n", "target='y', delimiter=';'", r"has one column only, 'a,y': write delimiter=','"),
         ("y\n" + "1\n2\n" * 9, "target='y'", "no column but the target"),
         ('a,y\n"1,2\n', "target='y'", "line 2: unexpected end of data"),
     ],
@@ -112,6 +116,17 @@ def test_the_file_is_read_as_spreadsheets_write_it(tmp_path: Path) -> None:
 def test_one_sentence_for_each_thing_wrong(tmp_path: Path, text: str, arguments: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_dataset(f"csv(path='{table(tmp_path, text)}', {arguments})")
+
+
+def test_a_column_of_one_client_is_that_client(tmp_path: Path) -> None:
+    """It can be trained as such, and is told to be the only one where more are wanted, however cells are written."""
+    path = table(tmp_path, "site,a,y\n" + "".join(f"{'1' if n % 3 else ' 1.0'},{n},{n % 2}\n" for n in range(30)))
+    data = load_dataset(f"csv(path='{path}', target='y', client='site')")
+    assert (data.group_names, "30 rows of one client only" in data.note) == (("1",), True)
+    assert len(partition(data.labels, "natural", 0, 0, data.groups)) == 1
+    with pytest.raises(UsageError, match="the dataset has one natural client only, not 3"):
+        partition(data.labels, "natural", 3, 0, data.groups)
+    assert load_dataset(f"csv(path='{path}', target='y')").groups == ()
 
 
 def test_bad_paths(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fedstrata.data.datasets import load_dataset
+from fedstrata.data.readers import picture_folder
 from fedstrata.errors import UsageError
 
 
@@ -47,6 +48,9 @@ def test_clients_of_their_own(tmp_path: Path) -> None:
     assert (len(north), len(south)) == (6, 6)
     assert north.max() < 25 < south.min()
     assert "2 clients" in data.note
+    north, south = (data.test.x[group] for group in data.test_groups)
+    assert (len(north), len(south)) == (2, 2)
+    assert north.max() < 25 < south.min()
 
 
 def test_train_and_test_are_parts(tmp_path: Path) -> None:
@@ -60,6 +64,13 @@ def test_train_and_test_are_parts(tmp_path: Path) -> None:
     assert "test part as in the folder" in data.note
 
 
+def test_a_train_folder_alone_is_no_client(tmp_path: Path) -> None:
+    for label in "ab":
+        for number in range(5):
+            picture(tmp_path / "train" / label / f"{number}.bmp", 1)
+    assert load_dataset(f"folder('{tmp_path}', side=2)").groups == ()
+
+
 def test_a_picture_is_resized_as_pillow_does(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     for label in "ab":
@@ -69,6 +80,54 @@ def test_a_picture_is_resized_as_pillow_does(tmp_path: Path) -> None:
     data = load_dataset(f"folder('{tmp_path}', side=4, test=0.5)")
     expected = np.asarray(Image.fromarray(pixels).resize((4, 4), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     assert np.array_equal(data.train.x[0].numpy(), expected)
+
+
+def two_classes(folder: Path, pixels: np.ndarray, suffix: str) -> str:
+    """Three pictures of each of two classes, all alike."""
+    for label in "ab":
+        (folder / label).mkdir(exist_ok=True)
+        for number in range(3):
+            Image.fromarray(pixels).save(folder / label / f"{number}.{suffix}")
+    return f"folder('{folder}', side=4, grey=True, test=0.5)"
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
+    """v / 257, rounded; the note says how bright they are, for 12 bits of 16 are nearly black."""
+    pixels = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4111
+    data = load_dataset(two_classes(tmp_path, pixels, suffix))
+    assert np.array_equal(data.train.x[0, 0].numpy(), np.round(pixels / 257))
+    assert "6 of them of 16 bits, divided by 257 (their brightest pixel is 61,665 of 65,535)" in data.note
+
+
+def test_floats_are_from_0_to_1_or_refused(tmp_path: Path) -> None:
+    shares = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+    data = load_dataset(two_classes(tmp_path, shares, "tif"))
+    assert np.array_equal(data.train.x[0, 0].numpy(), np.round(shares * 255))
+    for pixels, why in (
+        (shares * 255, "floats that are not from 0 to 1"),
+        (np.full((4, 4), 7), "32 bits per pixel"),
+    ):
+        text = two_classes(tmp_path, pixels.astype(np.int32 if "32" in why else np.float32), "tif")
+        with pytest.raises(UsageError, match=rf"a/0\.tif has {why}: save it with 8 or 16"):
+            load_dataset(text)
+
+
+def test_more_than_the_machine_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_folder, "_memory", lambda: 8 << 30)
+    text = two_classes(tmp_path, np.zeros((4, 4), np.uint8), "png").replace("side=4", "side=100000")
+    with pytest.raises(
+        UsageError, match=r"6 pictures of 100000×100000 pixels take 55\.9 GiB.* this machine has 8\.0: ask"
+    ):
+        load_dataset(text)
+    monkeypatch.setattr(picture_folder, "_memory", lambda: 2 * 6 * 16)
+    assert load_dataset(text.replace("side=100000", "side=4")).input_shape == (1, 4, 4)
+
+
+def test_a_folder_that_is_called_like_a_picture(tmp_path: Path) -> None:
+    text = two_classes(tmp_path, np.zeros((4, 4), np.uint8), "png")
+    (tmp_path / "a" / "old.png").mkdir()
+    assert len(load_dataset(text).train) == 3 + 3 - len(load_dataset(text).test)
 
 
 @pytest.mark.parametrize(

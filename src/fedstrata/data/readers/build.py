@@ -57,6 +57,7 @@ def image_dataset(
     groups: tuple[Tensor, ...] = (),
     group_names: tuple[str, ...] = (),
     note: str = "",
+    test_groups: tuple[Tensor, ...] = (),
 ) -> Dataset:
     """A `Dataset` of uint8 images; `stats` are computed on the train part where None."""
     count = len(class_names) if classes is None else classes
@@ -71,7 +72,17 @@ def image_dataset(
     train_examples, test_examples = (
         TensorExamples(tensor_of(images), tensor_of(labels), mean, std) for images, labels in (train, test)
     )
-    return Dataset(name, train_examples, test_examples, count, class_names, groups, group_names, note)
+    return Dataset(
+        name,
+        train_examples,
+        test_examples,
+        count,
+        class_names,
+        groups,
+        group_names,
+        note,
+        test_groups=test_groups,
+    )
 
 
 def join_parts(parts: Sequence[Part]) -> Part:

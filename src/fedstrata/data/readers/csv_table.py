@@ -6,14 +6,16 @@ import csv
 from pathlib import Path
 
 from fedstrata.core.own_code import PathText
+from fedstrata.data.cells import is_missing, plain
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.build import join_notes
-from fedstrata.data.tables import Standardise, Table, TableOptions, is_missing, table_dataset
+from fedstrata.data.tables import Standardise, Table, TableOptions, table_dataset
 from fedstrata.errors import UsageError, did_you_mean, one_line
 
 
 def csv_table(
     data_dir: Path | None,
+    asked: str = "",
     *,
     path: PathText,
     target: str,
@@ -33,6 +35,7 @@ def csv_table(
 
     Args:
         data_dir: not needed.
+        asked: the task that a run asks for, which goes before `task`.
         path: of the file.
         target: the column to predict.
         client: the column that says whose row it is; without it the rows are dealt out by the partition.
@@ -42,7 +45,8 @@ def csv_table(
         test: share of each client's rows that is held out, the same share of every class.
         seed: of this choice.
         delimiter: between two cells.
-        task: `binary`, `classification` or `regression`; found from the target where empty.
+        task: `binary`, `classification` or `regression`, with arguments where wanted; found from the target where
+            empty.
     """
     if len(delimiter) != 1 or delimiter in '\n\r"':
         raise UsageError(f"csv: the delimiter is one character, not {delimiter!r}")
@@ -53,14 +57,14 @@ def csv_table(
     if target in (client, *drop):
         raise UsageError(f"csv: '{target}' is the target, and cannot be the client or dropped too")
     rows = len(next(iter(columns.values())))
-    owners = [cell.strip() for cell in columns[client]] if client else [""] * rows
+    owners = [plain(cell) for cell in columns[client]] if client else [""] * rows
     gaps = [row for row, owner in enumerate(owners, 1) if client and is_missing(owner)]
     if gaps:
         raise UsageError(f"csv: the client '{client}' is missing in row {gaps[0]}")
     kept = {name: cells for name, cells in columns.items() if name not in (client, *drop)}
-    options = TableOptions(target, categories, standardise, test, seed, task)
+    options = TableOptions(target, categories, standardise, test, seed, asked or task)
     count = len(set(owners))
-    whose = f" of {count} {'client' if count == 1 else 'clients'}" if client else ""
+    whose = f" of {'one client only' if count == 1 else f'{count} clients'}" if client else ""
     left_out = f"left out: {', '.join(drop)}" if drop else ""
     note = join_notes(f"{rows:,} rows{whose}, {test:g} of them held out for testing", left_out)
     return table_dataset("csv", Table(kept, owners), options, note)
@@ -76,7 +80,7 @@ def read_columns(path: Path, delimiter: str = ",") -> dict[str, list[str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
+            _check_header(path, header, delimiter)
             rows: list[list[str]] = []
             for cells in reader:
                 if len(cells) != len(header) and cells:
@@ -98,10 +102,14 @@ def read_columns(path: Path, delimiter: str = ",") -> dict[str, list[str]]:
     return {name: [cells[at] for cells in rows] for at, name in enumerate(header)}
 
 
-def _check_header(path: Path, header: list[str]) -> None:
-    """Refuse a header without names, or with one that is there twice."""
+def _check_header(path: Path, header: list[str], delimiter: str) -> None:
+    """Refuse a header without names, with one that is there twice, or that was written with another delimiter."""
     if not header:
         raise UsageError(f"{path} is empty: the first row has the names of the columns")
+    other = next((mark for mark in ";,\t|" if mark != delimiter and mark in header[0]), None)
+    if len(header) == 1 and other is not None:
+        shown = one_line(repr(header[0]), 60)
+        raise UsageError(f"{path} has one column only, {shown}: write delimiter={other!r} if that is between two cells")
     for number, name in enumerate(header, 1):
         if not name:
             raise UsageError(f"{path}: column {number} has no name in the first row")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.data.cells import is_missing
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.archives import (
     check_md5,
@@ -22,7 +23,7 @@ from fedstrata.data.readers.archives import (
     missing_error,
 )
 from fedstrata.data.readers.build import UNVERIFIED, join_notes
-from fedstrata.data.tables import Standardise, Table, TableOptions, is_missing, table_dataset
+from fedstrata.data.tables import Standardise, Table, TableOptions, table_dataset
 
 HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Switzerland", "va": "Long Beach"}
 """Name of a file's middle part → where the patients were."""
@@ -70,7 +71,7 @@ def heart_disease(
     if complete:
         names = COLUMNS[:KEPT_IF_COMPLETE]
         rows = [(place, row) for place, row in rows if not any(map(is_missing, row[:KEPT_IF_COMPLETE]))]
-    columns = {name: [_plain(row[at]) for _, row in rows] for at, name in enumerate(names)}
+    columns = {name: [row[at] for _, row in rows] for at, name in enumerate(names)}
     columns["disease"] = ["no" if float(row[-1]) == 0 else "yes" for _, row in rows]
     categories = tuple(name for name in ("cp", "restecg", "slope", "thal") if name in columns)
     options = TableOptions("disease", categories, standardise, test, seed, "binary")
@@ -100,13 +101,6 @@ def _heart_rows(data_dir: Path | None, verify: bool) -> list[tuple[str, list[str
                 raise damaged_error(archive.where(file), f"a row has {len(cells)} columns, not {len(COLUMNS) + 1}")
             rows.append((place, cells))
     return rows
-
-
-def _plain(cell: str) -> str:
-    """One way of writing a number: hospitals write categories as 1 and as 1.0."""
-    if is_missing(cell):
-        return ""
-    return f"{float(cell):g}"
 
 
 def diabetes(
