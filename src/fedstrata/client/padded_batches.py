@@ -51,7 +51,7 @@ def draw_padded(visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], c
     shape = (len(sizes), longest, width)
     rows = None if full else torch.zeros(shape)
     pool = _find_pool([visit.data for visit in visits]) if visits[0].context.augment is None else None
-    draw = _draw_each(visits, shape, rows) if pool is None else _draw_from_pool(visits, sizes, pool, shape, rows)
+    draw = _draw_each(visits, sizes, shape, rows) if pool is None else _draw_from_pool(visits, sizes, pool, shape, rows)
     return PaddedBatches(*draw, rows, steps)
 
 
@@ -82,26 +82,38 @@ def _draw_from_pool(
 
 
 def _draw_each(
-    visits: Sequence[ClientVisit], shape: tuple[int, int, int], rows: Tensor | None
+    visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], shape: tuple[int, int, int], rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets), batch by batch."""
-    inputs: Tensor | None = None
-    targets: Tensor | None = None
+    """(inputs, targets), client by client."""
+    inputs: Any = None
+    targets: Any = None
     for c, visit in enumerate(visits):
-        a, examples, context = visit.assignment, visit.data, visit.context
-        order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
-        seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
-        for s, part in enumerate(order):
-            x, y = examples.batch(part, context.augment)
-            context.task.check_targets(y, visit.replica.width, owner_of(examples, a.client), part)
-            if inputs is None or targets is None:
-                inputs, targets = zeros_of(x, *shape), zeros_of(y, *shape)
-            inputs[c, s, : len(y)], targets[c, s, : len(y)] = x, y
-            if rows is not None:
-                rows[c, s, : len(y)] = 1.0
-    assert inputs is not None
-    assert targets is not None
+        x, y = _read_visit(visit)
+        if inputs is None:
+            inputs, targets = zeros_of(x, *shape), zeros_of(y, *shape)
+        if rows is None:
+            inputs[c] = x.unflatten(0, shape[1:])
+            targets[c] = torch.unflatten(y, 0, shape[1:])
+            continue
+        for s, (some, theirs) in enumerate(zip(*(torch.split(t, list(sizes[c])) for t in (x, y)), strict=True)):
+            inputs[c, s, : len(theirs)], targets[c, s, : len(theirs)], rows[c, s, : len(theirs)] = some, theirs, 1.0
     return inputs, targets
+
+
+def _read_visit(visit: ClientVisit) -> tuple[Any, Tensor]:
+    """The batches of one client after each other."""
+    a, examples, context = visit.assignment, visit.data, visit.context
+    order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
+    if isinstance(examples, TensorExamples) and context.augment is None:  # nothing is drawn, and targets were checked
+        return examples.batch(torch.cat(order))
+    seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
+    read = []
+    for part in order:
+        x, y = examples.batch(part, context.augment)
+        context.task.check_targets(y, visit.replica.width, owner_of(examples, a.client), part)
+        read.append((x, y))
+    xs, ys = zip(*read, strict=True)
+    return torch.cat(xs), torch.cat(ys)
 
 
 def _find_pool(data: Sequence[Examples]) -> TensorExamples | None:
