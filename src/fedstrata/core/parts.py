@@ -57,6 +57,10 @@ class Parts:
             raise UsageError(f"the parts of an input have one row per example each, not {told or 'none'}")
         return made
 
+    def pass_to(self, function: Callable[..., Any]) -> Any:
+        """What a function, such as a model, makes of the parts: each an argument of its own, by name or in order."""
+        return function(**self.tensors) if self.named else function(*self.tensors.values())
+
     def map(self, function: Callable[[Tensor], Any]) -> Parts:
         """Every part through a function."""
         return Parts({name: function(part) for name, part in self.tensors.items()}, self.named)
@@ -131,6 +135,35 @@ class Parts:
 def shape_text(x: Tensor | Parts) -> str:
     """The shape of one example, for messages."""
     return str(x.shape[1:]) if isinstance(x, Parts) else str(list(x.shape[1:]))
+
+
+def as_batch(given: Any) -> Any:
+    """A batch of inputs as a user may give it: a tensor or an array, or a tuple or a dict of them.
+
+    Raises:
+        UsageError: if it is none, or has no rows.
+    """
+    wrong = "a batch of inputs is a tensor with a row for each, or a tuple or a dict of such tensors"
+    try:
+        batch = given if isinstance(given, Parts) else _tensor_or_parts(given)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"{wrong}, not {type(given).__name__}") from None
+    if isinstance(batch, torch.Tensor) and not batch.dim():
+        raise UsageError(f"{wrong}, not a single number")
+    if not len(batch):
+        raise UsageError("the batch of inputs is empty")
+    return batch
+
+
+def _tensor_or_parts(given: Any) -> Any:
+    return Parts.of(given) if isinstance(given, Mapping | tuple) else torch.as_tensor(given)
+
+
+def call_on(model: Callable[..., Any], inputs: Tensor | Parts) -> Any:
+    """What a model makes of a batch: several parts are arguments of their own."""
+    return inputs.pass_to(model) if isinstance(inputs, Parts) else model(inputs)
 
 
 def zeros_of(x: Tensor | Parts, *rows: int) -> Any:
