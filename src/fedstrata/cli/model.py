@@ -10,6 +10,7 @@ import typer
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.lazy import torch
+from fedstrata.core.parts import Parts, shape_words
 from fedstrata.core.text import bytes_text, flops_text
 from fedstrata.errors import UsageError
 
@@ -56,13 +57,15 @@ def show(
         load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
     )
     model, _ = models_of(config, data)
-    facts = describe_model(model, data.input_shape)
+    several = isinstance(data.train.x, Parts)
+    facts = describe_model(model, data.train.x[:1] if several else data.input_shape)
     if as_json:
-        about = {"model": name, "input_shape": list(data.input_shape), "classes": data.classes}
+        shape = dict(data.input_shape) if several else list(data.input_shape)
+        about = {"model": name, "input_shape": shape, "classes": data.classes}
         print(json.dumps(about | facts.as_dict()))
         return
     screen = open_screen()
-    screen.print(f"{name}: inputs of {_shape_text(data.input_shape)}, {data.classes} classes", soft_wrap=True)
+    screen.print(f"{name}: inputs of {shape_words(data.input_shape)}, {data.classes} classes", soft_wrap=True)
     screen.print(_table(facts))
     for line in _remarks(facts):
         screen.print(line, soft_wrap=True)
