@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedstrata.config.schema import RunConfig, validate_settings
-from fedstrata.core import spec
-from fedstrata.core.own_code import load_object, settle_source
+from fedstrata.core import own_code, spec
+from fedstrata.core.own_code import load_object, open_folders, opened_folders, settle_source
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.errors import UsageError
@@ -100,6 +100,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "json.py").write_text("def load(): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(own_code, "_open", {})
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("own_")]:
         del sys.modules[name]
@@ -200,6 +201,18 @@ def test_what_is_installed_and_what_is_not_a_source_stay_as_they_are(own: Path) 
     assert settle_source("collections:OrderedDict") == "collections:OrderedDict"
     assert settle_source("no source") == "no source"
     assert load_object("collections:OrderedDict") is __import__("collections").OrderedDict
+
+
+def test_folders_are_opened_once_and_known(own: Path) -> None:
+    """Another process opens them in the same way, before it reads the user's classes."""
+    load_object("collections:OrderedDict")
+    assert opened_folders() == ()
+    load_object("own_module:load")
+    load_object(f"{own}/own_module:Net")
+    assert opened_folders() == (str(own),)
+    open_folders(["/nowhere", "/nowhere"])
+    assert opened_folders() == (str(own), "/nowhere")
+    assert sys.path.count("/nowhere") == sys.path.count(str(own)) == 1
 
 
 def test_a_run_goes_on_from_another_directory(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
