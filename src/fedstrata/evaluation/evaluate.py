@@ -20,6 +20,7 @@ from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.models.norms import evaluation_mode
+from fedstrata.server.compatibility import check_primary
 from fedstrata.tasks.metrics import WholeOutputs
 
 
@@ -122,6 +123,7 @@ def combine_scores(task: Task, scores: Sequence[BatchScore]) -> Scores:
     values: dict[str, float | None] = {}
     for metric, *observed in zip(metrics_of(task, scores[0].width), *(score.observed for score in scores), strict=True):
         values |= {name: value if isfinite(value) else None for name, value in metric.compute(observed).items()}
+    check_primary(task, values)  # of most tasks it is known before the first round
     return Scores(loss / weight if weight else nan, values)
 
 
