@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,11 +57,12 @@ def show(
         load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
     )
     model, _ = models_of(config, data)
-    several = isinstance(data.train.x, Parts)
-    facts = describe_model(model, data.train.x[:1] if several else data.input_shape)
+    inputs: Any = data.train.x
+    facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
     if as_json:
-        shape = dict(data.input_shape) if several else list(data.input_shape)
-        about = {"model": name, "input_shape": shape, "classes": data.classes}
+        shape = inputs.shape[1:]
+        told = dict(shape) if isinstance(inputs, Parts) else list(shape)
+        about = {"model": name, "input_shape": told, "classes": data.classes}
         print(json.dumps(about | facts.as_dict()))
         return
     screen = open_screen()
