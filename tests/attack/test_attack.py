@@ -271,6 +271,27 @@ def test_colours_and_real_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "here" / "sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_task_without_classes(tmp_path: Path, capsys: Capture) -> None:
+    data = "digits-segmentation(examples=40, test_examples=10)"
+    out = train(tmp_path / "run", dataset=data, model="unet(width=4, depth=1)", partition="iid", rounds=1)
+    for given in ([], ["--client", "0"]):
+        assert fedstrata("attack", "invert", out, "--split", "stem", *given) == 2
+        told = "the attack needs a class for every example, and the task 'segmentation' has none"
+        assert one_sentence(capsys) == told
+    assert not (out / "attack").exists()
+
+
+def test_images_that_are_yes_or_no(tmp_path: Path) -> None:
+    """One output, two classes, whose names are those of the file."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "scans.npz", x=rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 2)
+    data = f"npz(path='{tmp_path}/scans.npz')"
+    out = train(tmp_path / "run", dataset=data, model="cnn2(width=4, hidden=8)", partition="iid", rounds=1)
+    found = invert(out, split="layer1", images=2, noise=(0.0,), steps=5)
+    assert sorted(found.classes) == ["0", "1"]
+    assert len(open_victim(out, "layer1", None, None).means()) == 2
+
+
 def test_a_sheet_of_any_channels_and_names() -> None:
     for channels in (1, 2, 3):
         assert contact_sheet([torch.rand(1, channels, 4, 4)] * 2, ["$a", "b"], ["a very long $name$ indeed\n1"], "$")

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from fedstrata.config.schema import RunConfig, validate_settings
-from fedstrata.core import spec
-from fedstrata.core.own_code import load_object, settle_source
+from fedstrata.core import own_code, spec
+from fedstrata.core.own_code import load_object, open_folders, opened_folders, settle_source
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import build_model
 from fedstrata.run import open_run, resume_run
+from tests.small_runs import fedstrata, one_sentence
 
 CODE = """
 import numpy as np
@@ -51,6 +52,7 @@ def parts(kind):
         "tokens": ([(x, x + 1)], (x, x)),
         "masks": ([(images, images[:, 0].byte() + 1)], (images, images[:, 0])),
         "parts": ([({"a": x, "b": x.float()}, y)], ({"a": x, "b": x.float()}, y)),
+        "in order": ([((x, x.float()), y)], ((x, x.float()), y)),
         "nobody": ([], pair),
         "empty": ([(x[:0].double(), y[:0])], pair),
         "targets": ([pair, (x.double(), x.double())], pair),
@@ -65,6 +67,19 @@ def failing():
 class Net(torch.nn.Sequential):
     def __init__(self, input_shape, outputs, width=4):
         super().__init__(torch.nn.Linear(input_shape[0], width), torch.nn.ReLU(), torch.nn.Linear(width, outputs))
+
+class Several(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3, 3)
+
+    def forward(self, a, b):
+        return self.head(a.float() + b)
+
+class Asking(Several):
+    def __init__(self, input_shape):
+        super().__init__()
+        self.shape = input_shape
 
 def plain(sizes):
     return torch.nn.Linear(*sizes)
@@ -85,6 +100,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "json.py").write_text("def load(): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(own_code, "_open", {})
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("own_")]:
         del sys.modules[name]
@@ -154,12 +170,49 @@ def test_a_model_of_ones_own() -> None:
     assert build_model("python('own_module:Net', outputs=9)", (3,), 2)[2].out_features == 9
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "told"),
+    [("parts", {"a": (3,), "b": (3,)}, "a 3, b 3"), ("in order", ((3,), (3,)), "3 and 3")],
+)
+def test_inputs_of_several_parts_from_the_command_line(
+    kind: str, shape: Any, told: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of one's own gets what it asks for, and one of ours says that it takes one tensor."""
+    dataset = f"python('own_module:parts', kind='{kind}')"
+    command = ("run", "--dataset", dataset, "--partition", "natural", "--clients", 0, "--rounds", 1, "--workers", 1)
+    for number, model in enumerate(("Several", "Asking")):
+        assert fedstrata(*command, "--model", f"python('own_module:{model}')", "--out", own / f"run{number}") == 0
+    asking: Any = build_model("python('own_module:Asking')", own_parts(kind).input_shape, 3)
+    assert asking.shape == shape == build_model("python('own_module:Asking')", shape, 3).shape
+    capsys.readouterr()
+    for model in ("mlp", "chargru", "tablemlp"):
+        assert fedstrata(*command, "--model", model, "--out", own / "run") == 2
+        assert one_sentence(capsys) == f"model '{model}' takes one tensor, and an input has 2 parts: {told}"
+        assert not (own / "run").exists()
+    assert fedstrata("data", "show", "--dataset", dataset, "--partition", "natural", "--clients", 0) == 0
+    assert f"4 train and 4 test examples of {told}" in " ".join(capsys.readouterr().out.split())
+    assert fedstrata("model", "show", "python('own_module:Several')", "--dataset", dataset) == 0
+    assert f"inputs of {told}, 3 classes" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_installed_and_what_is_not_a_source_stay_as_they_are(own: Path) -> None:
     assert settle_source("own_module:load") == f"{own}/own_module:load"
     assert settle_source(f"{own}/own_module:load") == f"{own}/own_module:load"
     assert settle_source("collections:OrderedDict") == "collections:OrderedDict"
     assert settle_source("no source") == "no source"
     assert load_object("collections:OrderedDict") is __import__("collections").OrderedDict
+
+
+def test_folders_are_opened_once_and_known(own: Path) -> None:
+    """Another process opens them in the same way, before it reads the user's classes."""
+    load_object("collections:OrderedDict")
+    assert opened_folders() == ()
+    load_object("own_module:load")
+    load_object(f"{own}/own_module:Net")
+    assert opened_folders() == (str(own),)
+    open_folders(["/nowhere", "/nowhere"])
+    assert opened_folders() == (str(own), "/nowhere")
+    assert sys.path.count("/nowhere") == sys.path.count(str(own)) == 1
 
 
 def test_a_run_goes_on_from_another_directory(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,17 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
+from fedstrata.core import own_code
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.engines import cluster, pool
 from fedstrata.engines import ray as actors
 from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan_layout
+from fedstrata.run import deal, models_of, open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import EIGHT, check_same, convnet, federation, flat, pictures, points, run, seeded, staged
 from tests.small_runs import LONG, fedstrata, one_sentence, options, process
+from tests.small_runs import config as small
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -324,6 +327,67 @@ def test_an_exception_reaches_the_main_process_and_the_run_can_go_on(tmp_path: P
     check_same(resumed, run(**settings, engine="serial"))
     fed.fit()  # and so does the very object, with new actors
     check_same(fed, resumed)
+
+
+OWN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.low, self.head = torch.nn.Linear(192, 6), torch.nn.Linear(6, outputs)
+
+    def forward(self, x):
+        return self.head(self.low(x.flatten(1)).relu())
+"""
+
+
+@pytest.fixture
+def own_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A model in a module of one's own, which is not in the working directory, of a name that no actor knows yet."""
+    name = f"own_net_{os.getpid()}_{time.monotonic_ns()}"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{name}.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(own_code, "_open", {})
+    yield f"python('{tmp_path}/code/{name}:Net')"
+    sys.modules.pop(name, None)
+
+
+def test_a_model_of_ones_own_is_found_from_another_directory(
+    own_net: str, on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run, and by one that is resumed."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    given = {"model": own_net, "rounds": 2, "workers": 1}
+    begun = open_run(small(**given, **on_ray), tmp_path / "run")
+    with closing(begun.rounds()) as rounds:
+        assert next(rounds).round == 1
+    begun.close()
+    own_code._open.clear()
+    check_same(fitted(resume_run(tmp_path / "run")), fitted(open_run(small(**given, engine="serial"), None)))
+
+
+def fitted(fed: fs.Federation) -> fs.Federation:
+    fed.fit()
+    return fed
+
+
+def test_a_node_without_the_users_module(own_net: str, on_ray: dict[str, Any], tmp_path: Path) -> None:
+    """One sentence, and nothing is written."""
+    config = small(model=own_net, rounds=1, workers=1, **on_ray)
+    dataset, _ = deal(config)
+    models_of(config, dataset)  # this process has imported it
+    (tmp_path / "code").rename(tmp_path / "moved")
+    module = own_net.split("'")[1].rpartition("/")[2].partition(":")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_code, "_file_of", lambda folder, name: Path(sys.modules[module].__file__ or ""))
+        with pytest.raises(fs.UsageError, match=r"Ray's node [\d.]+ cannot read model or data: .*") as error:
+            open_run(config, tmp_path / "run")
+    assert f"No module named '{module}'" in str(error.value)
+    assert str(error.value).endswith(f"modules of your own must be at every node, in {tmp_path}/code")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_cannot_be_sent(on_ray: dict[str, Any]) -> None:

@@ -30,8 +30,13 @@ def smooth(model: nn.Module) -> nn.Module:
     return model
 
 
-def brute(model: nn.Module, shape: tuple[int, ...], layers: set[str] | None = None) -> dict[str, tuple[int, ...]]:
-    """How far the gradient of the middle output of each convolution reaches, along every axis but the channels."""
+def brute(
+    model: nn.Module, shape: tuple[int, ...], layers: set[str] | None = None, beside: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """How far the gradient of the middle output of each convolution reaches, along every axis but the channels.
+
+    `beside`: so many rows below the middle.
+    """
     model = smooth(model)
     outputs: dict[str, Tensor] = {}
     for name, module in model.named_modules():
@@ -41,7 +46,8 @@ def brute(model: nn.Module, shape: tuple[int, ...], layers: set[str] | None = No
     model(x)
     found = {}
     for name, out in outputs.items():
-        middle = tuple(size // 2 for size in out.shape[2:])
+        middle = [size // 2 for size in out.shape[2:]]
+        middle[0] += beside
         (gradient,) = torch.autograd.grad(out[(0, 0, *middle)], x, retain_graph=True)
         touched = gradient[0].ne(0).any(0)
         axes = range(touched.ndim)
@@ -71,7 +77,7 @@ ZOO = [
     "resnet10(width=1, norm='group')",
     "resnet10(width=1, plan='reversed', norm='none')",
     "resnet50(width=1, stem='7x7', maxpool=True, residual=False)",
-    "unet(width=1, depth=1)",  # enlarged twice, a field depends on the pixel, by two
+    "unet(width=1, depth=1)",  # deeper ones are below: enlarged twice, a field depends on the pixel
 ]
 
 
@@ -98,6 +104,17 @@ def test_the_zoo_against_brute_force(name: str) -> None:
         seen = {layer: extents[axis] for layer, extents in brute(model, shape, validate_settings).items()}
         assert {layer: fields[layer].field[axis] for layer in validate_settings} == seen
         assert all(field.input == shape[1:] for field in fields.values())
+
+
+@pytest.mark.parametrize(("depth", "convs"), [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
+def test_behind_enlarged_images_the_largest_field_counts(depth: int, convs: int) -> None:
+    """Of as many pixels in a row as the image was halved and enlarged to, one sees the most."""
+    shape = (1, 2 ** (depth + 5) * convs, 2**depth)
+    model = build_model(f"unet(width=1, depth={depth}, convs={convs})", shape, 2, seed=0)
+    fields = {field.layer: field.field[0] for field in receptive_fields(model, shape)}
+    seen = [brute(without_norms(model), shape, beside=beside) for beside in range(2**depth)]
+    assert fields == {layer: max(found[layer][0] for found in seen) for layer in fields}
+    assert depth == 1 or any(found != seen[0] for found in seen)
 
 
 def without_norms(model: nn.Module) -> nn.Module:

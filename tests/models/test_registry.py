@@ -344,6 +344,11 @@ def test_swin_windows_shrink_with_the_image() -> None:
         ("gpt(mlp_ratio=0.0)", (4,), "model 'gpt': mlp_ratio 0.0 leaves no hidden layer"),
         ("mlp", (), "the shape of an example must be whole numbers"),
         ("mlp", (3.0,), "the shape of an example must be whole numbers"),
+        ("mlp", 3, "the shape of an example must be whole numbers"),
+        ("mlp", {"a": (3,), "b": "x"}, "the shape of an example must be whole numbers"),
+        ("mlp", ((3,), (2, "x")), "the shape of an example must be whole numbers"),
+        ("mlp", {"a": (3,), "b": (2, 4)}, "model 'mlp' takes one tensor, and an input has 2 parts: a 3, b 2×4"),
+        ("cnn2", ((3,), (), (2, 4)), "'cnn2' takes one tensor, and an input has 3 parts: 3 and one number and 2×4"),
         ("mlp", (0, 8), "model 'mlp': input_shape must be at least 1, not 0"),
     ],
 )

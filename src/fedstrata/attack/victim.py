@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedstrata.attack.search import Per, summarise_features
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
+from fedstrata.core.parts import Parts
 from fedstrata.core.rng import generator
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partitions import describe
@@ -21,6 +22,7 @@ from fedstrata.models.stages import tap
 from fedstrata.models.strata import strata
 from fedstrata.run import deal, final_model, training_parts
 from fedstrata.runs.directory import RunDirectory
+from fedstrata.tasks.registry import build_task
 from fedstrata.techniques import method
 from fedstrata.techniques.fedimpro import FedImpro, place_of
 
@@ -135,17 +137,28 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
             )
         split = impro.split
     dataset, parts = deal(config)
-    if len(dataset.input_shape) != 3:
+    task = build_task(config.task or dataset.task)
+    if not task.has_labels:
+        raise UsageError(f"the attack needs a class for every example, and the task '{task.name}' has none")
+    if isinstance(dataset.train.x, Parts) or len(dataset.input_shape) != 3:
         raise UsageError(f"only images can be rebuilt, and the examples of {config.dataset} are not images")
+    train = replace(dataset.train, y=task.read_targets(dataset.train.y, config.dataset))
+    names = _class_names(dataset, train)
     model = final_model(directory, config, dataset).eval().requires_grad_(False)
     return Victim(
         model,
         place_of(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
         Pixels.of(dataset.train),
-        *_choose_client(client, dataset, training_parts(config, dataset, parts)),
-        dataset.class_names or tuple(str(label) for label in range(dataset.classes)),
+        *_choose_client(client, train, len(names), training_parts(config, dataset, parts)),
+        names,
     )
+
+
+def _class_names(dataset: Dataset, train: TensorExamples) -> tuple[str, ...]:
+    """The names of all classes; a yes or no has two of them, though the model has one output."""
+    count = max(dataset.classes, len(dataset.class_names), int(train.labels().max()) + 1)
+    return dataset.class_names if len(dataset.class_names) == count else tuple(map(str, range(count)))
 
 
 def _read_config(directory: Path, data_dir: str | None) -> RunConfig:
@@ -168,12 +181,14 @@ def _read_config(directory: Path, data_dir: str | None) -> RunConfig:
     return config
 
 
-def _choose_client(client: int | None, dataset: Dataset, parts: Sequence[Tensor]) -> tuple[int, TensorExamples]:
+def _choose_client(
+    client: int | None, train: TensorExamples, classes: int, parts: Sequence[Tensor]
+) -> tuple[int, TensorExamples]:
     """The client with that number, else the one with most classes, and of these with most examples."""
     if client is None:
-        counts = describe(parts, dataset.train.labels(), dataset.classes).counts
+        counts = describe(parts, train.labels(), classes).counts
         kinds, sizes = (counts > 0).sum(0).tolist(), counts.sum(0).tolist()
         client = max(range(len(parts)), key=lambda k: (kinds[k], sizes[k], -k))
     if not 0 <= client < len(parts):
         raise UsageError(f"the run has no client {client}: its clients are 0 to {len(parts) - 1}")
-    return client, dataset.train.select(parts[client])
+    return client, train.select(parts[client])

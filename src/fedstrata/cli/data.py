@@ -13,6 +13,7 @@ import typer
 
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
+from fedstrata.core.parts import shape_words
 from fedstrata.core.spec import parse_call
 from fedstrata.errors import UsageError
 
@@ -109,10 +110,10 @@ def _dealt_classes(loaded: Dataset) -> tuple[int, tuple[str, ...]]:
 
 
 def _describe_dataset(name: str, loaded: Dataset) -> Iterator[str]:
-    shape = "×".join(map(str, loaded.input_shape))
     sizes = f"{len(loaded.train):,} train and {len(loaded.test):,} test examples"
     task = parse_call(loaded.task).name
-    yield f"{name}: {sizes} of {shape}, {f'{loaded.classes} classes' if task == 'classification' else f'for {task}'}"
+    what = f"{loaded.classes} classes" if task == "classification" else f"for {task}"
+    yield f"{name}: {sizes} of {shape_words(loaded.input_shape)}, {what}"
     if task == "regression":
         yield "dealt out by tenths of the target"
     elif task not in ("classification", "binary"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.lazy import torch
+from fedstrata.core.parts import Parts, shape_words
 from fedstrata.core.text import bytes_text, flops_text
 from fedstrata.errors import UsageError
 
@@ -56,13 +57,16 @@ def show(
         load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
     )
     model, _ = models_of(config, data)
-    facts = describe_model(model, data.input_shape)
+    inputs: Any = data.train.x
+    facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
     if as_json:
-        about = {"model": name, "input_shape": list(data.input_shape), "classes": data.classes}
+        shape = inputs.shape[1:]
+        told = dict(shape) if isinstance(inputs, Parts) else list(shape)
+        about = {"model": name, "input_shape": told, "classes": data.classes}
         print(json.dumps(about | facts.as_dict()))
         return
     screen = open_screen()
-    screen.print(f"{name}: inputs of {_shape_text(data.input_shape)}, {data.classes} classes", soft_wrap=True)
+    screen.print(f"{name}: inputs of {shape_words(data.input_shape)}, {data.classes} classes", soft_wrap=True)
     screen.print(_table(facts))
     for line in _remarks(facts):
         screen.print(line, soft_wrap=True)

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -76,8 +76,8 @@ def _import(given: str | None, module: str) -> ModuleType:
     path = _file_of(folder, module)
     if path is None and given is not None:
         raise UsageError(f"there is no module '{module}' in {folder}")
-    if path is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # it stays: the user's code may import its neighbours at any time
+    if path is not None:
+        open_folders([str(folder)])
     importlib.invalidate_caches()
     try:
         loaded = importlib.import_module(module)
@@ -91,6 +91,26 @@ def _import(given: str | None, module: str) -> ModuleType:
     if path is not None and (taken is None or Path(taken).resolve() != path):
         raise UsageError(f"the name of {path} is taken by {taken or 'a module of Python'}: give the file another name")
     return loaded
+
+
+_open: dict[str, None] = {}
+"""Folders that modules were found in, in this order."""
+
+
+def open_folders(folders: Iterable[str]) -> None:
+    """Let Python find the modules of some folders, in this process.
+
+    They stay open: the user's code may import its neighbours at any time.
+    """
+    for folder in folders:
+        _open[folder] = None
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def opened_folders() -> tuple[str, ...]:
+    """The folders that the user's own code was found in so far: another process must open them to know its classes."""
+    return tuple(_open)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

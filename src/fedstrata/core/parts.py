@@ -30,6 +30,47 @@ class PartsShape(tuple[tuple[str, tuple[int, ...]], ...]):
         return ", ".join(f"{name} {list(shape)}" for name, shape in self)
 
 
+ExampleShape = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]
+"""The shape of one example: of its one tensor, of several by position, or of several by name."""
+
+
+def read_shape(given: Any) -> ExampleShape | None:
+    """The shape of one example, from what a dataset says of it; None if it is no shape.
+
+    Several parts come as (name, shape) pairs, as in `PartsShape`, where names that are numbers stand for positions.
+    """
+    if isinstance(given, Mapping):
+        sizes = {str(name): _sizes(shape) for name, shape in given.items()}
+        known = {name: shape for name, shape in sizes.items() if shape is not None}
+        return known if known and len(known) == len(sizes) else None
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return None
+    if given and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in given):
+        named = read_shape(dict(given))
+        in_order = list(dict(given)) == [str(place) for place in range(len(given))]
+        return tuple(named.values()) if in_order and isinstance(named, dict) else named
+    if given and all(isinstance(one, tuple | list) for one in given):
+        shapes = [shape for one in given if (shape := _sizes(one)) is not None]
+        return tuple(shapes) if len(shapes) == len(given) else None
+    return _sizes(given)
+
+
+def _sizes(shape: Any) -> tuple[int, ...] | None:
+    """Whole numbers, or None."""
+    whole = isinstance(shape, Sequence) and all(isinstance(size, int) for size in shape)
+    return tuple(shape) if whole else None
+
+
+def shape_words(given: Any) -> str:
+    """The shape of one example for people: 3×32×32, or part by part."""
+    shape = read_shape(given)
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {shape_words(sizes)}" for name, sizes in shape.items())
+    if shape and isinstance(shape[0], tuple):
+        return " and ".join(map(shape_words, shape))
+    return "×".join(map(str, shape or ())) or "one number"
+
+
 class Parts:
     """Tensors with the same number of rows, by name; names that are numbers stand for positions.
 
@@ -56,6 +97,10 @@ class Parts:
             told = ", ".join(f"{name} {count}" for name, count in rows.items())
             raise UsageError(f"the parts of an input have one row per example each, not {told or 'none'}")
         return made
+
+    def pass_to(self, function: Callable[..., Any]) -> Any:
+        """What a function, such as a model, makes of the parts: each an argument of its own, by name or in order."""
+        return function(**self.tensors) if self.named else function(*self.tensors.values())
 
     def map(self, function: Callable[[Tensor], Any]) -> Parts:
         """Every part through a function."""
@@ -131,6 +176,35 @@ class Parts:
 def shape_text(x: Tensor | Parts) -> str:
     """The shape of one example, for messages."""
     return str(x.shape[1:]) if isinstance(x, Parts) else str(list(x.shape[1:]))
+
+
+def as_batch(given: Any) -> Any:
+    """A batch of inputs as a user may give it: a tensor or an array, or a tuple or a dict of them.
+
+    Raises:
+        UsageError: if it is none, or has no rows.
+    """
+    wrong = "a batch of inputs is a tensor with a row for each, or a tuple or a dict of such tensors"
+    try:
+        batch = given if isinstance(given, Parts) else _tensor_or_parts(given)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"{wrong}, not {type(given).__name__}") from None
+    if isinstance(batch, torch.Tensor) and not batch.dim():
+        raise UsageError(f"{wrong}, not a single number")
+    if not len(batch):
+        raise UsageError("the batch of inputs is empty")
+    return batch
+
+
+def _tensor_or_parts(given: Any) -> Any:
+    return Parts.of(given) if isinstance(given, Mapping | tuple) else torch.as_tensor(given)
+
+
+def call_on(model: Callable[..., Any], inputs: Tensor | Parts) -> Any:
+    """What a model makes of a batch: several parts are arguments of their own."""
+    return inputs.pass_to(model) if isinstance(inputs, Parts) else model(inputs)
 
 
 def zeros_of(x: Tensor | Parts, *rows: int) -> Any:

@@ -6,7 +6,7 @@ those that can be named. Subclass `Task` for one of your own: `mean_loss` and `b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -14,6 +14,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.spec import text_of
 from fedstrata.core.technique import non_default_fields
 from fedstrata.core.tensors import Tensors
+from fedstrata.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,6 +129,13 @@ class Task:
         fits = isinstance(outputs, torch.Tensor) and outputs.dim() >= 1 and len(outputs) == rows
         fits = fits and (not self.axes or outputs.dim() in self.axes)
         return None if fits else f"the model must return {self.outputs}"
+
+    def check_primary(self, metrics: Iterable[str] | None) -> None:
+        """Refuse to be judged by a metric that is not among those that there are; None where they are not known."""
+        if metrics is None or self.primary in (known := [*metrics, "loss"]):
+            return
+        nearest = did_you_mean(self.primary, known)
+        raise UsageError(f"the task '{self.name}' has no metric '{self.primary}' to be judged by{nearest}")
 
     @property
     def needs_counts(self) -> bool:

@@ -9,12 +9,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.own_code import open_folders
 from fedstrata.errors import UsageError, one_line
 
 ANSWER_SECONDS = 5.0
@@ -152,6 +153,50 @@ def _find_running(ray: Any) -> str:
         if re.fullmatch(r"([^\s:/@]+|\[[^\s\]]+\]):\d{1,5}", found):
             return found
     return "auto"
+
+
+# Can it read what it is given? ------------------------------------------------------------------------------------
+
+
+def read_object(folders: Sequence[str], held: Sequence[Any]) -> Any:
+    """An object of Ray's, fetched once the folders of the user's own modules are open: its classes may be in there.
+
+    It comes alone in a list, for Ray fetches what is in a list only when it is asked to.
+    """
+    open_folders(folders)
+    (found,) = import_ray().get(list(held))
+    return found
+
+
+def _can_read(folders: Sequence[str], held: Sequence[Any]) -> bool:
+    return read_object(folders, held) is not None
+
+
+def ask_nodes(ray: Any, folders: Sequence[str], held: Any, seconds: float) -> str | None:
+    """Why an object cannot be read at one of a cluster's nodes, in one sentence, or None.
+
+    A node that does not answer in time is left to the first round.
+    """
+    on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    ask, asked = ray.remote(_can_read), dict[Any, str]()
+    for node in (node for node in ray.nodes() if node["Alive"]):
+        there = ask.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node["NodeID"], soft=False))
+        asked[there.remote(folders, [held])] = node["NodeManagerAddress"]
+    for answer in ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0]:
+        try:
+            ray.get(answer)
+        except ray.exceptions.RayTaskError as error:
+            what = f"Ray's node {asked[answer]} cannot read model or data: {reason_of(error)}"
+            return f"{what}; modules of your own must be at every node, in {', '.join(folders)}"
+        except ray.exceptions.RayError:  # a node that is gone by now
+            continue
+    return None
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of Ray's in one line: its last, which names what went wrong, and not the traceback before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__, 300)
 
 
 # Is it Ray, and does it ask for a token? --------------------------------------------------------------------------

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ClientContext
+from fedstrata.core.own_code import opened_folders
 from fedstrata.core.parts import Parts
 from fedstrata.core.types import Assignment, Examples, Slots, Update
 from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
-from fedstrata.engines.cluster import Cluster, Session, import_ray
+from fedstrata.engines.cluster import Cluster, Session, ask_nodes, import_ray, read_object, reason_of
 from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
 from fedstrata.engines.pool import MAX_DEATHS, PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
@@ -132,12 +133,15 @@ class JobBundle:
 class RayWorker:
     """An actor: keeps scratch models, the server's tensors and clients' examples, and does one job after the other."""
 
-    def __init__(self, context: ClientContext, trainer: Trainer, threads: int, profile: bool) -> None:
+    def __init__(
+        self, folders: Sequence[str], context: Sequence[Any], trainer: Trainer, threads: int, profile: bool
+    ) -> None:  # the context as `read_object` takes it
         keep_memory()
         self._clock = Clock() if profile else None
         self._threads, self._memory = threads, OwnMemory()
         self._clients: dict[int, Examples] = {}
-        self._loop = WorkerLoop(context, self._clients, None, self._memory, trainer, profile)
+        held: ClientContext = read_object(folders, context)
+        self._loop = WorkerLoop(held, self._clients, None, self._memory, trainer, profile)
 
     def ping(self) -> int:
         """The number of the actor's process: an answer says that it has started."""
@@ -240,6 +244,8 @@ class RayActors(WorkerPool[_Actor]):
         self._queues: list[list[tuple[int, int, PoolJob]]] = [[] for _ in range(workers)]
         self._store = _ObjectStore(self._ray.put)
         self._context_object: Any = None
+        if self._session is not None and opened_folders():
+            self._check_nodes()
 
     # Actors.
 
@@ -263,13 +269,29 @@ class RayActors(WorkerPool[_Actor]):
         self._failures, self._since = 0, time.monotonic()
         resources = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
         self._actor_class = ray.remote(RayWorker).options(**resources, max_restarts=0, max_task_retries=0)
+        self._put_context()
+        self._workers.extend(self._start_worker(place) for place in range(self.workers))
+
+    def _put_context(self) -> None:
+        if self._context_object is not None:
+            return
         context = replace(self._context, replicas={}, flops=dict(self._context.flops), cache={})
         try:
-            self._context_object = ray.put(context)
+            self._context_object = self._ray.put(context)
         except Exception as error:
             self.close()
             raise _refuse_to_send(error) from None
-        self._workers.extend(self._start_worker(place) for place in range(self.workers))
+
+    def _check_nodes(self) -> None:
+        """Refuse a cluster that cannot read the user's own classes, before anything is written.
+
+        A Ray of our own has the files that we have.
+        """
+        self._put_context()
+        why = ask_nodes(self._ray, opened_folders(), self._context_object, START_SECONDS)
+        if why is not None:
+            self.close()
+            raise UsageError(why)
 
     @property
     def _tensors(self) -> TensorStore:
@@ -277,7 +299,8 @@ class RayActors(WorkerPool[_Actor]):
 
     def _start_worker(self, place: int) -> _Actor:
         profile = current_clock() is not None
-        handle = self._actor_class.remote(self._context_object, self._trainer, self._threads, profile)
+        about = [self._context_object], self._trainer, self._threads, profile
+        handle = self._actor_class.remote(opened_folders(), *about)
         return _Actor(handle=handle, start=handle.ping.remote(), place=place)
 
     def _reap(self, worker: _Actor) -> str:
@@ -361,7 +384,7 @@ class RayActors(WorkerPool[_Actor]):
             worker.cause = _cause(error)
             self._failures += 1
             if self._failures >= MAX_DEATHS:
-                raise UsageError(f"Ray's actors cannot be started: {_reason(error)}") from None
+                raise UsageError(f"Ray's actors cannot be started: {reason_of(error)}") from None
             return False
         worker.start, self._failures = None, 0
         return True
@@ -444,13 +467,7 @@ def _segments(job: TrainJob | EvaluateJob) -> set[int]:
 
 def _refuse_to_send(error: BaseException) -> UsageError:
     """The refusal of what cannot be pickled."""
-    return UsageError(f"model or data cannot be handed to Ray's actors: {_reason(error)}")
-
-
-def _reason(error: BaseException) -> str:
-    """An error of Ray's in one line: its last, which names what went wrong, and not the traceback before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return one_line(lines[-1] if lines else type(error).__name__, 300)
+    return UsageError(f"model or data cannot be handed to Ray's actors: {reason_of(error)}")
 
 
 def _cause(error: BaseException) -> str:

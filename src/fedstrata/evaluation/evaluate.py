@@ -134,6 +134,7 @@ def combine_scores(task: Task, scores: Sequence[BatchScore]) -> Scores:
     values: dict[str, float | None] = {}
     for metric, *observed in zip(metrics_of(task, scores[0].width), *(score.observed for score in scores), strict=True):
         values |= {name: value if isfinite(value) else None for name, value in metric.compute(observed).items()}
+    task.check_primary(values)  # of most tasks it is known before the first round
     return Scores(loss / weight, values)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import Lazy, nn, torch
+from fedstrata.core.parts import Parts, call_on
 from fedstrata.core.rng import preserve_rng
 from fedstrata.errors import UsageError
 
@@ -110,9 +111,9 @@ def _run(
             )
         try:
             with torch.set_grad_enabled(read is _reached_leaves):
-                return seen, read(model(sample))
+                return seen, read(call_on(model, sample))
         except Exception as error:  # whatever a user's own model raises
-            shape = tuple(sample.shape)
+            shape = sample.shape if isinstance(sample, Parts) else tuple(sample.shape)
             raise UsageError(f"the model cannot run on a sample of shape {shape}: {error}") from error
         finally:
             for handle in handles:

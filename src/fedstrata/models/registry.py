@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 from fedstrata.core import spec
 from fedstrata.core.lazy import nn, torch
+from fedstrata.core.parts import ExampleShape, read_shape, shape_words
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.convnets import cnn2, cnn4, cnn8, vgg9
 from fedstrata.models.zoo.own_code import python
@@ -78,21 +80,34 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int | None = None) -> nn.Module:
+ANY_INPUTS = frozenset({"python"})
+"""Models that take whatever there is; all others take one tensor."""
+
+
+def build_model(name: str, input_shape: Any, classes: int, seed: int | None = None) -> nn.Module:
     """The model of that name, with new weights.
 
     Args:
         name: a name from `MODELS`, with arguments if wanted: `resnet8(width=16)`.
-        input_shape: the shape of one example, without the batch: (channels, height, width) or (length,).
+        input_shape: the shape of one example, without the batch: (channels, height, width) or (length,). Where inputs
+            have several parts, one for each, in a tuple or by name in a dict.
         classes: how many logits the model gives.
         seed: where given, it alone decides the weights, and torch's random state is left as it was.
     """
     builder, kwargs = spec.bind("model", MODELS, name)
-    shape = tuple(input_shape)
-    if not shape or not all(isinstance(size, int) for size in shape):
-        raise UsageError(f"model '{name}': the shape of an example must be whole numbers, not {input_shape!r}")
+    shape = read_shape(input_shape)
+    if spec.parse_call(name).name not in ANY_INPUTS:
+        _check_one_tensor(name, shape, input_shape)
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # weights are made on the CPU: leave the other devices' states
         model: nn.Module = builder(shape, classes, **kwargs)
     return model
+
+
+def _check_one_tensor(name: str, shape: ExampleShape | None, given: Any) -> None:
+    """Refuse what is no shape of one tensor."""
+    if shape and not all(isinstance(size, int) for size in shape):
+        raise UsageError(f"model '{name}' takes one tensor, and an input has {len(shape)} parts: {shape_words(shape)}")
+    if not shape:
+        raise UsageError(f"model '{name}': the shape of an example must be whole numbers, not {given!r}")

@@ -1,9 +1,10 @@
 """The stages of a model: features after a stage, the model from there on, and weights that are alike.
 
 A *stage* is a child of an `nn.Sequential`, such as `layer1`. An ordinary module has stages, too: children that run
-once, one after the other, so that all that comes later goes through them. `with_stages` names them; a federation finds
-those of a model that names none (`find_stages`). Strata (`fedstrata.models.strata`) are finer, and models
-without stages have them too. `fedstrata.models.taps` looks at any module of any model while it runs.
+once, one after the other, so that all that comes later goes through them, and nothing of the input around them.
+`with_stages` names them; a federation finds those of a model that names none (`find_stages`). Strata
+(`fedstrata.models.strata`) are finer, and models without stages have them too. `fedstrata.models.taps` looks at any
+module of any model while it runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import nn, torch
+from fedstrata.core.parts import as_batch, call_on
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 _MARK = "_fedstrata_stages"
-"""Attribute of an ordinary module: (the names of its stages, or None if nobody has looked for them yet; an input)."""
+"""Attribute of an ordinary module: (the names of its stages, or None if nobody has looked for them yet; inputs)."""
+_ROWS = 4
+"""Inputs by which stages are looked for; of a model whose stages are known, one is kept."""
 
 
 def with_stages(model: nn.Module, names: Sequence[str], sample: Any) -> nn.Module:
@@ -29,61 +33,73 @@ def with_stages(model: nn.Module, names: Sequence[str], sample: Any) -> nn.Modul
     Args:
         model: any module; its code stays as it is.
         names: of children that each run once, one after the other, such as `("features", "head")`.
-        sample: a batch of inputs, of which one is kept to run the model on.
+        sample: a batch of inputs, of which one is kept to run the model on: a tensor, or a tuple or a dict of them.
 
     Raises:
-        UsageError: for a name that is no child, or one that the model can go around.
+        UsageError: for a name that is no child, or one that the model can go around, and for another order.
     """
+    if isinstance(names, str):
+        raise UsageError(f"names are several, such as ('{names}',), not one text")
+    rows = as_batch(sample)
     known = [name for name, _ in model.named_children()]
     for name in names:
         if name not in known:
             raise UsageError(f"the model has no child '{name}'{did_you_mean(name, known)}")
-    found = find_stages(model, sample)
+    verdicts = _judge_children(model, rows)
     for name in names:
-        if name not in found:
-            raise UsageError(f"'{name}' is no stage: it does not run exactly once, or the model goes around it")
-    return _mark(model, tuple(names), sample)
+        if verdicts[name] is not None:
+            raise UsageError(f"'{name}' is no stage: {verdicts[name]}")
+    in_order = [name for name in verdicts if name in names]
+    if list(names) != in_order:
+        raise UsageError(f"stages are named once each, in the order in which they run: {', '.join(in_order)}")
+    return _mark(model, tuple(names), rows[:1])
 
 
 def mark_stages(model: nn.Module, sample: Any) -> nn.Module:
     """The model, with an input by which its stages are found when somebody asks, unless it has stages already."""
-    return model if is_plain_sequential(model) or _MARK in vars(model) else _mark(model, None, sample)
+    return model if is_plain_sequential(model) or _MARK in vars(model) else _mark(model, None, sample[:_ROWS])
 
 
-def _mark(model: nn.Module, names: tuple[str, ...] | None, sample: Any) -> nn.Module:
+def _mark(model: nn.Module, names: tuple[str, ...] | None, rows: Any) -> nn.Module:
     if not is_plain_sequential(model):
-        vars(model)[_MARK] = names, sample[:1].clone()
+        vars(model)[_MARK] = names, rows.clone()
     return model
 
 
 def _marked_stages(model: nn.Module) -> tuple[str, ...]:
     """The stages of an ordinary module, looked for once; none where it has none, or no input to find them by."""
-    names, sample = vars(model).get(_MARK, ((), None))
+    names, rows = vars(model).get(_MARK, ((), None))
     if names is None:
-        names = find_stages(model, sample)
-        vars(model)[_MARK] = names, sample
+        names = find_stages(model, rows)
+        vars(model)[_MARK] = names, rows[:1].clone()
     found: tuple[str, ...] = names
     return found
 
 
 def find_stages(model: nn.Module, sample: Any) -> tuple[str, ...]:
     """The children that run once, in order, and that everything after them goes through."""
+    return tuple(name for name, why in _judge_children(model, sample).items() if why is None)
+
+
+def _judge_children(model: nn.Module, sample: Any) -> dict[str, str | None]:
+    """Child → why it is no stage, or None if it is one; in the order in which they run, and last those that do not."""
+    from fedstrata.models.detours import find_detour
     from fedstrata.models.passes import run_pass
 
-    children = dict(model.named_children())
-    called = run_pass(model, sample[:2]).called
-    order = [module for module in called if any(module is child for child in children.values())]
-    names = {id(child): name for name, child in children.items()}
+    rows = sample[:_ROWS]
+    names = {id(child): name for name, child in model.named_children()}
+    order = [module for module in run_pass(model, rows).called if id(module) in names]
     before: set[int] = set()
-    found = []
+    verdicts: dict[str, str | None] = {}
     for module in order:
         before |= {id(p) for p in module.parameters()}
         if order.count(module) > 1:
+            verdicts[names[id(module)]] = "it runs more than once"
             continue
-        beside = run_pass(model, sample[:2], without=(module, 1)).reached
-        if beside is not None and before.isdisjoint(beside):
-            found.append(names[id(module)])
-    return tuple(found)
+        beside = run_pass(model, rows, without=(module, 1)).reached
+        around = beside is None or not before.isdisjoint(beside)
+        verdicts[names[id(module)]] = "the model goes around it" if around else find_detour(model, module, rows)
+    return verdicts | {name: "it does not run" for name in names.values() if name not in verdicts}
 
 
 def stages(model: nn.Module) -> tuple[str, ...]:
@@ -103,7 +119,7 @@ def positions(model: nn.Module) -> tuple[str, ...]:
     return tuple(found)
 
 
-def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
+def tap(model: nn.Module, x: Any, stage: str) -> Tensor:
     """The features that leave a stage, for a batch of inputs: batch first, then the stage's own shape.
 
     A stage inside a stage has a dotted name, as in `positions`.
@@ -112,10 +128,12 @@ def tap(model: nn.Module, x: Tensor, stage: str) -> Tensor:
         from fedstrata.models.taps import value_at
 
         _check_stage(model, stage)
-        return value_at(model, stage, lambda: model(x))
+        inputs = as_batch(x) if isinstance(x, Mapping | tuple) else x
+        return value_at(model, stage, lambda: call_on(model, inputs))
+    features: Tensor = x
     for module in split(model, stage)[0]:
-        x = module(x)
-    return x
+        features = module(features)
+    return features
 
 
 def run_from(model: nn.Module, features: Tensor, stage: str) -> Tensor:
@@ -138,7 +156,7 @@ def _run_marked(model: nn.Module, features: Tensor, stage: str) -> Tensor:
     one = vars(model)[_MARK][1].to(features.device)
     handle = hook_place(model, stage, lambda there: features)
     try:
-        outputs: Tensor = model(torch.cat([one] * len(features)))
+        outputs: Tensor = call_on(model, torch.cat([one] * len(features)))
         return outputs
     finally:
         handle.remove()

@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.core.method import Method
-from fedstrata.core.parts import shape_text
+from fedstrata.core.parts import Parts, shape_text
 from fedstrata.core.task import Task
 from fedstrata.core.technique import memory_mismatch
 from fedstrata.core.tensors import Tensors, all_finite
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
+from fedstrata.data.labels import place_of
 from fedstrata.errors import UsageError, did_you_mean, one_line
 from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.norms import running_statistics
+from fedstrata.models.passes import preserve_model
 from fedstrata.server.state import ServerState
+from fedstrata.tasks.metrics import WholeOutputs
 from fedstrata.wire.packing import carries
 
 SAMPLE = 7
@@ -88,7 +91,8 @@ def check_fit(
     seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
     tests = [] if test is None else [("the test set", test)]
     own = _first_of_each(client_tests)
-    _check_examples(task, models, itertools.chain(((f"client {c}", clients[c]) for c in seen), tests, own))
+    everybody = itertools.chain(((f"client {c}", clients[c]) for c in seen), tests, own)
+    _check_examples(task, models, everybody, batch_size)
     if public is not None:
         _check_public(task, public, models, sample)
     return sample
@@ -103,9 +107,12 @@ def _first_of_each(client_tests: Sequence[Examples | None] | None) -> Iterator[t
                 return
 
 
-def _check_examples(task: Task, models: Mapping[str, nn.Module], everybody: Iterable[tuple[str, Examples]]) -> None:
+def _check_examples(
+    task: Task, models: Mapping[str, nn.Module], everybody: Iterable[tuple[str, Examples]], batch_size: int
+) -> None:
     """Try every model on an input of every kind, and every target against the models' outputs."""
     tried: dict[tuple[object, ...], int] = {}
+    compared: set[tuple[object, ...]] = set()
     checked: set[tuple[int, int]] = set()
     for whose, examples in everybody:
         if isinstance(examples, TensorExamples):
@@ -120,6 +127,50 @@ def _check_examples(task: Task, models: Mapping[str, nn.Module], everybody: Iter
         task.check_targets(y if known is None else known, tried[kind], whose)
         if isinstance(examples, TensorExamples):
             task.check_targets(examples.y, tried[kind], "all data")  # others may hold the rest of it
+        if (*kind, y.dtype, y.shape[1:]) not in compared:
+            compared.add((*kind, y.dtype, y.shape[1:]))
+            for model in models.values():
+                _check_judgement(task, model, examples, whose, batch_size)
+
+
+def _check_judgement(task: Task, model: nn.Module, examples: Examples, whose: str, batch_size: int) -> None:
+    """Let the task judge a model's outputs once; a loss may want more than one row, but no more than a batch has."""
+    for rows in (1, batch_size):
+        x, y = _first(examples, rows)
+        with preserve_model(model):
+            outputs = model(x)
+        judged = outputs.detach().requires_grad_(outputs.is_floating_point())
+        known = task.resolve(torch.ones(task.width(outputs))) if task.needs_counts else task
+        try:
+            with torch.enable_grad():
+                known.mean_loss(judged, y)
+        except UsageError:
+            raise
+        except Exception as error:  # whatever torch, or a user's own task, raises
+            shapes = f"outputs of shape {list(outputs.shape)} with targets of shape {list(y.shape)}{place_of(whose)}"
+            why = one_line(f"{type(error).__name__}: {error}", 200)
+            refusal = UsageError(f"the task '{task.name}' cannot compare {shapes}: {why}")
+            continue
+        task.check_primary(_metric_names(task, outputs, y))
+        return
+    raise refusal
+
+
+def _metric_names(task: Task, outputs: Tensor, targets: Tensor) -> list[str] | None:
+    """The names of a task's metrics; None where one cannot be computed of so few examples."""
+    metrics = task.build_metrics(task.width(outputs))
+    if isinstance(metrics, Mapping):
+        return list(metrics)
+    names: list[str] = []
+    for metric in metrics:
+        if isinstance(metric, WholeOutputs):  # it knows them, and to compute it may mean to import a large package
+            names += metric.functions
+            continue
+        try:
+            names += metric.compute([metric.observe(outputs, targets)])
+        except Exception:  # the first evaluation will tell
+            return None
+    return names
 
 
 def _sample(clients: Sequence[Examples], holders: Sequence[int]) -> Tensor:
@@ -142,7 +193,7 @@ def _check_public(task: Task, public: Examples, models: Mapping[str, nn.Module],
         raise UsageError(f"the server's public data does not look like the clients': its inputs are {shapes}")
     for model in models.values():
         _outputs(task, model, x)
-    if isinstance(public, TensorExamples) and not all_finite([public.x]):
+    if isinstance(public, TensorExamples) and not all_finite(_tensors_of(public.x)):
         raise UsageError("the server's public data holds NaN or infinite numbers")
 
 
@@ -203,9 +254,15 @@ def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> 
         if isinstance(examples, TensorExamples):
             digest.update(examples.labels().numpy().tobytes())
     if public is not None:
-        digest.update(public.batch(torch.arange(min(len(public), 64)))[0].numpy().tobytes())
+        inputs = public.batch(torch.arange(min(len(public), 64)))[0]
+        for part in _tensors_of(inputs):
+            digest.update(part.numpy().tobytes())
         digest.update(str(len(public)).encode())
     return digest.hexdigest()[:16]
+
+
+def _tensors_of(inputs: Tensor | Parts) -> list[Tensor]:
+    return list(inputs.tensors.values()) if isinstance(inputs, Parts) else [inputs]
 
 
 def _first(examples: Examples, count: int) -> tuple[Tensor, Tensor]:

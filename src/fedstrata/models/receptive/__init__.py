@@ -5,7 +5,7 @@ Each kernel widens the field by its reach, in input pixels (deeper models, §4.1
     l_k = l_{k−1} + (K_k − 1) · d_k · Π_{i<k} s_i      with kernels K, strides s and dilations d,
 
 so the field may exceed the image: what lies outside is padding. Where paths meet (residual links), it is what all of
-them see together.
+them see together. Behind an enlarged image positions differ in how much they see, and the most counts.
 
 The formula is followed through the operations that the model really runs on one example, so it needs neither names
 nor a model that can be traced. Every tensor carries a note of how its axes see the image; views, products, pools and

@@ -17,6 +17,7 @@ class Axis:
         input: the image's size along this axis.
         outer: where the axis lies in the tensor: the product of all sizes before it, which no view changes.
         size: how many positions it has there; 0 if it is nowhere, since all positions were mixed.
+        enlarged: (length, jump) of each tensor on the way that was enlarged: a window behind it sees whole positions.
     """
 
     input: int
@@ -26,12 +27,20 @@ class Axis:
     jump: float = 1
     length: float = 1
     whole: bool = False
+    enlarged: tuple[tuple[float, float], ...] = ()
 
     @property
     def field(self) -> int:
-        """How many of the image's pixels one position sees."""
-        seen = math.ceil(self.length - 1e-6)  # the jump is a fraction where an image was enlarged
-        return max(seen, self.input) if self.whole else seen
+        """How many of the image's pixels one position sees; the most, where positions differ.
+
+        Behind an enlarged tensor they do: a window over three of its positions, twice as many as before, reaches into
+        two or three of the old ones. What it reaches into it sees wholly, and so on, down to the image.
+        """
+        seen = self.length
+        for length, jump in reversed(self.enlarged):
+            seen = length + jump * math.ceil((seen - length) / jump - 1e-6)
+        whole_pixels = math.ceil(seen - 1e-6)
+        return max(whole_pixels, self.input) if self.whole else whole_pixels
 
     @property
     def is_original(self) -> bool:
@@ -46,6 +55,13 @@ class Axis:
             jump=self.jump * stride,
             length=self.length + (kernel - 1) * dilation * self.jump,
         )
+
+    def resize(self, taps: float, scale: float) -> Axis:
+        """Behind an interpolation between so many positions; `scale` is the old size over the new one."""
+        seen = self.window(taps)
+        grown = scale < 1 and self.jump > 0
+        levels = (*self.enlarged, (seen.length, seen.jump)) if grown else self.enlarged
+        return replace(seen, jump=seen.jump * scale, enlarged=levels)
 
     def see_all(self) -> Axis:
         """Behind something that sees all positions; a window over the result sees no more."""
@@ -133,4 +149,5 @@ def _join_axes(a: Axis, b: Axis) -> Axis:
     start, length = min(a.start, b.start), max(a.length, b.length)
     if a.jump == b.jump:
         length = max(a.start + a.length, b.start + b.length) - start
-    return replace(a, start=start, jump=max(a.jump, b.jump), length=length, whole=a.whole or b.whole)
+    levels = (a if a.length >= b.length else b).enlarged
+    return replace(a, start=start, jump=max(a.jump, b.jump), length=length, whole=a.whole or b.whole, enlarged=levels)

@@ -161,7 +161,7 @@ def _resize(taps: int, antialias: bool = False) -> Callable[[Operation], Trace]:
         before, after = step.first[0].shape[2:], step.result.shape[2:]
         scale = [n / m for n, m in zip(before, after, strict=True)]
         reach = [taps * max(1.0, s) if antialias else taps for s in scale]
-        return _spatial(step, len(scale), lambda axis, dim: axis.window(reach[dim], scale[dim]))
+        return _spatial(step, len(scale), lambda axis, dim: axis.resize(reach[dim], scale[dim]))
 
     return rule
 

@@ -6,16 +6,18 @@ from typing import Any
 
 from fedstrata.core.lazy import nn
 from fedstrata.core.own_code import SourceText, call_own, load_object, takes
+from fedstrata.core.parts import ExampleShape
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.parts import check_positive
 
 
-def python(input_shape: tuple[int, ...], classes: int, /, *, source: SourceText, **arguments: Any) -> nn.Module:
+def python(input_shape: ExampleShape, classes: int, /, *, source: SourceText, **arguments: Any) -> nn.Module:
     """A model of your own: the class or function 'module:Name', called with all other arguments.
 
     It also gets `input_shape` (of one example) and `outputs` (how many numbers the task wants per example) if it takes
-    arguments of these names. The module is found in the working directory, or is installed. Any `nn.Module` will do;
-    methods that work on stages want an `nn.Sequential`, or one whose stages they can find.
+    arguments of these names; where inputs have several parts, `input_shape` is a tuple or a dict of their shapes. The
+    module is found in the working directory, or is installed. Any `nn.Module` will do; methods that work on stages want
+    an `nn.Sequential`, or one whose stages they can find.
 
     Args:
         input_shape: of one example.
