@@ -6,15 +6,14 @@ model that takes one tensor and gives one has neither.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedstrata.core.parts import Parts
+from fedstrata.models.passes import preserve_model
 
 
 def fit_model(model: nn.Module, sample: Any) -> Any:
@@ -25,8 +24,8 @@ def fit_model(model: nn.Module, sample: Any) -> Any:
     """
     if isinstance(sample, Parts):
         model.register_forward_pre_hook(_unpack_inputs, with_kwargs=True)
-    with torch.no_grad():
-        outputs = copy.deepcopy(model).eval()(sample)
+    with preserve_model(model):
+        outputs = model(sample)
     if not isinstance(outputs, Tensor):
         model.register_forward_hook(_take_outputs)
     return outputs_of(outputs)
@@ -35,8 +34,8 @@ def fit_model(model: nn.Module, sample: Any) -> Any:
 def fit_training(model: nn.Module, sample: Any) -> Any:
     """The same in training, where a model may give more: what it gives; None if it cannot run on so few rows."""
     try:
-        with torch.no_grad():
-            outputs = copy.deepcopy(model).train()(sample)
+        with preserve_model(model, training=True):
+            outputs = model(sample)
     except Exception:  # training will tell, if it does not come from the size of the batch
         return None
     if not isinstance(outputs, Tensor) and _take_outputs not in model._forward_hooks.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from fedstrata.core.rng import preserve_rng
 from fedstrata.core.task import Task
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
+from fedstrata.models.passes import preserve_model
 from fedstrata.models.summary import describe_model
 
 SHOWN = 200
@@ -48,7 +48,8 @@ def run_facts(
         about = describe_model(model, sample[:1] if isinstance(sample, Parts) else sample.shape[1:]).as_dict()
         idle = {stratum.name for stratum in strata if stratum.idle}
         about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some
-        width = task.width(copy.deepcopy(model).eval()(sample))
+        with preserve_model(model):
+            width = task.width(model(sample))
     classes = width if task.has_classes else 2 if task.has_labels else 0
     size = sizes(clients)
     found: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +48,8 @@ def resolve_task(task: Task, clients: Sequence[Examples], model: nn.Module, samp
     labels = [part for part in known if part is not None]
     if not labels or len(labels) < len(known):
         return task.resolve(None)
-    with torch.no_grad():
-        width = task.width(copy.deepcopy(model).eval()(sample))
+    with preserve_model(model):
+        width = task.width(model(sample))
     return task.resolve(torch.bincount(torch.cat(labels), minlength=width))
 
 
