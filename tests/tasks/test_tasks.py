@@ -327,6 +327,31 @@ def test_a_target_is_reached_from_above_where_less_is_better() -> None:
     assert len(fs.Federation(model, clients, test, task="regression", **given).fit().records) == first
 
 
+class TwoInputs(nn.Module):
+    """Takes two inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, points: Tensor, sites: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.body(points + sites).relu())}
+
+
+def test_probes_on_inputs_of_several_parts() -> None:
+    """All that need neither classes nor running statistics nor InCo."""
+
+    def data(seed: int) -> Any:
+        x = numbers(24, 4, seed=seed).float()
+        return {"points": x, "sites": x.square()}, x.sum(1)
+
+    clients = [data(seed) for seed in range(3)]
+    run = fs.Federation(TwoInputs(), clients, data(9), task="regression", rounds=1, lr=0.05, probe="all")
+    run.fit()
+    assert {"divergence", "proxy", "weightdiv", "cosine", "cka", "gradnorm"} <= run.probes[-1].keys()
+    assert run.probes[-1]["missed"].keys() == {"drift", "calibration", "embedding", "statistics", "crossing"}
+
+
 def test_probes_on_a_task_without_classes() -> None:
     model, clients, test = world("regression")
     run = fs.Federation(model, clients, test, task="regression", rounds=2, lr=0.05, probe="all")

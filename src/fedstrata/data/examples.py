@@ -319,6 +319,10 @@ def as_unlabelled(data: Any, what: str = "public data") -> Examples:
         data = data.dataset
     elif isinstance(data, Examples):
         return data
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping | Parts):
+        data = _as_inputs(data[0])
+    if isinstance(data, Parts):
+        return TensorExamples(_as_inputs(data), torch.zeros(len(data), dtype=torch.int64))
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], torch.Tensor | np.ndarray):
         inputs = isinstance(data, list) and np.shape(data[0]) == np.shape(data[1])  # a list of two of them, not a pair
         data = data if inputs else data[0]
