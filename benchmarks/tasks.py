@@ -71,7 +71,7 @@ STUDIES = {
     ),
     "shakespeare": Study(
         "--dataset|shakespeare(task='next_token')|--partition|natural|--clients|0|--participation|10"
-        "|--model|gpt(width=64, depth=2)|--rounds|45|--batch-size|8|--eval-every|15",
+        "|--model|gpt(width=64, depth=2)|--rounds|45|--batch-size|8|--eval-every|15|--clip|1.0",
         (0.3, 1.0),
         {
             name: f"--method|{name}"
@@ -156,7 +156,7 @@ def table(name: str, seeds: list[int], out: Path) -> str:
         "|---|--:|" + "--:|" * (len(metrics) + 3),
     ]
     for row, summaries in rows.items():
-        shown = [_spread(one, [s["metrics"][one] for s in summaries]) for one in metrics]
+        shown = [_spread(one, [s["metrics"].get(one) for s in summaries]) for one in metrics]
         change = "" if summaries is first else _change(metric, summaries, first)
         up, flops = (statistics.fmean(s["costs"][key] for s in summaries) for key in ("bytes_up", "flops"))
         cells = [f"`{row}`", f"{rates[row]:g}", *shown, change, bytes_text(up), flops_text(flops)]
@@ -169,12 +169,18 @@ def _unit(metric: str) -> tuple[float, str]:
     return (100, ".1f") if metric in SHARES else (1, ".3f")
 
 
-def _spread(metric: str, values: list[float]) -> str:
+def _spread(metric: str, values: list[float | None]) -> str:
+    """Of all seeds; a row of which one diverged has no mean."""
+    if lost := sum(value is None for value in values):
+        return f"diverged in {lost} of {len(values)}"
     factor, form = _unit(metric)
-    return f"{factor * statistics.fmean(values):{form}} ± {factor * statistics.stdev(values):{form}}"
+    there = [factor * value for value in values if value is not None]
+    return f"{statistics.fmean(there):{form}} ± {statistics.stdev(there):{form}}"
 
 
 def _change(metric: str, summaries: list[dict[str, Any]], first: list[dict[str, Any]]) -> str:
+    if any(one["score"] is None for one in (*summaries, *first)):
+        return ""
     factor, form = _unit(metric)
     pairs = [(one["score"] - other["score"]) * factor for one, other in zip(summaries, first, strict=True)]
     mean, low, high = interval(pairs)
