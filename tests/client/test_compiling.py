@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.client.compiling import compile_function
+from fedstrata.client.compiling import compile_function, compiler_options
 from tests.engines.worlds import check_close, federation, flat, paced, run, seeded
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")
@@ -60,6 +61,17 @@ def test_a_compiled_model_equals_one_that_is_not() -> None:
     found, reference = run(**settings, compile=True), run(**settings)
     check_close(found, reference)
     assert all(record.flops > 0 for record in found.records)
+
+
+@pytest.mark.parametrize("width", [0, 256, 512])
+def test_the_width_of_vectors_is_part_of_the_compilers_key(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are; what a processor without vectors is told is the compiler's own choice."""
+    from torch._inductor import config, cpu_vec_isa
+
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda: SimpleNamespace(bit_width=lambda: width))
+    options = compiler_options()
+    assert options.get("cpp.simdlen", 0) == width
+    assert options.keys() <= config.get_config_copy().keys()
 
 
 def test_a_function_that_cannot_be_compiled() -> None:

@@ -14,8 +14,18 @@ from torch.utils import _pytree as pytree
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.layouts import guard_convolutions, is_foreign
 
-_OPTIONS: dict[str, Any] = {"layout_optimization": False}
-"""The layout of convolutions is chosen by fedstrata.models.layouts; the compiler would put every channel last."""
+
+def compiler_options() -> dict[str, Any]:
+    """What the compiler is told.
+
+    The layout of convolutions is chosen by `fedstrata.models.layouts`; the compiler would put every channel last. The
+    width of vectors is what it would choose itself, but said, it is part of the key under which it keeps its results:
+    a step that was compiled for AVX-512 and found again where AVX2 is used would leave out half of the numbers.
+    """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    width = pick_vec_isa().bit_width()
+    return {"layout_optimization": False, **({"cpp.simdlen": width} if width else {})}
 
 
 class CompiledForward:
@@ -25,7 +35,7 @@ class CompiledForward:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._compiled: Any = _run_first(lambda: torch.compile(model, dynamic=False, options=_OPTIONS))
+        self._compiled: Any = _run_first(lambda: torch.compile(model, dynamic=False, options=compiler_options()))
         self._known: set[tuple[Any, ...]] = set()
         self._model, self._modules, self._foreign = model, list(model.modules()), is_foreign(model)
 
@@ -70,7 +80,7 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         return [t for t in pytree.tree_leaves(values) if t is not None]
 
     graph = _run_first(lambda: make_fx(flat)(*given(arguments)))
-    compiled: Any = _run_first(lambda: torch.compile(graph, dynamic=False, options=_OPTIONS))
+    compiled: Any = _run_first(lambda: torch.compile(graph, dynamic=False, options=compiler_options()))
     _run_first(lambda: compiled(*given(arguments)))
     return lambda *values: pytree.tree_unflatten(compiled(*given(values)), forms[0])
 
