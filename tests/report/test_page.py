@@ -140,7 +140,7 @@ def test_runs_that_are_judged_by_different_metrics_are_not_compared() -> None:
     other = saved([None], method="fedprox")
     judged = replace(other.records[0], primary="rmse", better="lower", metrics={"rmse": 0.55})
     groups = group_runs([one, replace(other, records=[judged])])
-    assert tables.tiles(groups)[0] == ("best", "not comparable", "runs are judged by different metrics")
+    assert tables.tiles(groups) == [("best", "not comparable", "runs are judged by different metrics")]
     assert [group.name for group in judged_alike(groups)] == ["fedavg"]
     assert all(len(figure.traces()) == 1 for figure in against_costs(groups))
     row = dict(zip(tables.results(groups).head, tables.results(groups).rows[1], strict=True))
@@ -151,6 +151,11 @@ def test_a_page_tells_no_path_of_the_machine() -> None:
     html = report.page([saved([0.1], data_dir="/home/somebody/data"), saved([0.1], method="fedprox")])
     assert "somebody" not in html
     assert "data_dir" not in html
+    own = {"dataset": "csv(path='/home/somebody/x.csv', target='y')", "model": "python(source='/home/somebody/m:Net')"}
+    html = report.page([saved([0.1], **own), saved([0.1], method="fedprox", **own)])
+    assert "somebody" not in html
+    assert "x.csv" in html
+    assert "m:Net" in html
 
 
 def test_settings_that_are_none_are_absent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -96,6 +97,7 @@ def group_runs(runs: Sequence[SavedRun]) -> list[RunGroup]:
             groups.append([run])
         else:
             home.append(run)
+    groups = [[_hide_folders(run) for run in group] for group in groups]
     names = _names([group[0] for group in groups])
     each = zip(names, _labels(names), groups, strict=True)
     return [RunGroup(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
@@ -104,6 +106,15 @@ def group_runs(runs: Sequence[SavedRun]) -> list[RunGroup]:
 def _drop_unset(run: SavedRun) -> SavedRun:
     """The run without settings that are None: run.toml leaves them out, but a run in memory has them."""
     return replace(run, config={name: value for name, value in run.config.items() if value is not None})
+
+
+_FOLDER = re.compile(r"""(['"])[^'"]*/([^'"/]+)\1""")
+
+
+def _hide_folders(run: SavedRun) -> SavedRun:
+    """The run with the names of its own files alone: pages are sent to others, whom the folders are no business of."""
+    own = {name: run.config[name] for name in ("dataset", "model", "archs") if isinstance(run.config.get(name), str)}
+    return replace(run, config={**run.config, **{name: _FOLDER.sub(r"\1\2\1", text) for name, text in own.items()}})
 
 
 def _labels(names: Sequence[str], limit: int = 44) -> list[str]:

@@ -289,13 +289,13 @@ def tiles(groups: Sequence[RunGroup]) -> list[tuple[str, str, str]]:
     every = [group for group in groups if group.rounds]
     if not every:
         return [("rounds", "none yet", "")]
+    if len(judged_alike(every)) < len(every):
+        return [("best", "not comparable", "runs are judged by different metrics")]
     means = [(m, group) for group in every if (m := mean(map(final_score, sound_runs(group)))) is not None]
     metric, sign = primary_of(every), -1.0 if is_lower_better(every) else 1.0
     top, winner = max(means, key=lambda pair: sign * pair[0], default=(None, every[0]))
     cost = [Costs.of(run.records) for run in winner.runs if run.records]
     first = (f"best final {metric_title(metric)}", metric_text(metric, top), winner.label if means else "")
-    if len(judged_alike(every)) < len(every):
-        first = ("best", "not comparable", "runs are judged by different metrics")
     if len(groups) == 1:
         first = (metric_title(metric), metric_text(metric, top), "")
     if len(groups) == 1 and (tops := finite_numbers(b[0] for run in sound_runs(winner) if (b := best_score(run)))):
