@@ -662,6 +662,9 @@ def test_a_metric_that_was_not_defined_is_no_early_measurement() -> None:
         run([{"statistics": {"running": None, "batch": None}}], facts()), config={"method": "fedavg", "steps": 40}
     )
     assert any("the run's metric was undefined" in note for note in diagnose(saved).notes)
+    own = replace(record(1, None), primary="own", metrics={"own": 0.5})
+    saved = replace(saved, probes=[{"round": 1, "statistics": {"running": 0.4, "batch": 0.5}}], records=[own])
+    assert any("how good 'own' can be is not known" in note for note in diagnose(saved).notes)
 
 
 @pytest.mark.parametrize(("last", "times"), [(120.0, 60.0), (2.0, 1.0), (0.5, 0.25)])

@@ -104,14 +104,14 @@ def test_unet_step_by_step() -> None:
         return F.group_norm(out, groups, w[f"{place}.norm.weight"], w[f"{place}.norm.bias"]).relu()
 
     x = torch.randn(2, 2, 5, 7, generator=torch.Generator().manual_seed(1))
-    top = conv(conv(conv(x, "stem"), "levels.enter.conv1"), "levels.enter.conv2")
+    top = conv(conv(conv(x, "stem"), "levels.enter.first"), "levels.enter.second")
     padded = F.pad(top, (0, 1, 0, 1), value=-math.inf)
     low = padded.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2))
     assert low.shape[2:] == (3, 4)
-    low = conv(conv(low, "levels.below.conv1"), "levels.below.conv2")
+    low = conv(conv(low, "levels.below.first"), "levels.below.second")
     rows, columns = (torch.arange(n) * -(-n // 2) // n for n in (5, 7))
     joined = torch.cat([top, low[:, :, rows][:, :, :, columns]], 1)
-    last = conv(conv(joined, "levels.leave.conv1"), "levels.leave.conv2")
+    last = conv(conv(joined, "levels.leave.first"), "levels.leave.second")
     expected = torch.einsum("oc,bchw->bohw", w["head.weight"][:, :, 0, 0], last) + w["head.bias"][:, None, None]
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 

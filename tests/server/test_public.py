@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.data.examples import as_unlabelled
-from fedstrata.run import open_run
+from fedstrata.run import _public, open_run
 from tests.small_runs import fedstrata, one_sentence
 
 X = torch.arange(24.0).view(6, 4) / 24
@@ -153,3 +153,11 @@ def test_a_wrong_file_or_name_gets_one_sentence(
 def test_another_dataset() -> None:
     config = {"method": "feddf(steps=2)", "public": "digits", "rounds": 1, "steps": 1, "clients": 3, "model": "logreg"}
     assert open_run(validate_settings(RunConfig, config), None).fit().accuracy is not None
+
+
+def test_a_dataset_whose_targets_are_all_the_same(tmp_path: Path) -> None:
+    """As data without labels is often written: nobody looks at them."""
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=np.zeros(30, np.int64))
+    assert len(_public(f"npz(path='{tmp_path}/x.npz')", None)) > 0
+    with pytest.raises(fs.UsageError, match="npz"):
+        _public(f"npz(path='{tmp_path}/none.npz')", None)

@@ -97,6 +97,16 @@ def test_targets_keep_their_digits_beside_outputs_in_half_precision() -> None:
         assert task.terms(made, true)[0].item() == pytest.approx(expected)
 
 
+def test_weights_in_half_precision_are_summed_up_in_single() -> None:
+    """One client after the other and many at once, as under autocast."""
+    task = build_task("classification(weights=(0.3, 1.7, 0.9))")
+    rng = torch.Generator().manual_seed(0)
+    z, y = torch.randn(300, 3, generator=rng).bfloat16(), torch.randint(3, (300,), generator=rng)
+    with torch.autocast("cpu", torch.bfloat16):
+        one, many = task.mean_loss(z, y), task.padded_loss(torch.ones(300), z, y)
+    assert one.item() == pytest.approx(many.item(), rel=1e-5)
+
+
 def test_a_batch_without_any_weight() -> None:
     """One client after the other and many at once agree that it costs nothing, and moves nothing."""
     task = build_task("classification(weights=(0.0, 1.0))")

@@ -17,8 +17,8 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 MOSTLY = 0.9
 """A column with at least this share of numbers is meant to be one of numbers."""
 _COMMA = re.compile(r"[+-]?\d+,\d+")
-_CODE = re.compile(r"[+-]?0\d")
-_EXACT = 2**53
+_WHOLE = re.compile(r"(0|-?[1-9]\d*)\.0+")
+"""A whole number with nothing but zeros behind its point."""
 
 
 def is_missing(cell: str) -> bool:
@@ -38,17 +38,13 @@ def number_of(cell: str) -> float | None:
 
 
 def plain(cell: str) -> str:
-    """One way of writing a value: without blanks around it, and 1, 1.0 and 1e0 alike.
+    """One way of writing a value: without blanks around it, and whole numbers without a point (1.0 is 1).
 
-    Codes that begin with a zero (007) and whole numbers of more digits than a float has stay as they are.
+    Everything else stays as it is: 1.1 and 1.10 may be two sites, and 007 a code.
     """
     text = cell.strip()
-    number = number_of(text)
-    if number is None or _CODE.match(text):
-        return text
-    if number.is_integer():
-        return str(int(number)) if abs(number) < _EXACT else text
-    return repr(number)
+    found = _WHOLE.fullmatch(text)
+    return found[1] if found else text
 
 
 def numbers_or_words(what: str, cells: Sequence[str], otherwise: str) -> Array | None:

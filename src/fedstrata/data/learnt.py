@@ -49,9 +49,9 @@ def ignored_by(task: str) -> int | None:
 def guess_task(targets: Array) -> str:
     """What is learnt from one target per example, words or numbers.
 
-    Words are classes, and so are at most `FEW` different whole numbers; two of either are yes and no. Integers that are
-    exactly 0 to C − 1 are classes up to `MANY`, if there are two examples of each on average: nobody counts prices or
-    ages like that. All other numbers are predicted as such.
+    Words are classes, and so are at most `FEW` different whole numbers; two of either are yes and no. Up to `MANY`
+    integers that count from 0 or 1 on, of which at most a tenth is missing, are classes too, if there are two examples
+    of each on average: prices and ages are not like that. All other numbers are predicted as such.
     """
     distinct = np.unique(targets)
     if targets.dtype.kind not in "US" and not _are_classes(distinct, len(targets)):
@@ -63,5 +63,5 @@ def _are_classes(distinct: Array, examples: int) -> bool:
     if distinct.dtype.kind == "f" and not (distinct == np.round(distinct)).all():
         return False
     count = len(distinct)
-    counted = distinct.dtype.kind in "iu" and int(distinct[0]) == 0 and int(distinct[-1]) == count - 1
+    counted = distinct.dtype.kind in "iu" and int(distinct[0]) in (0, 1) and int(distinct[-1]) <= 1.1 * count
     return count <= FEW or (counted and count <= MANY and 2 * count <= examples)

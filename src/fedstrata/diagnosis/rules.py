@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
 from fedstrata.diagnosis.cleaning import drop_malformed
-from fedstrata.diagnosis.evidence import LARGEST, WARM, Evidence, Rule
+from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
 from fedstrata.diagnosis.symptoms import SYMPTOMS
@@ -104,10 +104,12 @@ def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) ->
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence
     if "running-statistics" not in seen and saved.series("statistics"):
-        early = any({"running", "batch"} <= found.keys() for found in saved.series("statistics").values())
-        why = (
-            f"they were measured before a client had taken {WARM} steps" if early else "the run's metric was undefined"
-        )
+        metric = saved.records[-1].primary if saved.records else "accuracy"
+        why = f"they were measured before a client had taken {WARM} steps"
+        if not any({"running", "batch"} <= found.keys() for found in saved.series("statistics").values()):
+            why = "the run's metric was undefined"
+        elif metric not in IDEAL:
+            why = f"how good '{metric}' can be is not known"
         yield f"Running statistics were not judged: {why}."
     reasons: dict[str, list[str]] = {}
     for rule in _unread_rules(saved, seen):

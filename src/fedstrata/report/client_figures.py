@@ -36,11 +36,11 @@ Scores = dict[int, float]
 
 def clients(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric of every client after the last evaluated round, the worst first."""
-    judged = [group for group, run in _shown(groups) if _scores(run)]
-    found = [(group, run, _scores(run)) for group, run in _shown(judged_alike(judged))]
-    if not found:
+    held = [(group, run, scores) for group, run in _shown(groups) if (scores := _scores(run))]
+    if not held:
         return []
-    metric = primary_of(judged)
+    metric = primary_of([group for group, *_ in held])
+    found = [one for one in held if primary_of([one[0]]) == metric]
     numbers = sorted({client for *_, scores in found for client in scores})
     means = {client: mean(scores.get(client) for *_, scores in found) or 0.0 for client in numbers}
     less = any(record.better == "lower" for _, run, _ in found for record in run.records[-1:])

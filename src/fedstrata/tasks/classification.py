@@ -58,7 +58,8 @@ class Classification(Task):
         weights = self._weights_like(outputs)
         if weights is None:
             return self._cross_entropy(outputs, targets, "mean")
-        total, weight = self._cross_entropy(outputs, targets, "sum"), weights[targets].sum()
+        precise = torch.promote_types(weights.dtype, torch.float32)  # a sum in bf16 has three digits
+        total, weight = self._cross_entropy(outputs, targets, "sum"), weights[targets].sum(dtype=precise)
         return total / torch.where(weight > 0, weight, torch.ones_like(weight))
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:

@@ -44,4 +44,5 @@ def _conv(inputs: int, outputs: int) -> nn.Sequential:
 
 def _convs(inputs: int, outputs: int, convs: int) -> nn.Module:
     """Several of them."""
-    return sequential(*((f"conv{n + 1}", _conv(outputs if n else inputs, outputs)) for n in range(convs)))
+    names = ["first", "second", *(f"conv{n + 1}" for n in range(2, convs))][:convs]
+    return sequential(*((name, _conv(outputs if n else inputs, outputs)) for n, name in enumerate(names)))
