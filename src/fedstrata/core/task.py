@@ -24,7 +24,8 @@ class Metric(Protocol):
     """Numbers that tell how good outputs are: some tensors per batch, and what all batches' come to.
 
     Batches may be judged in several processes. What they leave is put together in the order of the batches, wherever
-    it was computed, so that the result has the same bits everywhere.
+    it was computed, so that the result has the same bits everywhere. One that knows the `names` of its numbers need not
+    be computed to tell them.
     """
 
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:

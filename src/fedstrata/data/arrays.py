@@ -10,10 +10,11 @@ import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.spec import parse_call
+from fedstrata.data.cells import Array
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.learnt import MANY, NEEDS, guess_task, ignored_by, kind_of
 from fedstrata.data.single_precision import as_float32, refuse_beyond
-from fedstrata.data.tables import Array, tenths
+from fedstrata.data.tables import tenths
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive
 from fedstrata.core.types import Examples
+from fedstrata.data.cells import Array
 from fedstrata.data.examples import (
     ReadTargets,
     SelectedExamples,
@@ -29,8 +30,6 @@ from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)

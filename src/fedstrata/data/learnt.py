@@ -6,14 +6,12 @@ together.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedstrata.core.spec import parse_call
+from fedstrata.data.cells import Array
 from fedstrata.errors import UsageError, did_you_mean
 
-Array = np.ndarray[Any, Any]
 FEW = 20
 """At most so many different whole numbers are classes."""
 MANY = 1000

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from fedstrata.data.cells import Array
 from fedstrata.errors import UsageError
 
-Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
 _TOLERATED = 0.01
 """Rounding may take away this share of the targets' deviation, a ten-thousandth of their variance."""

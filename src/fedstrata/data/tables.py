@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive
-from fedstrata.data.cells import is_missing, number_of, numbers_or_words, plain
+from fedstrata.data.cells import Array, is_missing, number_of, numbers_or_words, plain
 from fedstrata.data.client_data import draw_held_out
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.learnt import guess_task, kind_of
 from fedstrata.data.single_precision import as_float32, refuse_beyond
 from fedstrata.errors import UsageError, did_you_mean
 
-Array = np.ndarray[Any, Any]
 Standardise = Literal["federation", "client", "none"]
 _CONSTANT = 1e-12
 """A deviation below this share of the mean is rounding: the column is constant."""

@@ -24,7 +24,6 @@ from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.norms import running_statistics
 from fedstrata.models.passes import preserve_model
 from fedstrata.server.state import ServerState
-from fedstrata.tasks.metrics import WholeOutputs
 from fedstrata.wire.packing import carries
 
 SAMPLE = 7
@@ -162,11 +161,9 @@ def _metric_names(task: Task, outputs: Tensor, targets: Tensor) -> list[str] | N
         return list(metrics)
     names: list[str] = []
     for metric in metrics:
-        if isinstance(metric, WholeOutputs):  # it knows them, and to compute it may mean to import a large package
-            names += metric.functions
-            continue
+        known = getattr(metric, "names", None)
         try:
-            names += metric.compute([metric.observe(outputs, targets)])
+            names += metric.compute([metric.observe(outputs, targets)]) if known is None else known
         except Exception:  # the first evaluation will tell
             return None
     return names

@@ -135,6 +135,11 @@ class WholeOutputs:
 
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the metrics."""
+        return tuple(self.functions)
+
     def observe(self, outputs: Tensor, targets: Tensor) -> Tensors:
         """The batch itself."""
         plain = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs

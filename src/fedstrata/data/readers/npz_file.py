@@ -13,9 +13,10 @@ import numpy as np
 from fedstrata.core.own_code import PathText
 from fedstrata.core.rng import derive
 from fedstrata.data.arrays import Targets, as_input, check_shapes, examples_dataset, read_targets
+from fedstrata.data.cells import Array
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.readers.build import channel_stats, join_notes, tensor_of
-from fedstrata.data.tables import Array, hold_out
+from fedstrata.data.tables import hold_out
 from fedstrata.errors import UsageError, did_you_mean
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from fedstrata.core.lazy import torch
 from fedstrata.core.own_code import SourceText, call_own, load_object
 from fedstrata.data.arrays import as_array, check_shapes, examples_dataset, read_targets
+from fedstrata.data.cells import Array
 from fedstrata.data.client_data import take_apart
 from fedstrata.data.examples import Dataset, TensorExamples, as_examples
 from fedstrata.data.readers.leaf import spans
-from fedstrata.data.single_precision import Array, refuse_beyond
+from fedstrata.data.single_precision import refuse_beyond
 from fedstrata.data.targets import read_any
 from fedstrata.errors import UsageError
 
