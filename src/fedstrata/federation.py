@@ -21,9 +21,10 @@ from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.stacks import VisitBlock, Visits, expand
 from fedstrata.core.task import resolution_note
 from fedstrata.core.tensors import clone
-from fedstrata.core.types import Slots, Update, Visit, Work
+from fedstrata.core.types import Slots, Update, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
@@ -403,11 +404,14 @@ class Federation:
         self._engine.close()
         return found
 
-    def _watch_visits(self, visits: Iterator[Visit], total: int, watch: UpdateRecorder | None) -> Iterator[Visit]:
-        for done, visit in enumerate(visits, 1):
-            if watch is not None and isinstance(visit[0], Update):
-                watch.see(visit[0])
-            yield visit
+    def _watch_visits(self, visits: Iterator[Visits], total: int, watch: UpdateRecorder | None) -> Iterator[Visits]:
+        """The same visits; those of a round that is measured one by one, for what is looked at is copied."""
+        done = 0
+        for item in visits if watch is None else expand(visits):
+            if watch is not None and isinstance(item, tuple) and isinstance(item[0], Update):
+                watch.see(item[0])
+            yield item
+            done += len(item.rows) if isinstance(item, VisitBlock) else 1
             if self.on_visit is not None:
                 self.on_visit(done, total)
 

@@ -29,16 +29,32 @@ class RunningMean:
         """Fold one client's tensors in."""
         if not tensors:
             return
-        new = [n for n in tensors if n not in self._sums]
-        for name in new:
-            tensor = tensors[name]
-            self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
-            self._sums[name] = torch.zeros_like(tensor, dtype=compute_dtype(tensor.dtype))
-        sums = [self._sums[n] for n in tensors]
+        sums = self._open(tensors)
         values = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors.values(), sums, strict=True)]
         torch._foreach_add_(sums, values, alpha=weight)
         for name in tensors:
             self._weights[name] += weight
+
+    def add_rows(self, stacked: Mapping[str, Tensor], rows: Sequence[int], weights: Sequence[float]) -> None:
+        """Fold many clients' tensors in, one after the other: the same sums, to the bit, as adding each alone."""
+        if not stacked:
+            return
+        sums = self._open({name: tensor[0] for name, tensor in stacked.items()})
+        same = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(stacked.values(), sums, strict=True)]
+        each = [tensor.unbind() for tensor in same]
+        for row, weight in zip(rows, weights, strict=True):
+            torch._foreach_add_(sums, [tensors[row] for tensors in each], alpha=weight)
+        for name in stacked:
+            for weight in weights:
+                self._weights[name] += weight
+
+    def _open(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The sums of some names; those that are new begin at zero."""
+        for name in (n for n in tensors if n not in self._sums):
+            tensor = tensors[name]
+            self._dtypes[name], self._weights[name] = tensor.dtype, 0.0
+            self._sums[name] = torch.zeros_like(tensor, dtype=compute_dtype(tensor.dtype))
+        return [self._sums[n] for n in tensors]
 
     def result(self) -> Tensors:
         """The mean of what was folded in."""

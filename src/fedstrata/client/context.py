@@ -105,6 +105,7 @@ class ClientContext:
         cache: whatever else a way of training keeps between visits.
         allocate_delta: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of
             its own.
+        allocate_stack: the same for the deltas of visits that are trained at once.
     """
 
     build: Build
@@ -121,6 +122,7 @@ class ClientContext:
     flops: dict[Any, int] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     allocate_delta: Callable[[Tensors], Tensors] | None = None
+    allocate_stack: Callable[[Tensors], Tensors] | None = None
 
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedstrata.client.group import ClientGroup
 from fedstrata.client.visit import ClientVisit, owner_of
 from fedstrata.core.parts import Parts, zeros_of
-from fedstrata.core.rng import derive, generator, seed_global
-from fedstrata.core.types import Examples
-from fedstrata.data.batching import batches
-from fedstrata.data.examples import TensorExamples
+from fedstrata.core.rng import derive, seed_global
+from fedstrata.data.examples import Split, TensorExamples
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -35,80 +34,100 @@ class PaddedBatches:
         return self.y.shape[1]
 
 
-def draw_padded(visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], compiles: bool) -> PaddedBatches:
+def draw_padded(group: ClientGroup, compiles: bool) -> PaddedBatches:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape.
 
     Args:
-        visits: of the clients.
-        sizes: the sizes of each one's batches.
+        group: the clients.
         compiles: True if what they go through is compiled, for each shape on its own: there are few shapes then.
     """
-    steps, width = [len(row) for row in sizes], max(max(row) for row in sizes)
-    full = all(min(row) == width for row in sizes) and len(set(steps)) == 1
-    longest = max(steps)
+    steps, sizes = group.steps, {tuple(row) for row in group.batches}
+    width, longest = max(max(row) for row in sizes), max(steps)
+    full = len(sizes) == 1 and min(next(iter(sizes))) == width
     if compiles and not full and longest <= COMPILED_STEPS:
         longest = 1 << (longest - 1).bit_length()
-    shape = (len(sizes), longest, width)
+    shape = (len(group), longest, width)
     rows = None if full else torch.zeros(shape)
-    pool = _find_pool([visit.data for visit in visits]) if visits[0].context.augment is None else None
-    draw = _draw_each(visits, sizes, shape, rows) if pool is None else _draw_from_pool(visits, sizes, pool, shape, rows)
+    pool = _find_pool(group) if group.context.augment is None else None
+    draw = _draw_each(group, shape, rows) if pool is None else _draw_from_pool(group, *pool, shape, rows)
     return PaddedBatches(*draw, rows, steps)
 
 
+Place = Callable[[int, Tensor], Tensor]
+"""(client, places among its own examples) → places in the pool."""
+
+
 def _draw_from_pool(
-    visits: Sequence[ClientVisit],
-    sizes: Sequence[Sequence[int]],
-    pool: TensorExamples,
-    shape: tuple[int, int, int],
-    rows: Tensor | None,
+    group: ClientGroup, pool: TensorExamples, place: Place, shape: tuple[int, int, int], rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(inputs, targets), where one tensor holds everybody's examples: all batches are gathered from it in one go."""
     index = torch.zeros(shape, dtype=torch.int64)
-    rng = torch.Generator()
-    for c, visit in enumerate(visits):
-        a, examples = visit.assignment, visit.data
-        order = list(batches(len(examples), a.work, rng.manual_seed(derive(a.seed, "order")), False))
-        mine = examples.index if isinstance(examples, TensorExamples) else None
-        flat = order[0] if len(order) == 1 else torch.cat(order)
-        flat = flat if mine is None else mine[flat]
-        if rows is None:
-            index[c] = flat.view(shape[1:])
-            continue
-        for s, part in enumerate(torch.split(flat, list(sizes[c]))):
-            index[c, s, : len(part)], rows[c, s, : len(part)] = part, 1.0
+    for c, (client, order) in enumerate(zip(group.clients, _draw_orders(group), strict=True)):
+        _pad(index[c], place(client, order), group.batches[c], None if rows is None else rows[c])
     x, y = pool.batch(index.view(-1))
     inputs: Any = x.unflatten(0, shape) if isinstance(x, Parts) else torch.unflatten(x, 0, shape)
     return inputs, torch.unflatten(y, 0, shape)
 
 
-def _draw_each(
-    visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], shape: tuple[int, int, int], rows: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _pad(into: Tensor, flat: Tensor, sizes: Sequence[int], rows: Tensor | None) -> None:
+    """Lay one client's batches, which come after each other, into a block of [steps, rows]."""
+    if rows is None:
+        into.copy_(flat.view(into.shape))
+        return
+    width, step = into.shape[1], 0
+    while step < len(sizes):  # full batches in one go
+        many = step
+        while many < len(sizes) and sizes[many] == width:
+            many += 1
+        count = (many - step) * width or sizes[step]
+        end = max(many, step + 1)
+        part, flat = flat[:count], flat[count:]
+        if many > step:
+            into[step:end], rows[step:end] = part.view(end - step, width), 1.0
+        else:
+            into[step, :count], rows[step, :count] = part, 1.0
+        step = end
+
+
+def _draw_orders(group: ClientGroup) -> Iterator[Tensor]:
+    """The places of each client's examples, batch after batch: what `batches` gives, in one tensor."""
+    rng, work = torch.Generator(), group.template.work
+    for seed, examples, sizes in zip(group.seeds, group.examples_of_each, group.batches, strict=True):
+        rng.manual_seed(derive(seed, "order"))
+        count = sum(sizes)
+        passes = [torch.randperm(examples, generator=rng) for _ in range(-(-count // examples))]
+        flat = passes[0] if len(passes) == 1 else torch.cat(passes)
+        if work.steps is not None and len(flat) > count:
+            flat = flat[:count]
+        yield flat
+
+
+def _draw_each(group: ClientGroup, shape: tuple[int, int, int], rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """(inputs, targets), client by client."""
     inputs: Any = None
     targets: Any = None
-    for c, visit in enumerate(visits):
-        x, y = _read_visit(visit)
+    for c, order in enumerate(_draw_orders(group)):
+        x, y = _read_visit(group.visit(c), order, group.batches[c])
         if inputs is None:
             inputs, targets = zeros_of(x, *shape), zeros_of(y, *shape)
         if rows is None:
             inputs[c] = x.unflatten(0, shape[1:])
             targets[c] = torch.unflatten(y, 0, shape[1:])
             continue
-        for s, (some, theirs) in enumerate(zip(*(torch.split(t, list(sizes[c])) for t in (x, y)), strict=True)):
+        sizes = group.batches[c]
+        for s, (some, theirs) in enumerate(zip(*(torch.split(t, sizes) for t in (x, y)), strict=True)):
             inputs[c, s, : len(theirs)], targets[c, s, : len(theirs)], rows[c, s, : len(theirs)] = some, theirs, 1.0
     return inputs, targets
 
 
-def _read_visit(visit: ClientVisit) -> tuple[Any, Tensor]:
+def _read_visit(visit: ClientVisit, order: Tensor, sizes: Sequence[int]) -> tuple[Any, Tensor]:
     """The batches of one client after each other."""
     a, examples, context = visit.assignment, visit.data, visit.context
-    order = list(batches(len(examples), a.work, generator(a.seed, "order"), False))
     if isinstance(examples, TensorExamples) and context.augment is None:  # nothing is drawn, and targets were checked
-        return examples.batch(torch.cat(order))
+        return examples.batch(order)
     seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
     read = []
-    for part in order:
+    for part in torch.split(order, list(sizes)):
         x, y = examples.batch(part, context.augment)
         context.task.check_targets(y, visit.replica.width, owner_of(examples, a.client), part)
         read.append((x, y))
@@ -116,10 +135,20 @@ def _read_visit(visit: ClientVisit) -> tuple[Any, Tensor]:
     return torch.cat(xs), torch.cat(ys)
 
 
-def _find_pool(data: Sequence[Examples]) -> TensorExamples | None:
-    """The tensors that all clients' examples are parts of, or None."""
-    first = data[0]
+def _find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
+    """The tensors that all clients' examples are parts of, and where each one's are; None if they share none."""
+    held = group.examples
+    if isinstance(held, Split):
+        return held.whole, held.places
+    data = {client: held[client] for client in group.clients}
+    first = data[group.clients[0]]
     if not isinstance(first, TensorExamples):
         return None
-    same = all(isinstance(d, TensorExamples) and d.x is first.x and d.y is first.y for d in data)
-    return replace(first, index=None) if same else None
+    if not all(isinstance(d, TensorExamples) and d.x is first.x and d.y is first.y for d in data.values()):
+        return None
+
+    def place(client: int, order: Tensor) -> Tensor:
+        index = data[client].index  # type: ignore[attr-defined]
+        return order if index is None else index[order]
+
+    return replace(first, index=None), place

@@ -247,11 +247,17 @@ class LocalSteps(ABC):
                 used = {n: g for n, g in zip(self.names, self.grads, strict=True) if g is not None}
                 self.tallies = self.hooks.update_tallies(self.tallies, used, batch)
                 used = self.hooks.correct_gradients(used, batch, own=are_disjoint(used, self.tallies))
-                used = clip_gradients(used, self.clip)
+                used = self.clip_gradients(used)
                 self.grads = [used.get(n) for n in self.names]
         with timed("optimiser"):
             self.move(self.grads)
         return task_loss
+
+    def clip_gradients(self, grads: Tensors) -> Tensors:
+        """The gradients, scaled down where the norm of all of them together is above the limit."""
+        if self.clip is None or not grads:
+            return grads
+        return scale(grads, torch.clamp(self.clip / (whole_norm(grads) + 1e-6), max=1.0))
 
     @abstractmethod
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
@@ -349,11 +355,3 @@ class FunctionalSteps(LocalSteps):
         batch = self.objective.batch(x, y, self.taken, params)
         task_loss, whole = self.objective(batch, lambda x: functional_call(self.objective.model, params, (x,)))
         return whole, task_loss
-
-
-def clip_gradients(grads: Tensors, limit: float | None) -> Tensors:
-    """The gradients, scaled down where the norm of all of them together is above the limit."""
-    if limit is None or not grads:
-        return grads
-    factor = torch.clamp(limit / (whole_norm(grads) + 1e-6), max=1.0)
-    return scale(grads, factor)

@@ -7,7 +7,7 @@ dense model. The results equal those of one client after the other up to roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,21 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.cost import estimate_flops
+from fedstrata.client.dense import chain_of, train_stacked
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, structure_of
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
-from fedstrata.client.results import TrainResult
 from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
-from fedstrata.client.visit import ClientVisit, count_classes, personal_names, personal_params
+from fedstrata.client.visit import count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
+from fedstrata.core.stacks import Assignments, UpdateStack
 from fedstrata.core.task import Task
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
 from fedstrata.core.types import PERSONAL, Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batch_sizes
+from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running_statistics
 from fedstrata.system.timing import timed
@@ -107,38 +109,6 @@ def _try_vectorising(model: nn.Module, sample: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _UnreadableExamples:
-    """What stands for a client's data where many are trained at once."""
-
-    def __len__(self) -> int:
-        raise UsageError(_REFUSAL)
-
-    def batch(self, index: Tensor, augment: Any = None) -> tuple[Tensor, Tensor]:
-        raise UsageError(_REFUSAL)
-
-    def labels(self) -> Tensor:
-        raise UsageError(_REFUSAL)
-
-    def outputs(self, place: str) -> Iterator[tuple[Tensor, Tensor]]:
-        raise UsageError(_REFUSAL)
-
-    def observe(self, watch: Mapping[str, Callable[[Tensor], None]]) -> None:
-        raise UsageError(_REFUSAL)
-
-
-_REFUSAL = "a technique that vectorises takes class counts from view.counts(), and reads no examples"
-
-
-class _SharedAssignment(Assignment):
-    """An assignment of which only what all clients of a kind have in common may be read: hooks serve many of them."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("round", "client", "seed"):
-            raise UsageError(f"a technique that vectorises cannot read its assignment's {name}: many clients share it")
-        return super().__getattribute__(name)
-
-
-@dataclass(frozen=True, eq=False)
 class ClientTensors:
     """The tensors of a vectorised visit: of one client where it is computed, of all of them where it is asked for.
 
@@ -165,7 +135,7 @@ class ClientTensors:
     counts: Tensor | None
 
 
-Trained = tuple[Tensors, Slots, Tensor]
+Ended = tuple[Tensors, Slots, Tensor]
 """(parameters, tallies, mean loss) after a client's last step."""
 
 
@@ -206,7 +176,7 @@ class VectorisedVisit:
             remembers[PERSONAL] = {**given.memory.get(PERSONAL, {}), **own}
         return hooks.build_upload(delta), slots, remembers, mean
 
-    def _take_steps(self, given: ClientTensors, hooks: HookSet, start: Tensors) -> Trained:
+    def _take_steps(self, given: ClientTensors, hooks: HookSet, start: Tensors) -> Ended:
         """Train from the start on.
 
         A client with fewer steps than the others goes on with padded batches; what counts is kept at its own last step.
@@ -217,7 +187,7 @@ class VectorisedVisit:
         work = replace_fields(a.work, lr=given.lr)
         steps = FunctionalSteps(self.replica, self.method.buffers, hooks, work, {**params, **start}, moved)
         total = _zero_like(given.last)
-        final: Trained | None = None
+        final: Ended | None = None
         with steps.objective.attach_features():
             for step in range(self.steps):
                 if step == 1:  # all begin at the same place: the first pass is one product for all
@@ -239,7 +209,7 @@ class VectorisedVisit:
         work = replace_fields(self.assignment.work, lr=given.lr)
         assignment = replace_fields(self.assignment, params=given.params, slots=given.slots, work=work)
         none = torch.Generator()  # vmap refuses whatever is drawn from it
-        data = _UnreadableExamples()
+        data = UnreadableExamples()
         asked = (lambda name: none), counts, data.outputs, data.observe
         return build_hooks(self.method, self.replica, data, assignment, given.memory, *asked)
 
@@ -258,80 +228,77 @@ def _where(condition: Tensor, new: Any, old: Any) -> Any:
     return {name: _where(condition, new[name], old[name]) for name in new}
 
 
-def _structure(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
-    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
-
-
-def group_key(assignment: Assignment, memory: Slots) -> tuple[Any, ...]:
-    """What two clients must have in common to be trained at once."""
-    a = assignment
-    return a.arch, a.trains, a.uploads, a.work, _structure(a.slots), _structure(memory)
+Trained = tuple[Sequence[int], UpdateStack | tuple[Update, Slots]]
+"""(which of the assignments, what came of them): of one client, or of several at once."""
 
 
 def train_vectorised(
     context: ClientContext,
-    assignments: Sequence[Assignment],
-    data: Sequence[Examples],
+    assignments: Assignments,
+    clients: Sequence[Examples] | Mapping[int, Examples],
     memories: Sequence[Slots],
-) -> Iterator[TrainResult]:
+) -> Iterator[Trained]:
     """Train clients at once, as far as they are alike."""
+    kinds = [(a.arch, a.trains, a.uploads, a.work, structure_of(a.slots)) for a in assignments.templates]
     together: dict[tuple[Any, ...], list[int]] = {}
-    for place, (a, memory) in enumerate(zip(assignments, memories, strict=True)):
-        together.setdefault(group_key(a, memory), []).append(place)
+    for place, (kind, memory) in enumerate(zip(assignments.kinds, memories, strict=True)):
+        together.setdefault((kinds[kind], structure_of(memory)), []).append(place)
     for places in together.values():
-        if assignments[places[0]].trains:
-            replica = context.replica(assignments[places[0]].arch)
-            visits = [ClientVisit(context, assignments[i], data[i], memories[i], replica) for i in places]
-            yield _train_alike(context, tuple(places), visits)
+        template = assignments.template(places[0])
+        if template.trains:
+            places = _longest_first(places, template, assignments, clients)
+            chosen, slots = assignments.select(places), [assignments.template(i).slots for i in places]
+            about = chosen.clients, chosen.seeds, clients, slots, [memories[i] for i in places]
+            yield places, _train_alike(ClientGroup(context, template, *about))
             continue
         for place in places:
-            yield TrainResult.of(place, *train_client(context, assignments[place], data[place], memories[place]))
+            a = assignments[place]
+            yield (place,), train_client(context, a, clients[a.client], memories[place])
 
 
-def _train_alike(context: ClientContext, places: tuple[int, ...], visits: Sequence[ClientVisit]) -> TrainResult:
+def _longest_first(
+    places: Sequence[int],
+    template: Assignment,
+    assignments: Assignments,
+    clients: Sequence[Examples] | Mapping[int, Examples],
+) -> list[int]:
+    """Places of visits, those with most examples first: where all have as many steps, in client order."""
+    size = sizes(clients)
+    return sorted(places, key=lambda place: -len(batch_sizes(size(assignments.clients[place]), template.work, False)))
+
+
+def _train_alike(group: ClientGroup) -> UpdateStack:
     """Train clients that have all in common that one computation for all of them needs."""
-    first = visits[0]
-    a = first.assignment
-    sizes = [batch_sizes(len(visit.data), a.work, False) for visit in visits]
-    kind = (a.arch, a.trains, a.uploads, replace(a.work, lr=0.0), _structure(a.slots), _structure(first.memory))
-    flops, idle = _estimate_costs(visits, sizes, kind)
-    replace_fields(first, memory={}).prepare()
+    context = group.context
+    flops, idle = group.estimate_costs()
     with timed("batches"):
-        padded = draw_padded(visits, sizes, context.compile)
+        padded = draw_padded(group, context.compile)
+    chain = chain_of(group)
+    if chain is not None:
+        given = _stack_slots(group.slots)[0], _stack_slots(group.memories)[0]
+        with timed("stacked visits"), torch.no_grad():
+            delta, sent, remembers, loss = train_stacked(group, chain, padded, idle, given)
+        return replace_fields(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+    replace_fields(group.visit(0), memory={}).prepare()
     ends = sorted(set(padded.steps))
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
         ends = list(range(1, padded.longest + 1))
-    shared = _SharedAssignment(**vars(a))
-    visit = VectorisedVisit(context.method, first.replica, shared, padded.longest, tuple(ends), idle)
-    tensors, dims = _stack_tensors(visits, padded)
+    shared = SharedAssignment(**vars(group.template))
+    visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
+    tensors, dims = _stack_tensors(group, padded)
     with one_by_one(), timed("vectorised visits"):
-        delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, kind)(*tensors)
-    rows = zip(visits, padded.steps, loss.tolist(), flops, strict=True)
-    updates = tuple(_describe(visit, steps, mean, cost) for visit, steps, mean, cost in rows)
-    return TrainResult(places, updates, delta, {}, sent, remembers, True)
+        delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
+    return replace_fields(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
 
 
-def _describe(visit: ClientVisit, steps: int, loss: float, flops: float) -> Update:
-    """A client's update without its tensors."""
-    return Update(
-        round=visit.assignment.round,
-        client=visit.assignment.client,
-        method=visit.context.method.digest,
-        examples=len(visit.data),
-        steps=steps,
-        delta={},
-        metrics={"train_loss": loss, "flops": flops},
-    )
-
-
-def _stack_tensors(visits: Sequence[ClientVisit], padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know)."""
-    a, replica, context = visits[0].assignment, visits[0].replica, visits[0].context
+    a, replica, context = group.template, group.replica, group.context
     counts = None
     if context.task.has_classes and any(context.method.at("local")):
-        counts = torch.stack([count_classes(visit.data, replica) for visit in visits])
-    slots, slot_dims = _stack_slots([visit.assignment.slots for visit in visits])
-    memory, memory_dims = _stack_slots([visit.memory for visit in visits])
+        counts = torch.stack([count_classes(group.visit(c).data, replica) for c in range(len(group))])
+    slots, slot_dims = _stack_slots(group.slots)
+    memory, memory_dims = _stack_slots(group.memories)
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
         "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype), None),
@@ -376,16 +343,3 @@ def _stack_slots(many: Sequence[Slots]) -> tuple[Slots, Any]:
             slots[name][n] = tensor if shared else torch.stack([one[name][n] for one in many])
             dims[name][n] = None if shared else 0
     return slots, dims
-
-
-def _estimate_costs(
-    visits: Sequence[ClientVisit], sizes: Sequence[Sequence[int]], kind: tuple[Any, ...]
-) -> tuple[list[float], frozenset[str]]:
-    """(each client's FLOPs, the parameters that get no gradient), known from estimates of every size of batch."""
-    flops = []
-    idle: frozenset[str] = frozenset()
-    for visit, row in zip(visits, sizes, strict=True):
-        cost = estimate_flops(visit, row, ("group", *kind))
-        flops.append(float(cost.around + sum(cost.steps[size] for size in row)))
-        idle = cost.idle
-    return flops, idle

@@ -234,6 +234,10 @@ class Technique:
             `view.counts()` instead of reading `view.data`, do not average over a batch's rows, sum up over the steps
             in `tally` alone, and do not read the assignment's round, client or seed. One that does nothing on clients
             needs no promise.
+        stacks: True as a promise, beyond `vectorises`, that its hooks are also right on tensors with one more axis in
+            front, a row per client: they combine tensors of one name number by number, and are no others than
+            `correct`, `tally`, `upload` and `finish`. What is the same for all clients, such as the parameters that a
+            visit begins with, has no such axis.
     """
 
     name: ClassVar[str] = ""
@@ -248,6 +252,7 @@ class Technique:
     needs_deltas: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
+    stacks: ClassVar[bool] = False
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """Server, once: the state to begin with; `setting` is that of the server's own model."""

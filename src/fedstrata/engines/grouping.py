@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstrata.client.context import ClientContext
-from fedstrata.client.results import TrainResult
 from fedstrata.client.train import train_client
-from fedstrata.client.vectorised import train_vectorised
-from fedstrata.core.types import Assignment, Examples, Slots
+from fedstrata.client.vectorised import Trained, train_vectorised
+from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
+from fedstrata.core.types import Examples, Slots, Visit
 from fedstrata.data.examples import sizes
 
 
@@ -18,42 +18,44 @@ class Trainer:
     """A way to train clients.
 
     Args:
-        groups: gives the positions of the assignments that are trained together; the same for any number of workers.
-        train: gives what comes of the visits of a group, in any order; tensors are good until the next is asked for.
+        groups: gives the positions of the assignments that are trained together, where results depend on that; the same
+            for any number of workers. None where they do not: whoever hands out jobs may group visits as it likes.
+        train: gives what comes of the visits of a group, in any order.
     """
 
-    groups: Callable[[Sequence[Assignment], Sequence[Examples]], list[list[int]]]
-    train: Callable[[ClientContext, Sequence[Assignment], Sequence[Examples], Sequence[Slots]], Iterator[TrainResult]]
-
-
-def _group_alone(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
-    """Every client by itself."""
-    return [[position] for position in range(len(assignments))]
+    groups: Callable[[Assignments, Sequence[Examples]], list[list[int]]] | None
+    train: Callable[
+        [ClientContext, Assignments, Sequence[Examples] | Mapping[int, Examples], Sequence[Slots]], Iterator[Trained]
+    ]
 
 
 def _train_one_by_one(
-    context: ClientContext, assignments: Sequence[Assignment], data: Sequence[Examples], memories: Sequence[Slots]
-) -> Iterator[TrainResult]:
+    context: ClientContext,
+    assignments: Assignments,
+    clients: Sequence[Examples] | Mapping[int, Examples],
+    memories: Sequence[Slots],
+) -> Iterator[Trained]:
     """Train the clients of a group one after the other."""
-    for place, visit in enumerate(zip(assignments, data, memories, strict=True)):
-        yield TrainResult.of(place, *train_client(context, *visit))
+    for place, (assignment, memory) in enumerate(zip(assignments, memories, strict=True)):
+        yield (place,), train_client(context, assignment, clients[assignment.client], memory)
 
 
 MIN_SIZE, MAX_SIZE, MIN_GROUPS = 8, 16, 4
 """Clients of the smallest and the largest group, and how many groups a round should have at least."""
 
 
-def _group_by_steps(assignments: Sequence[Assignment], clients: Sequence[Examples]) -> list[list[int]]:
+def _group_by_steps(assignments: Assignments, clients: Sequence[Examples]) -> list[list[int]]:
     """Clients with about the same number of steps go together: the others would only wait for the longest."""
     size_of = sizes(clients)
+    kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    plans = [(a.arch, a.trains) for a in assignments.templates]
+    for position, kind in enumerate(assignments.kinds):
+        kinds.setdefault(plans[kind], []).append(position)
 
     def steps(position: int) -> int:
-        a = assignments[position]
-        return a.work.steps or a.work.epochs * -(-size_of(a.client) // a.work.batch_size)
+        work = assignments.template(position).work
+        return work.steps or work.epochs * -(-size_of(assignments.clients[position]) // work.batch_size)
 
-    kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for position, a in enumerate(assignments):
-        kinds.setdefault((a.arch, a.trains), []).append(position)
     groups = []
     for positions in kinds.values():
         size = min(MAX_SIZE, max(MIN_SIZE, -(-len(positions) // MIN_GROUPS)))
@@ -62,6 +64,35 @@ def _group_by_steps(assignments: Sequence[Assignment], clients: Sequence[Example
     return groups
 
 
-ONE_BY_ONE = Trainer(_group_alone, _train_one_by_one)
+ONE_BY_ONE = Trainer(None, _train_one_by_one)
 VECTORISED = Trainer(_group_by_steps, train_vectorised)
 """The groups depend on the clients alone, not on the number of workers, and so do the bits."""
+
+
+class ArrivedVisits:
+    """What has come of a round's visits, by position, to be handed on in client order."""
+
+    def __init__(self) -> None:
+        self._single: dict[int, Visit] = {}
+        self._stacked: dict[int, tuple[UpdateStack, int]] = {}
+
+    def add(self, positions: Sequence[int], came: UpdateStack | Visit) -> None:
+        """Take what came of the visits at some positions."""
+        if isinstance(came, UpdateStack):
+            self._stacked.update((position, (came, row)) for row, position in enumerate(positions))
+        else:
+            self._single[positions[0]] = came
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._stacked or position in self._single
+
+    def take(self, position: int) -> tuple[Visits, int]:
+        """(the visit at a position, or a block of those from there on; where the next one is)."""
+        if position in self._single:
+            return self._single.pop(position), position + 1
+        stack = self._stacked[position][0]
+        rows = []
+        while (found := self._stacked.get(position)) is not None and found[0] is stack:
+            rows.append(self._stacked.pop(position)[1])
+            position += 1
+        return (VisitBlock(stack, rows) if len(stack) > 1 else stack.visit(0)), position

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
+from fedstrata.core.stacks import Assignments, Visits
 from fedstrata.core.task import Task
-from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
+from fedstrata.core.types import Assignment, Examples, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes
-from fedstrata.engines.grouping import Trainer
+from fedstrata.engines.grouping import ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Recall
-from fedstrata.engines.tensor_store import TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, TensorRefs, VisitSpec
+from fedstrata.engines.tensor_store import SegmentedMemory, TensorStore
+from fedstrata.engines.worker import EvaluateJob, Failure, TemplateSpec, TensorRefs, TrainAnswer, write_slots
 from fedstrata.errors import FedstrataError
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, Scores, combine_scores
 from fedstrata.system.timing import Clock, timed
@@ -31,6 +32,9 @@ AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
+JOB_SECONDS, JOB_BYTES, JOBS_PER_WORKER = 0.01, 32 << 20, 3
+"""Visits that are trained one by one go together into jobs of so many seconds and bytes at most, at least so many jobs
+for each worker: handing out a job takes as long as a tiny visit, and the last jobs of a round should end together."""
 MAX_DEATHS = 3
 """How many workers may die of a job before the run gives up."""
 
@@ -145,6 +149,7 @@ class WorkerPool(ABC, Generic[W]):
         self.spent = Clock()
         self._events: list[str] = []
         self._number = 0
+        self._pace: float | None = None
         self.era = 0
 
     # What every kind of worker does in its own way.
@@ -177,9 +182,9 @@ class WorkerPool(ABC, Generic[W]):
     def _train_job(
         self,
         group: Sequence[int],
-        assignments: Sequence[Assignment],
+        asked: Assignments,
         recall: Recall,
-        arrived: dict[int, tuple[Update, Slots]],
+        arrived: ArrivedVisits,
     ) -> PoolJob:
         """The visits of a group as a job; what comes of them is put into `arrived`."""
 
@@ -291,34 +296,59 @@ class WorkerPool(ABC, Generic[W]):
 
     # Rounds.
 
-    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
-        """Updates in client order, each with what its client will remember; good until the next is asked for."""
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visits]:
+        """Visits in client order, each with what its client will remember; good until the next are asked for."""
         self._open()
-        self._number = assignments[0].round + 1 if assignments else self._number
+        asked = Assignments.of(assignments)
+        self._number = asked.templates[0].round + 1 if len(asked) else self._number
         era = self.era
         self._tensors.sweep()
-        round_ = _Round(assignments, self._trainer.groups(assignments, self._clients), self._clients)
-        ahead = max(AHEAD * self.workers, AHEAD_BYTES // _largest_update(assignments))
+        round_ = _Round(asked, self._groups(asked), self._clients)
+        ahead = max(AHEAD * self.workers, AHEAD_BYTES // _largest_update(asked))
+        position = 0
         try:
-            for position in range(len(assignments)):
+            while position < len(asked):
                 for group in round_.take_groups(position + ahead):
                     self._queue_group(group, round_, recall)
                 while position not in round_.arrived:
                     self.pump()
                 self._dispatch()
-                yield round_.arrived.pop(position)
-                job = round_.hand_on(position)
-                if job is not None:
+                visits, after = round_.arrived.take(position)
+                yield visits
+                for job in round_.hand_on(range(position, after)):
                     self._release(job)
+                position = after
         finally:
             if self.era == era:  # else those workers are gone, and another round may have begun with new ones
                 self._give_up(round_.jobs.values())
 
+    def _groups(self, asked: Assignments) -> Sequence[Sequence[int]]:
+        """The positions of the visits of each job."""
+        if self._trainer.groups is not None:
+            return self._trainer.groups(asked, self._clients)
+        most = JOB_BYTES // _largest_update(asked)
+        size = (
+            min(int(JOB_SECONDS / self._pace), len(asked) // (JOBS_PER_WORKER * self.workers), most)
+            if self._pace
+            else 1
+        )
+        groups: list[list[int]] = []
+        for position, kind in enumerate(asked.kinds):
+            if not groups or len(groups[-1]) >= size or asked.kinds[groups[-1][0]] != kind:
+                groups.append([])
+            groups[-1].append(position)
+        return groups
+
+    def _take_pace(self, answer: TrainAnswer, visits: int) -> None:
+        """Learn how long a visit takes, so that jobs of many short ones can be made; results do not depend on it."""
+        now = answer.seconds / max(visits, 1)
+        self._pace = now if self._pace is None else 0.7 * self._pace + 0.3 * now
+
     def _queue_group(self, group: Sequence[int], round_: _Round, recall: Recall) -> None:
         """Let the visits of a group wait for a worker, as one job."""
-        assignments = [round_.assignments[position] for position in group]
-        job = self._train_job(group, assignments, recall, round_.arrived)
-        job.what, job.clients = _clients_text(assignments), tuple(a.client for a in assignments)
+        asked = round_.asked.select(group)
+        job = self._train_job(group, asked, recall, round_.arrived)
+        job.what, job.clients = _clients_text(asked.clients), tuple(asked.clients)
         job.order = (-round_.size(group), group[0])
         round_.add(group, job)
         self._queue(job)
@@ -335,19 +365,28 @@ class WorkerPool(ABC, Generic[W]):
         """Drop the jobs of training that no worker has yet."""
         self._ready.clear()
 
-    def _visits(self, assignments: Sequence[Assignment], memories: Sequence[TensorRefs]) -> list[VisitSpec]:
-        """Visits as they are sent: without tensors, which go to the store."""
+    def _templates(self, asked: Assignments) -> tuple[TemplateSpec, ...]:
+        """What visits of each kind have in common, as it is sent: without tensors, which go to the store."""
         store = self._tensors
-        return [
-            VisitSpec(
+        return tuple(
+            TemplateSpec(
                 assignment=replace_fields(a, params={}, buffers={}, slots={}),
                 params=store.put(a.params),
                 buffers=store.put(a.buffers),
                 slots={name: store.put(slot) for name, slot in a.slots.items()},
-                memory=memory,
             )
-            for a, memory in zip(assignments, memories, strict=True)
-        ]
+            for a in asked.templates
+        )
+
+    def _write_memories(
+        self, memory: SegmentedMemory, segment: int, asked: Assignments, recall: Recall
+    ) -> tuple[list[TensorRefs], int]:
+        """Copy clients' memories into a segment: (where each one's is, empty if there are none; where they end)."""
+        end, places = 0, []
+        for client in asked.clients:
+            refs, end = write_slots(memory, segment, recall(client), end)
+            places.append(refs)
+        return (places if any(places) else []), end
 
     def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Begin to evaluate on the test set; what is returned waits for the result. Training goes on beside it."""
@@ -376,19 +415,21 @@ class WorkerPool(ABC, Generic[W]):
 class _Round:
     """A round under way: its groups, which become jobs in the order in which their first updates are needed.
 
-    `arrived` and `jobs` are by position: updates that wait for their turn, and the jobs of those not handed on yet.
+    `arrived` holds updates that wait for their turn; `jobs` are by position, those whose updates were not handed on
+    yet.
     """
 
-    def __init__(
-        self, assignments: Sequence[Assignment], groups: Sequence[Sequence[int]], clients: Sequence[Examples]
-    ) -> None:
-        self.assignments = assignments
-        self.arrived: dict[int, tuple[Update, Slots]] = {}
+    def __init__(self, asked: Assignments, groups: Sequence[Sequence[int]], clients: Sequence[Examples]) -> None:
+        self.asked = asked
+        self.arrived = ArrivedVisits()
         self.jobs: dict[int, PoolJob] = {}
         self._left: dict[PoolJob, int] = {}  # how many of a job's updates were not handed on yet
         self._waiting = sorted(groups, key=min, reverse=True)
         size = sizes(clients)
-        self._sizes = [size(a.client) if a.work.steps is None else 1 for a in assignments]
+        self._sizes = [
+            size(client) if asked.templates[kind].work.steps is None else 1
+            for client, kind in zip(asked.clients, asked.kinds, strict=True)
+        ]
 
     def size(self, group: Sequence[int]) -> int:
         """How much there is to train: the examples of its clients, or 1 each where all take the same steps."""
@@ -404,19 +445,21 @@ class _Round:
         self.jobs.update(dict.fromkeys(group, job))
         self._left[job] = len(group)
 
-    def hand_on(self, position: int) -> PoolJob | None:
-        """Note that an update was handed on; its job if that was the job's last."""
-        job = self.jobs.pop(position)
-        self._left[job] -= 1
-        return None if self._left[job] else job
+    def hand_on(self, positions: Sequence[int]) -> Iterator[PoolJob]:
+        """Note that updates were handed on: the jobs of which these were the last."""
+        for position in positions:
+            job = self.jobs.pop(position)
+            self._left[job] -= 1
+            if not self._left[job]:
+                yield job
 
 
-def _clients_text(assignments: Sequence[Assignment]) -> str:
+def _clients_text(clients: Sequence[int]) -> str:
     """Whose visits these are, in a few words."""
-    clients = ", ".join(str(a.client) for a in assignments[:3]) + (", …" if len(assignments) > 3 else "")
-    return f"client{'s' if len(assignments) > 1 else ''} {clients}"
+    some = ", ".join(map(str, clients[:3])) + (", …" if len(clients) > 3 else "")
+    return f"client{'s' if len(clients) > 1 else ''} {some}"
 
 
-def _largest_update(assignments: Sequence[Assignment]) -> int:
+def _largest_update(asked: Assignments) -> int:
     """About the size of the largest update of a round, in bytes."""
-    return max((sum(a.params[n].nbytes for n in a.uploads) for a in assignments), default=0) + 4096
+    return max((sum(a.params[n].nbytes for n in a.uploads) for a in asked.templates), default=0) + 4096

@@ -22,13 +22,14 @@ from typing import Any, ClassVar
 import torch.multiprocessing as mp
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.types import Assignment, Examples, Slots, Update
-from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.core.stacks import Assignments
+from fedstrata.core.types import Examples, replace_fields
+from fedstrata.engines.grouping import ONE_BY_ONE, ArrivedVisits, Trainer
 from fedstrata.engines.pool import PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
-from fedstrata.engines.worker import STORE, ParentProcess, Report, TensorRefs, TrainJob, WorkerLoop, serve, write_slots
+from fedstrata.engines.worker import STORE, ParentProcess, TrainAnswer, TrainJob, WorkerLoop, serve
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.signals import block_signals
 from fedstrata.system.timing import current_clock
@@ -174,33 +175,24 @@ class Processes(WorkerPool[_Worker]):
             self._segments.append(job.segment)
             job.segment = None
 
-    def _train_job(
-        self,
-        group: Sequence[int],
-        assignments: Sequence[Assignment],
-        recall: Recall,
-        arrived: dict[int, tuple[Update, Slots]],
-    ) -> PoolJob:
+    def _train_job(self, group: Sequence[int], asked: Assignments, recall: Recall, arrived: ArrivedVisits) -> PoolJob:
         def build_message(number: int) -> TrainJob:
             """The job as it is sent; its clients' memories are read no earlier than this."""
             assert self._memory is not None
             if job.segment is None:
                 job.segment = self._take_segment()
-            begin = 0
-            memories: list[TensorRefs] = []
-            for a in assignments:
-                memory, begin = write_slots(self._memory, job.segment, recall(a.client), begin)
-                memories.append(memory)
-            return TrainJob(number, job.segment, begin, self._visits(assignments, memories))
+            memories, begin = self._write_memories(self._memory, job.segment, asked, recall)
+            bare = replace_fields(asked, templates=())
+            return TrainJob(number, job.segment, begin, self._templates(asked), bare, memories)
 
-        def take_result(reports: Sequence[Report]) -> None:
+        def take_result(answer: TrainAnswer) -> None:
             """Put the updates into `arrived`; copied if too many segments are in use."""
             assert self._memory is not None
+            self._take_pace(answer, len(asked))
             copies = self._next_segment - len(self._segments) > MANY_SEGMENTS
-            for report in reports:
-                result = report.read(self._memory)
-                for place, update, kept in (result.copy() if copies else result).visits():
-                    arrived[group[place]] = (update, kept)
+            for report in answer.reports:
+                stack = report.read(self._memory)
+                arrived.add([group[place] for place in report.places], stack.copy() if copies else stack)
             if copies:
                 self._release(job)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from fedstrata.core.types import Slots
 
 if TYPE_CHECKING:
-    from fedstrata.core.types import Assignment, Visit
+    from fedstrata.core.stacks import Visits
+    from fedstrata.core.types import Assignment
     from fedstrata.evaluation.evaluate import EvalRequest, Scores
     from fedstrata.system.timing import Clock
 
@@ -49,7 +50,7 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visit]:
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visits]:
         """Train the clients of a round: one visit for each assignment, in the order of the assignments.
 
         Clients may be trained in any order and, in processes of their own, at the same time: a visit seeds its
@@ -66,6 +67,9 @@ class Engine(Protocol):
             (update, what the client will remember if the update is accepted). The tensors of both are good until the
             next visit is asked for: an engine may use their memory again, so whoever wants to keep them copies them.
             The engine keeps no memories: the caller does, and only those of updates that the server accepted.
+
+            Where visits are alike, several that follow each other may come as one `VisitBlock`, rows of stacked
+            tensors: the server then checks, counts and folds them together.
 
             In place of an update there may be an `Absence`: nothing that can be used came from the client, and why. The
             round goes on without it, and the client's memory stays as it was. It is for clients that are out of reach

@@ -28,15 +28,16 @@ from torch import Tensor
 from fedstrata.client.context import ClientContext
 from fedstrata.core.own_code import opened_folders
 from fedstrata.core.parts import Parts
-from fedstrata.core.types import Assignment, Examples, Slots, Update
+from fedstrata.core.stacks import Assignments
+from fedstrata.core.types import Examples, replace_fields
 from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, ask_nodes, import_ray, read_object, reason_of
-from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.engines.grouping import ONE_BY_ONE, ArrivedVisits, Trainer
 from fedstrata.engines.pool import MAX_DEATHS, PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, Report, TensorRefs, TrainJob, WorkerLoop, write_slots
+from fedstrata.engines.worker import EvaluateJob, Failure, TrainAnswer, TrainJob, WorkerLoop
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.machine import cores, keep_memory
 from fedstrata.system.timing import Clock, current_clock, set_clock
@@ -334,7 +335,7 @@ class RayActors(WorkerPool[_Actor]):
         clients: dict[int, Rows | Examples] = {}
         test = None
         if isinstance(job, TrainJob):
-            asked = {visit.assignment.client for visit in job.visits}
+            asked = set(job.asked.clients)
             clients = {client: pack_examples(self._clients[client]) for client in asked - worker.clients}
             worker.clients |= asked
         elif not worker.test:
@@ -426,29 +427,21 @@ class RayActors(WorkerPool[_Actor]):
         for queue in self._queues:
             queue.clear()
 
-    def _train_job(
-        self,
-        group: Sequence[int],
-        assignments: Sequence[Assignment],
-        recall: Recall,
-        arrived: dict[int, tuple[Update, Slots]],
-    ) -> PoolJob:
+    def _train_job(self, group: Sequence[int], asked: Assignments, recall: Recall, arrived: ArrivedVisits) -> PoolJob:
         def build_message(number: int) -> tuple[TrainJob, Bytes]:
             """The job as it is sent, and what its clients remember, which is read no earlier than this."""
-            memory, begin = OwnMemory(), 0
-            memories: list[TensorRefs] = []
-            for a in assignments:
-                places, begin = write_slots(memory, INBOX, recall(a.client), begin)
-                memories.append(places)
-            return TrainJob(number, OUT, 0, self._visits(assignments, memories)), memory.bytes(INBOX)
+            memory = OwnMemory()
+            memories, _ = self._write_memories(memory, INBOX, asked, recall)
+            bare = replace_fields(asked, templates=())
+            return TrainJob(number, OUT, 0, self._templates(asked), bare, memories), memory.bytes(INBOX)
 
-        def take_result(result: tuple[Sequence[Report], Bytes]) -> None:
+        def take_result(result: tuple[TrainAnswer, Bytes]) -> None:
             """Put the updates into `arrived`."""
             memory = OwnMemory()
             memory.fill(OUT, result[1])
-            for report in result[0]:
-                for place, update, kept in report.read(memory).visits():
-                    arrived[group[place]] = (update, kept)
+            self._take_pace(result[0], len(asked))
+            for report in result[0].reports:
+                arrived.add([group[place] for place in report.places], report.read(memory))
 
         return PoolJob(build_message, take_result)
 
@@ -461,7 +454,7 @@ def _segments(job: TrainJob | EvaluateJob) -> set[int]:
     if isinstance(job, EvaluateJob):
         refs = [job.params, job.buffers]
     else:
-        refs = [ref for visit in job.visits for ref in (visit.params, visit.buffers, *visit.slots.values())]
+        refs = [ref for template in job.templates for ref in template.refs]
     return {segment for segment, layout in refs if layout}
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
-from fedstrata.core.types import Assignment, Examples, Slots, Update
-from fedstrata.engines.grouping import ONE_BY_ONE, Trainer
+from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.types import Assignment, Examples
+from fedstrata.engines.grouping import ONE_BY_ONE, ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.evaluation.evaluate import EvalRequest, Scores, evaluate
@@ -39,19 +40,18 @@ class Serial:
     workers: ClassVar[int] = 1
     overlaps: ClassVar[bool] = False
 
-    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
-        """Updates in client order, each with what its client will remember."""
-        arrived: dict[int, tuple[Update, Slots]] = {}
-        position = 0
-        for group in self.trainer.groups(assignments, self.clients):
-            asked = [assignments[i] for i in group]
-            memories = [recall(a.client) for a in asked]
-            data = [self.clients[a.client] for a in asked]
-            for result in self.trainer.train(self.context, asked, data, memories):
-                arrived.update((group[place], (update, kept)) for place, update, kept in result.visits())
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visits]:
+        """Visits in client order."""
+        asked, arrived, position = Assignments.of(assignments), ArrivedVisits(), 0
+        groups = self.trainer.groups(asked, self.clients) if self.trainer.groups else ([p] for p in range(len(asked)))
+        for group in groups:
+            chosen = asked.select(group)
+            memories = [recall(client) for client in chosen.clients]
+            for places, came in self.trainer.train(self.context, chosen, self.clients, memories):
+                arrived.add([group[place] for place in places], came)
                 while position in arrived:
-                    yield arrived.pop(position)
-                    position += 1
+                    visits, position = arrived.take(position)
+                    yield visits
 
     def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """A function that evaluates on the test set when it is called."""
@@ -76,8 +76,8 @@ class Wire(Serial):
 
     held: dict[int, Assignment] = field(default_factory=dict)
 
-    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[tuple[Update, Slots]]:
-        """Updates in client order, each with what its client will remember."""
+    def run(self, assignments: Sequence[Assignment], recall: Recall) -> Iterator[Visits]:
+        """Visits in client order."""
         for sent in assignments:
             if sent.client not in self.held:
                 sent = replace(sent, to_send=None)

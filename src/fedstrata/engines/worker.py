@@ -5,8 +5,9 @@ Pipes carry small Python objects between processes of one program; nothing of th
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import reduction
@@ -14,9 +15,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedstrata.client.context import ClientContext
-from fedstrata.client.results import TrainResult
+from fedstrata.core.stacks import Assignments, UpdateStack
 from fedstrata.core.tensors import Tensors, all_finite
-from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
+from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
 from fedstrata.engines.tensor_store import Layout, SegmentedMemory, TensorRef, plan_layout
@@ -33,27 +34,42 @@ TensorRefs = dict[str, TensorRef]
 
 
 @dataclass(frozen=True, eq=False)
-class VisitSpec:
-    """One client's visit, for a worker: the assignment without its tensors, and where these are.
+class TemplateSpec:
+    """What visits of a kind have in common, for a worker: the assignment without its tensors, and where these are.
 
-    `params`, `buffers` and `slots` are in the store's segment; `memory` is in a segment of the job's own.
+    All of them are in the store's segment.
     """
 
     assignment: Assignment
     params: TensorRef
     buffers: TensorRef
     slots: TensorRefs
-    memory: TensorRefs
+
+    @property
+    def refs(self) -> Iterator[TensorRef]:
+        """Where its tensors are."""
+        yield from (self.params, self.buffers, *self.slots.values())
 
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """A job: visits to train, whose results are to be written to `segment` from `begin` on."""
+    """A job: visits to train, whose results are to be written to `segment` from `begin` on.
+
+    Args:
+        number: of the job.
+        segment: for the results.
+        begin: where there is room in it.
+        templates: what visits of each kind have in common.
+        asked: the visits, of these kinds; their own templates are left out.
+        memories: where each client's memory is, in a segment of the job's own; empty if nobody remembers anything.
+    """
 
     number: int
     segment: int
     begin: int
-    visits: Sequence[VisitSpec]
+    templates: tuple[TemplateSpec, ...]
+    asked: Assignments
+    memories: Sequence[TensorRefs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +85,41 @@ class EvaluateJob:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What comes back of visits: a result without its tensors, and where these are in the job's segment."""
+    """What comes back of visits: updates without their tensors, and where these are in the job's segment.
 
-    result: TrainResult
+    Args:
+        places: which of the job's visits these are.
+        stack: the updates, without tensors.
+        delta: where the deltas are.
+        rows: which rows of what is there are theirs.
+        buffers, slots, memory: where the other tensors are.
+    """
+
+    places: Sequence[int]
+    stack: UpdateStack
     delta: TensorRef
+    rows: slice
     buffers: TensorRef
     slots: TensorRefs
     memory: TensorRefs
 
-    def read(self, memory: SegmentedMemory) -> TrainResult:
-        """The result, its tensors in place."""
+    def read(self, memory: SegmentedMemory) -> UpdateStack:
+        """The updates, their tensors in place."""
         return replace_fields(
-            self.result,
-            delta=memory.read(*self.delta),
+            self.stack,
+            delta={n: t[self.rows] for n, t in memory.read(*self.delta).items()},
             buffers=memory.read(*self.buffers),
             slots=read_slots(memory, self.slots),
             memory=read_slots(memory, self.memory),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainAnswer:
+    """What came of a job of training, and the seconds that it took."""
+
+    reports: Sequence[Report]
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,42 +144,114 @@ def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slot
     return {name: memory.read(*place) for name, place in places.items()}
 
 
-class _ResultWriter:
-    """Writes the results of a job to its segment, one after the other."""
+@dataclass(eq=False)
+class _DeltaBlock:
+    """Room for the deltas of visits that are trained one by one, a row for each; `used` rows are taken."""
 
-    def __init__(self, memory: SegmentedMemory, segment: int, begin: int) -> None:
-        self._memory, self._segment, self._end = memory, segment, begin
-        self._reserved: tuple[Layout, Tensors] | None = None
+    layout: Layout
+    rows: Tensors
+    used: int = 0
+
+
+class _ResultWriter:
+    """Writes the results of a job to its segment.
+
+    Visits that are trained one by one compute their deltas in rows of a block there, and come back as a stack.
+    """
+
+    def __init__(self, memory: SegmentedMemory, segment: int, begin: int, visits: int) -> None:
+        self._memory, self._segment, self._end, self._left = memory, segment, begin, visits
+        self._block: _DeltaBlock | None = None
+        self._given: Tensors = {}
+        self._stack: tuple[Layout, Tensors] = ((), {})
+        self._waiting: list[tuple[int, UpdateStack]] = []
+        self.reports: list[Report] = []
 
     def reserve(self, tensors: Tensors) -> Tensors:
-        """Room in the segment for a delta, tensors like these: a delta that is computed there need not be copied."""
+        """Room in the segment for a visit's delta, tensors like these: what is computed there need not be copied."""
+        block = self._block
+        if block is None or not _fits(tensors, block):
+            self._report_waiting()
+            stacked = {n: t.unsqueeze(0).expand(self._left, *t.shape) for n, t in tensors.items()}
+            layout, self._end = plan_layout(stacked, self._end)
+            block = self._block = _DeltaBlock(layout, self._memory.read(self._segment, layout))
+        self._given = {n: t[block.used] for n, t in block.rows.items()}
+        return self._given
+
+    def reserve_stack(self, tensors: Tensors) -> Tensors:
+        """The same for the deltas of visits that are trained at once."""
         layout, self._end = plan_layout(tensors, self._end)
-        self._reserved = layout, self._memory.read(self._segment, layout)
-        return self._reserved[1]
+        self._stack = layout, self._memory.read(self._segment, layout)
+        return dict(self._stack[1])
 
-    def write(self, result: TrainResult) -> Report:
-        """Write a result's tensors, unless they are there already."""
+    def write(self, places: Sequence[int], came: UpdateStack | tuple[Update, Slots]) -> None:
+        """Write what came of visits, unless it is there already."""
+        self._left -= len(places)
+        if isinstance(came, UpdateStack):
+            layout, reserved = self._stack
+            there = len(reserved) == len(came.delta) and all(came.delta[n] is t for n, t in reserved.items())
+            self._report(places, came, (self._segment, layout) if there else self._write(came.delta), slice(None))
+        else:
+            self._write_single(places[0], *came)
+
+    def _write_single(self, place: int, update: Update, memory: Slots) -> None:
+        """Take up one visit; those whose tensors are alike wait for each other."""
+        given, self._given = self._given, {}
+        stack = UpdateStack.of(replace_fields(update, delta={}), memory)
+        if not given or update.delta.keys() != given.keys():
+            self._report_waiting()
+            row = {n: t.unsqueeze(0) for n, t in update.delta.items()}
+            self._report([place], replace_fields(stack, delta=row), self._write(row), slice(None))
+            return
+        assert self._block is not None
+        for name, tensor in given.items():
+            if update.delta[name] is not tensor:  # a technique has added something to what travels
+                tensor.copy_(update.delta[name])
+        if self._waiting and self._waiting[-1][1].structure != stack.structure:
+            self._report_waiting()
+        self._block.used += 1
+        self._waiting.append((place, stack))
+
+    def _report_waiting(self) -> None:
+        """Write down what the last visits of the block have sent."""
+        if not self._waiting or self._block is None:
+            return
+        places, stacks = zip(*self._waiting, strict=True)
+        self._waiting = []
+        rows = slice(self._block.used - len(places), self._block.used)
+        delta = {n: t[rows] for n, t in self._block.rows.items()}
+        self._report(
+            places, replace_fields(UpdateStack.join(stacks), delta=delta), (self._segment, self._block.layout), rows
+        )
+
+    def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: slice) -> None:
         with timed("check updates"):
-            finite = all_finite(result.tensors())
+            stack.finite = all_finite(stack.tensors())
         with timed("hand over"):
-            delta = self._written_delta(result.delta) or self._write(result.delta)
-            buffers = self._write(result.buffers)
-            slots, self._end = write_slots(self._memory, self._segment, result.slots, self._end)
-            memory, self._end = write_slots(self._memory, self._segment, result.memory, self._end)
-        updates = tuple(replace_fields(u, finite=finite) for u in result.updates)
-        bare = replace_fields(result, updates=updates, delta={}, buffers={}, slots={}, memory={})
-        return Report(bare, delta, buffers, slots, memory)
+            buffers = self._write(stack.buffers)
+            slots, self._end = write_slots(self._memory, self._segment, stack.slots, self._end)
+            memory, self._end = write_slots(self._memory, self._segment, stack.memory, self._end)
+        self.reports.append(Report(places, stack.without_tensors(), delta, rows, buffers, slots, memory))
 
-    def _written_delta(self, delta: Tensors) -> TensorRef | None:
-        """Where a delta is if it was computed in the room that was reserved last."""
-        if self._reserved is None:
-            return None
-        layout, tensors = self._reserved
-        return (self._segment, layout) if all(delta[n] is t for n, t in tensors.items()) else None
+    def finish(self) -> list[Report]:
+        """All that was written."""
+        self._report_waiting()
+        return self.reports
 
     def _write(self, tensors: Tensors) -> TensorRef:
         layout, self._end = self._memory.write(self._segment, tensors, self._end)
         return self._segment, layout
+
+
+def _fits(tensors: Tensors, block: _DeltaBlock) -> bool:
+    """True if there is a row for such tensors."""
+    rows = block.rows
+    if tensors.keys() != rows.keys():
+        return False
+    return all(
+        block.used < len(rows[n]) and rows[n].shape[1:] == t.shape and rows[n].dtype == t.dtype
+        for n, t in tensors.items()
+    )
 
 
 @dataclass(eq=False)
@@ -159,34 +265,27 @@ class WorkerLoop:
     trainer: Trainer
     profile: bool = False
 
-    def train(self, job: TrainJob) -> list[Report]:
+    def train(self, job: TrainJob) -> TrainAnswer:
         """Train the visits of a job and write what comes of them to its segment."""
-        assignments = self._read_assignments(job.visits)
-        memories = [read_slots(self.memory, visit.memory) for visit in job.visits]
-        data = [self.clients[a.client] for a in assignments]
-        writer = _ResultWriter(self.memory, job.segment, job.begin)
+        start = time.perf_counter()
+        asked = replace_fields(job.asked, templates=tuple(map(self._read_template, job.templates)))
+        memories = [read_slots(self.memory, places) for places in job.memories] or [{}] * len(asked)
+        writer = _ResultWriter(self.memory, job.segment, job.begin, len(asked))
         if self.context.device.type == "cpu":
             self.context.allocate_delta = writer.reserve  # deltas are computed where they are wanted
-        return [writer.write(result) for result in self.trainer.train(self.context, assignments, data, memories)]
+            self.context.allocate_stack = writer.reserve_stack
+        for places, came in self.trainer.train(self.context, asked, self.clients, memories):
+            writer.write(places, came)
+        return TrainAnswer(writer.finish(), time.perf_counter() - start)
 
-    def _read_assignments(self, visits: Sequence[VisitSpec]) -> list[Assignment]:
-        """The assignments with their tensors, in place."""
-        found: dict[int, Tensors] = {}  # one message refers to the same tensors many times
-
-        def read(ref: TensorRef) -> Tensors:
-            if id(ref) not in found:
-                found[id(ref)] = self.memory.read(*ref)
-            return found[id(ref)]
-
-        return [
-            replace_fields(
-                visit.assignment,
-                params=read(visit.params),
-                buffers=read(visit.buffers),
-                slots={name: read(ref) for name, ref in visit.slots.items()},
-            )
-            for visit in visits
-        ]
+    def _read_template(self, spec: TemplateSpec) -> Assignment:
+        """An assignment with its tensors, in place."""
+        return replace_fields(
+            spec.assignment,
+            params=self.memory.read(*spec.params),
+            buffers=self.memory.read(*spec.buffers),
+            slots={name: self.memory.read(*ref) for name, ref in spec.slots.items()},
+        )
 
     def evaluate(self, job: EvaluateJob) -> list[BatchScore]:
         """Evaluate some batches of the test set."""
@@ -199,7 +298,7 @@ class WorkerLoop:
         parts = eval_batches(self.test, request.policy)
         return score_batches(self.context.replica(request.arch), request, self.test, parts, job.parts)
 
-    def answer(self, job: TrainJob | EvaluateJob) -> list[Report] | list[BatchScore] | Failure:
+    def answer(self, job: TrainJob | EvaluateJob) -> TrainAnswer | list[BatchScore] | Failure:
         """Do a job; an exception is an answer too."""
         try:
             with timed("everything else" if isinstance(job, TrainJob) else "evaluate"):

@@ -1,18 +1,24 @@
-"""A round's updates, folded in one by one as they arrive: nothing of them is kept longer than it is needed."""
+"""A round's updates, folded in as they arrive, in client order: nothing of them is kept longer than it is needed.
+
+Updates that come as a stack are checked, counted and folded together. Where something is wrong with one of them, all
+are looked at one by one, so that it is told of whom.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
+from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Absence, Assignment, Slots, Update, Visit, replace_fields
-from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, believable_flops
+from fedstrata.core.types import Absence, Assignment, Slots, Update, replace_fields
+from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, RoundValidator, believable_flops
 from fedstrata.system.timing import timed
 
 
@@ -21,16 +27,16 @@ class RoundAccumulator:
 
     Args:
         method: that the server runs.
-        asked: client → its assignment.
-        validate: (assignment or None, update) → why the update must be refused, or None.
+        asked: what clients were asked for.
+        validate: says why an update must be refused.
         keep: is handed what an accepted client remembers, at once.
     """
 
     def __init__(
         self,
         method: Method,
-        asked: Mapping[int, Assignment],
-        validate: Callable[[Assignment | None, Update], str | None],
+        asked: Assignments,
+        validate: RoundValidator,
         keep: Callable[[int, Slots], None],
     ) -> None:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
@@ -39,33 +45,85 @@ class RoundAccumulator:
         self._needs_deltas = bool(self._rescales) or self._needs_buffers
         self._names = {t.name for t in method.techniques}
         self._delta_mean, self._buffer_mean = RunningMean(), RunningMean()
-        self.updates: list[Update] = []
-        """What is kept of the accepted updates, in client order."""
+        self._kept: list[Update | tuple[UpdateStack, int]] = []
+        self._losses: list[tuple[float, int]] = []
         self.weights: list[float] = []
         self.totals: Slots = {t.name: {} for t in self._accumulates}
         self.refused: list[tuple[int, str]] = []
         self.accepted: dict[int, bool] = {}
         """Client → it has something to remember."""
-        self.bytes_up, self.flops = 0, 0.0
+        self.bytes_up, self.flops, self.examples, self.steps = 0, 0.0, 0, 0
         self.slots_up: Counter[str] = Counter()
         self._not_finite, self._absent = 0, False
+        self._checked: tuple[UpdateStack | None, bool] = (None, False)
 
-    def take_all(self, visits: Iterable[Visit]) -> None:
+    def take_all(self, visits: Iterable[Visits]) -> None:
         """Fold all visits in; those that were asked and did not come are refused in the end."""
         answered: set[int] = set()
-        for update, memory in visits:
+        for item in visits:
+            if isinstance(item, VisitBlock):
+                answered.update(item.clients)
+                self._take_block(item)
+                continue
+            update, memory = item
             answered.add(update.client)
             if isinstance(update, Absence):
                 self.refused.append((update.client, update.why))
                 self._absent = True
             else:
                 self._take(update, memory)
-        self.refused += [(client, "it did not come") for client in self._asked if client not in answered]
+        self._checked = (None, False)
+        self.refused += [(client, "it did not come") for client in self._asked.clients if client not in answered]
+
+    def _take_block(self, block: VisitBlock) -> None:
+        """Validate updates of a stack, count what they cost, and fold them in."""
+        stack, rows, clients = block.stack, block.rows, block.clients
+        with timed("check updates"):
+            sound = self._is_sound(stack) and self.accepted.keys().isdisjoint(clients)
+        if not sound:
+            for row in rows:
+                self._take(*stack.visit(row))
+            return
+        with timed("count bytes"):
+            self.bytes_up += wire.size_of_rows(stack, rows)
+            for name, size in wire.slot_sizes(stack).items():
+                self.slots_up[name] += size * len(rows)
+        for row in rows:
+            self.flops += stack.metrics["flops"][row]
+        with timed("fold updates"):
+            self._fold_block(stack, rows)
+        self.accepted.update(dict.fromkeys(clients, bool(stack.memory)))
+        if stack.memory:
+            with timed("keep memories"):
+                for client, row in zip(clients, rows, strict=True):
+                    self._keep(client, stack.memory_of(row))
+
+    def _is_sound(self, stack: UpdateStack) -> bool:
+        """True if nothing is wrong with any update of a stack; found once."""
+        if self._checked[0] is not stack:
+            asked = {id(a): a for a in map(self._asked.template_of, stack.clients)}.values()
+            distinct = len(set(stack.clients)) == len(stack)
+            sound = distinct and all(a is not None and self._validate.check_stack(a, stack) for a in asked)
+            self._checked = (stack, sound and min(stack.metrics["flops"]) >= 0)
+        return self._checked[1]
+
+    def _fold_block(self, stack: UpdateStack, rows: Sequence[int]) -> None:
+        """Add accepted updates of a stack to the sums, in client order."""
+        if self._needs_deltas or self._accumulates or stack.slots:
+            for row in rows:
+                self._fold(stack.visit(row)[0])
+            return
+        weights = [self._weight(stack.examples[row]) for row in rows]
+        self._buffer_mean.add_rows(stack.buffers, rows, weights)
+        self._delta_mean.add_rows(stack.delta, rows, weights)
+        bare = stack.without_tensors()
+        for row, weight in zip(rows, weights, strict=True):
+            self._note((bare, row), weight, stack.examples[row], stack.steps[row], stack.metrics["train_loss"][row])
 
     def _take(self, update: Update, memory: Slots) -> None:
         """Validate an update, count what it cost, and fold it in."""
         with timed("check updates"):
-            why = self._validate(self._asked.get(update.client), update)
+            why = self._validate.check(self._asked.of_client(update.client), update)
         if update.client in self.accepted:
             why = "it was answered already"
         if why != NOT_CARRIED:
@@ -78,23 +136,42 @@ class RoundAccumulator:
             self.refused.append((update.client, why))
             self._not_finite += why == NOT_FINITE
             return
-        self._fold(update)
+        with timed("fold updates"):
+            self._fold(update)
         self.accepted[update.client] = bool(memory)
         if memory:
             with timed("keep memories"):
                 self._keep(update.client, memory)
 
+    def _weight(self, examples: int) -> float:
+        return float(examples) if self._method.weight == "examples" else 1.0
+
     def _fold(self, update: Update) -> None:
         """Add an accepted update to the sums, and keep what is needed until the round is closed."""
-        weight = float(update.examples) if self._method.weight == "examples" else 1.0
-        with timed("fold updates"):
-            if self._method.reducer is None:
-                self._buffer_mean.add(update.buffers, weight)
-            if not self._needs_deltas:
-                self._delta_mean.add(update.delta, weight)
-            self._accumulate(update, weight)
-            self.updates.append(self._copy_needed(update))
+        weight = self._weight(update.examples)
+        if self._method.reducer is None:
+            self._buffer_mean.add(update.buffers, weight)
+        if not self._needs_deltas:
+            self._delta_mean.add(update.delta, weight)
+        self._accumulate(update, weight)
+        kept = self._copy_needed(update)
+        self._note(kept, weight, update.examples, update.steps, update.metrics["train_loss"])
+
+    def _note(
+        self, kept: Update | tuple[UpdateStack, int], weight: float, examples: int, steps: int, loss: float
+    ) -> None:
+        """Write down what an accepted update says."""
+        self._kept.append(kept)
         self.weights.append(weight)
+        self.examples += examples
+        self.steps += steps
+        if steps:
+            self._losses.append((loss, examples))
+
+    @cached_property
+    def updates(self) -> list[Update]:
+        """What is kept of the accepted updates, in client order; once all have come."""
+        return [kept if isinstance(kept, Update) else kept[0].bare(kept[1]) for kept in self._kept]
 
     def _accumulate(self, update: Update, weight: float) -> None:
         """Let techniques add an update's slot or delta to their totals, which share no memory with it."""
@@ -116,12 +193,13 @@ class RoundAccumulator:
     @property
     def answers(self) -> list[Assignment]:
         """What each accepted update answers."""
-        return [self._asked[update.client] for update in self.updates]
+        found = (self._asked.of_client(client) for client in self.accepted)
+        return [asked for asked in found if asked is not None]
 
     @property
     def only_infinite(self) -> bool:
         """True if nobody's update could be used because what came was not finite."""
-        return not self.updates and self._not_finite > 0 and not self._absent
+        return not self.accepted and self._not_finite > 0 and not self._absent
 
     def aggregate(self) -> tuple[Tensors, Tensors]:
         """(delta, buffers) of all accepted updates: rescaled, then the mean, or the rule that takes its place."""
@@ -138,9 +216,8 @@ class RoundAccumulator:
 
     def mean_loss(self) -> float | None:
         """The clients' training loss, weighted by examples; None where nobody trained."""
-        trained = [u for u in self.updates if u.steps]
-        examples = sum(u.examples for u in trained)
-        return sum(u.metrics["train_loss"] * u.examples for u in trained) / examples if trained else None
+        examples = sum(examples for _, examples in self._losses)
+        return sum(loss * examples for loss, examples in self._losses) / examples if self._losses else None
 
 
 def _address(tensor: Tensor) -> int:

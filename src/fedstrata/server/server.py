@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from fedstrata import wire
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, seed_global
+from fedstrata.core.stacks import Assignments, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
-from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Visit, Work, replace_fields
+from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.state import Architecture, Outcome, ServerState
@@ -58,7 +60,7 @@ class Server:
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
-        self._applies = tuple(method.at("apply"))
+        self._plans, self._sends, self._applies = (tuple(method.at(door)) for door in ("plan", "send", "apply"))
         self.validate = UpdateValidator(method, architectures)
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
@@ -73,33 +75,32 @@ class Server:
             remembers=torch.full((self.population,), -1, dtype=torch.int32),
         )
 
-    def open(self, state: ServerState, clients: Sequence[int], work: Work) -> list[Assignment]:
-        """This round's assignments, one per client, in client order."""
-        templates: dict[str, Assignment] = {}
-        assignments = []
-        plans, sends = tuple(self.method.at("plan")), tuple(self.method.at("send"))
-        for client in sorted(clients):
-            arch = self.arch_of(client)
-            template = templates.get(arch)
-            if template is None:
-                template = templates[arch] = self._template(state, arch, work)
-            assignment = replace_fields(
-                template,
-                client=client,
-                seed=derive(self.seed, "visit", state.round, client),
-                to_send=self._names_to_send(state, client, template),
-            )
-            for technique in plans:
-                assignment = self._apply_plan(technique, assignment)
-            if assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers:
-                assignment = self._first_statistics(state, assignment)
-            if sends:
-                slots = {t.name: t.send(state.techniques[t.name], assignment) for t in sends}
-                assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
-            assignments.append(assignment)
-        return assignments
+    def open(self, state: ServerState, clients: Sequence[int], work: Work) -> Assignments:
+        """This round's assignments, one per client, in client order.
 
-    def _template(self, state: ServerState, arch: str, work: Work) -> Assignment:
+        Techniques are asked once for all clients of a kind; one that looks at a client's number is asked for each.
+        """
+        ordered = sorted(clients)
+        seeds = [derive(self.seed, "visit", state.round, client) for client in ordered]
+        kinds = _Kinds(self, state, work)
+        places = [kinds.find(client, seed) for client, seed in zip(ordered, seeds, strict=True)]
+        return Assignments(tuple(kinds.templates), places, ordered, seeds)
+
+    def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
+        """An assignment as techniques plan it, and with what they send along."""
+        for technique in self._plans:
+            assignment = self._apply_plan(technique, assignment)
+        frozen = assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers
+        if frozen and not holds_statistics:  # it must use some, and has none of its own yet
+            held = self.architectures[assignment.arch].buffers
+            assignment = replace_fields(assignment, buffers={n: state.buffers[n] for n in held})
+        if self._sends:
+            slots = {t.name: t.send(state.techniques[t.name], assignment) for t in self._sends}
+            assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
+        return assignment
+
+    def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
+        """What all clients of an architecture are asked for, before techniques plan."""
         held = self.architectures[arch]
         last = state.round >= self.rounds
         sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
@@ -120,16 +121,8 @@ class Server:
             method=self.digest,
         )
 
-    def _first_statistics(self, state: ServerState, assignment: Assignment) -> Assignment:
-        """With the server's statistics, for a client that must use some and has none of its own yet."""
-        if int(state.remembers.numpy()[assignment.client]) >= 0:
-            return assignment
-        return replace_fields(
-            assignment, buffers={n: state.buffers[n] for n in self.architectures[assignment.arch].buffers}
-        )
-
-    def _names_to_send(self, state: ServerState, client: int, template: Assignment) -> tuple[str, ...] | None:
-        since = int(state.held.numpy()[client])  # a tenth of the time that indexing the tensor takes
+    def names_to_send(self, state: ServerState, since: int, template: Assignment) -> tuple[str, ...] | None:
+        """What a client does not hold that holds the parameters of a round; None for everything."""
         if since < 0:
             return None
         kept = (*template.params, *(template.buffers if self.method.buffers == "average" else ()))
@@ -161,7 +154,7 @@ class Server:
         self,
         state: ServerState,
         assignments: Sequence[Assignment],
-        visits: Iterable[Visit],
+        visits: Iterable[Visits],
         keep: Callable[[int, Slots], None],
     ) -> tuple[ServerState, Outcome]:
         """Fold the updates in client order: (next state, what happened).
@@ -171,50 +164,49 @@ class Server:
         counts only when the next state, which names it, is taken up. A visit's tensors are read before the next visit
         is asked for, and never after.
         """
-        asked = {a.client: a for a in assignments}
-        validate = partial(self.validate, buffers=state.buffers)
-        folded = RoundAccumulator(self.method, asked, validate, keep)
+        asked = Assignments.of(assignments)
+        folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep)
         folded.take_all(visits)
         after, diverged = state, folded.only_infinite
-        if folded.updates:
+        if folded.accepted:
             after = self._advance(state, folded)
             diverged = not all_finite(after.params.values())
         after = self._remember(after, state.round, folded.accepted)
-        return after, self._outcome(assignments, folded, diverged)
+        return after, self._outcome(asked, folded, diverged)
 
-    def _outcome(self, assignments: Sequence[Assignment], folded: RoundAccumulator, diverged: bool) -> Outcome:
+    def _outcome(self, asked: Assignments, folded: RoundAccumulator, diverged: bool) -> Outcome:
         return Outcome(
             accepted=tuple(folded.accepted),
             diverged=diverged,
-            clients=[a.client for a in assignments],
-            active=self._active(assignments),
+            clients=list(asked.clients),
+            active=self._active(asked.templates),
             refused=[{"client": client, "why": why} for client, why in folded.refused],
             bytes_up=folded.bytes_up,
-            bytes_down=sum(wire.size(a) for a in assignments),
+            bytes_down=wire.size_of_all(asked),
             slots_up=dict(folded.slots_up),
             flops=round(folded.flops),
             train_loss=folded.mean_loss(),
-            examples=sum(u.examples for u in folded.updates),
-            steps=sum(u.steps for u in folded.updates),
+            examples=folded.examples,
+            steps=folded.steps,
         )
 
-    def _active(self, assignments: Sequence[Assignment]) -> list[str]:
+    def _active(self, templates: Sequence[Assignment]) -> list[str]:
         """The strata of which something trained."""
-        trained = {n for trains in {a.trains for a in assignments} for n in trains}
+        trained = {n for trains in {a.trains for a in templates} for n in trains}
         return [s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params)]
 
     def _advance(self, state: ServerState, folded: RoundAccumulator) -> ServerState:
         """The state after a round: the mean of its updates, as techniques apply it."""
         delta, sent = folded.aggregate()
         buffers = {**state.buffers, **sent}
-        view = self._view(state, buffers, folded)
         states = dict(state.techniques)
-        if self._applies:
-            seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
         if self.method.server_lr != 1:
             delta = scale(delta, self.method.server_lr)
-        for technique in self._applies:
-            delta, states[technique.name] = technique.apply(states[technique.name], delta, view)
+        if self._applies:
+            view = self._view(state, buffers, folded)
+            seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
+            for technique in self._applies:
+                delta, states[technique.name] = technique.apply(states[technique.name], delta, view)
         return replace(
             state,
             round=state.round + 1,
@@ -271,6 +263,71 @@ class Server:
     def owners(self, name: str) -> int:
         """How many of the population's sub-models hold a parameter."""
         return self._owners[name]
+
+
+class _ReadsClient(Exception):
+    """A technique has looked at the number or the seed of a client where it was asked once for all of a kind."""
+
+
+class _AnyClient:
+    """Stands for a client's number, or its seed, in a template: it can be passed on, but not looked at."""
+
+    def _refuse(self, *others: object) -> Any:
+        raise _ReadsClient
+
+    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __repr__ = __format__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __xor__ = __rxor__ = __and__ = __rand__ = _refuse
+
+
+_ANY: Any = _AnyClient()
+
+
+class _Kinds:
+    """The kinds of assignments of a round: clients of one differ in number and seed alone."""
+
+    def __init__(self, server: Server, state: ServerState, work: Work) -> None:
+        self._server, self._state, self._work = server, state, work
+        self.templates: list[Assignment] = []
+        self._held, self._remembers = state.held.numpy(), state.remembers.numpy()
+        self._common: dict[str, Assignment] = {}
+        self._oldest: dict[str, int] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._per_client = False
+
+    def find(self, client: int, seed: int) -> int:
+        """The place of a client's template."""
+        arch = self._server.arch_of(client)
+        if arch not in self._common:
+            self._begin(arch)
+        since = int(self._held[client])  # a tenth of the time that indexing the tensor takes
+        to_send = None
+        if since > self._oldest[arch]:
+            to_send = self._server.names_to_send(self._state, since, self._common[arch])
+        key = (arch, to_send, bool(self._remembers[client] >= 0))
+        if self._per_client:
+            return self._add(replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send), key[2])
+        if key not in self._known:
+            try:
+                self._known[key] = self._add(replace_fields(self._common[arch], to_send=to_send), key[2])
+            except _ReadsClient:
+                self._per_client = True
+                return self.find(client, seed)
+        return self._known[key]
+
+    def _begin(self, arch: str) -> None:
+        """Make what all clients of an architecture are asked for; nobody who holds an older round lacks anything."""
+        common = self._server.build_template(self._state, arch, self._work)
+        self._common[arch] = replace_fields(common, client=_ANY, seed=_ANY)
+        self._oldest[arch] = min(
+            (self._state.changed.get(n, -1) for n in (*common.params, *common.buffers)), default=-1
+        )
+
+    def _add(self, asked: Assignment, holds_statistics: bool) -> int:
+        made = self._server.complete(self._state, asked, holds_statistics)
+        self.templates.append(replace_fields(made, client=-1, seed=0) if made.client is _ANY else made)
+        return len(self.templates) - 1
 
 
 def _intersect(

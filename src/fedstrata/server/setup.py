@@ -15,7 +15,7 @@ from fedstrata.core.task import Task
 from fedstrata.core.technique import Setting
 from fedstrata.core.types import Examples, Stratum, Work
 from fedstrata.data.client_data import ClientData, hold_out_examples, read_clients
-from fedstrata.data.examples import as_examples, as_unlabelled
+from fedstrata.data.examples import as_examples, as_unlabelled, pool_examples
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
@@ -108,7 +108,8 @@ def build_setup(
         task = resolve_task(task, examples, models[""], sample)
     for module in models.values():
         mark_stages(module, sample)
-    return Setup(task, models, of_client, examples, own, tested, inputs, sample, _architectures(models, sample))
+    pooled = pool_examples(examples)  # now, since refusals name the client whose tensors do not fit
+    return Setup(task, models, of_client, pooled, own, tested, inputs, sample, _architectures(models, sample))
 
 
 def _architectures(models: Mapping[str, nn.Module], sample: Tensor) -> dict[str, Architecture]:

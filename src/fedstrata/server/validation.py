@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.core.method import Method
+from fedstrata.core.stacks import UpdateStack
 from fedstrata.core.tensors import all_finite, mismatch
 from fedstrata.core.types import Assignment, Update, Work
 from fedstrata.server.state import Architecture
@@ -43,18 +45,35 @@ class UpdateValidator:
             or self._check_slots(assignment, update)
         )
 
+    def against(self, buffers: Mapping[str, Tensor]) -> RoundValidator:
+        """The same for a round, of whose running statistics these show the shapes."""
+        return RoundValidator(self, buffers)
+
+    def check_stack(self, assignment: Assignment, stack: UpdateStack, buffers: Mapping[str, Tensor]) -> bool:
+        """True if all updates of a stack are sound; where one may not be, each has to be looked at by itself."""
+        if not stack.finite:
+            stack.finite = all_finite(stack.tensors())
+        first, _ = stack.visit(0)
+        if not stack.finite or self(assignment, first, buffers) is not None:
+            return False
+        if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):
+            return False
+        counts = set(zip(stack.examples, stack.steps, strict=True))
+        if any(_check_counts(assignment, examples, steps) for examples, steps in counts):
+            return False
+        return not self._validates or all(
+            self._check_slots(assignment, stack.visit(row)[0]) is None for row in range(1, len(stack))
+        )
+
     def _check_answer(self, assignment: Assignment, update: Update) -> str | None:
         """Method, round, counts and metrics."""
         if update.method != self._method.digest:
             return f"it ran another method ({update.method[:40]} instead of {self._method.digest})"
         if update.round != assignment.round:
             return f"it answers round {str(update.round)[:20]} in round {assignment.round}"
-        least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
-        if not (1 <= update.examples <= COUNT_LIMIT and least <= update.steps <= COUNT_LIMIT):
-            return f"it took {str(update.steps)[:20]} steps on {str(update.examples)[:20]} examples"
-        most = _most_steps(update.examples, assignment.work)
-        if update.steps > most:
-            return f"it took {str(update.steps)[:20]} steps, and {str(most)[:20]} were asked for"
+        why = _check_counts(assignment, update.examples, update.steps)
+        if why is not None:
+            return why
         return None if {"flops", "train_loss"} <= update.metrics.keys() else "its metrics are incomplete"
 
     def _check_tensors(self, assignment: Assignment, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
@@ -78,6 +97,38 @@ class UpdateValidator:
             return NOT_FINITE
         slots = ((t, update.slots.get(t.name, {})) for t in self._validates)
         return next((why for t, slot in slots if (why := t.validate(slot, assignment))), None)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundValidator:
+    """Looks at the updates of one round.
+
+    Args:
+        validator: of the run.
+        buffers: show the shapes of running statistics.
+    """
+
+    validator: UpdateValidator
+    buffers: Mapping[str, Tensor]
+
+    def check(self, assignment: Assignment | None, update: Update) -> str | None:
+        """Why an update must be refused, or None if it is sound."""
+        return self.validator(assignment, update, self.buffers)
+
+    def check_stack(self, assignment: Assignment, stack: UpdateStack) -> bool:
+        """True if all updates of a stack are sound."""
+        return self.validator.check_stack(assignment, stack, self.buffers)
+
+
+def _check_counts(assignment: Assignment, examples: int, steps: int) -> str | None:
+    """Why a client cannot have taken so many steps on so many examples, or None."""
+    least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
+    if not (1 <= examples <= COUNT_LIMIT and least <= steps <= COUNT_LIMIT):
+        return f"it took {str(steps)[:20]} steps on {str(examples)[:20]} examples"
+    most = _most_steps(examples, assignment.work)
+    if steps > most:
+        return f"it took {str(steps)[:20]} steps, and {str(most)[:20]} were asked for"
+    return None
 
 
 def _most_steps(examples: int, work: Work) -> int:

@@ -39,6 +39,7 @@ class FedDyn(Technique):
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)
     vectorises: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

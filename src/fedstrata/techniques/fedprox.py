@@ -36,6 +36,7 @@ class FedProx(Technique):
 
     name: ClassVar[str] = "fedprox"
     vectorises: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     mu: float = 0.01
 
     def __post_init__(self) -> None:

@@ -43,6 +43,7 @@ class Scaffold(Technique):
     name: ClassVar[str] = "scaffold"
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     vectorises: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """c = 0."""

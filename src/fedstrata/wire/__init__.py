@@ -6,7 +6,7 @@ tensor under `section/name`. Sizes in `bytes_up` and `bytes_down` are the length
 
 from fedstrata.wire.messages import decode_assignment, decode_update, encode
 from fedstrata.wire.packing import NotHeld, WireError, bytes_of, carries, pack, unpack
-from fedstrata.wire.sizes import size, slot_sizes
+from fedstrata.wire.sizes import size, size_of_all, size_of_rows, slot_sizes
 
 __all__ = [
     "NotHeld",
@@ -18,6 +18,8 @@ __all__ = [
     "encode",
     "pack",
     "size",
+    "size_of_all",
+    "size_of_rows",
     "slot_sizes",
     "unpack",
 ]

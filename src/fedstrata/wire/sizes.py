@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from fedstrata.core.types import Assignment, Update
+from fedstrata.core.stacks import Assignments, UpdateStack
+from fedstrata.core.types import Assignment, Update, replace_fields
 from fedstrata.wire.messages import assignment_head, common_part, head_of, tensors_of
 from fedstrata.wire.packing import index_of, json_bytes, structure_of
 
@@ -28,6 +30,23 @@ def size(message: Assignment | Update) -> int:
     return 8 + head + len(header) + data
 
 
-def slot_sizes(update: Update) -> dict[str, int]:
-    """Technique → how many bytes the numbers in its slot take."""
-    return {name: sum(t.numel() * t.itemsize for t in slot.values()) for name, slot in update.slots.items()}
+def size_of_all(assignments: Assignments) -> int:
+    """Number of bytes that a round's assignments take."""
+    zero = (replace_fields(template, client=0, seed=0) for template in assignments.templates)
+    frames = [size(template) - 2 for template in zero]
+    digits = sum(len(str(number)) for numbers in (assignments.clients, assignments.seeds) for number in numbers)
+    return digits + sum(frames[kind] for kind in assignments.kinds)
+
+
+def size_of_rows(stack: UpdateStack, rows: Sequence[int]) -> int:
+    """Number of bytes that some updates of a stack take, whose numbers are finite."""
+    first = stack.visit(rows[0])[0]
+    varying = [stack.clients, stack.examples, stack.steps, *stack.metrics.values()]
+    frame = size(first) - sum(len(repr(values[rows[0]])) for values in varying)
+    return len(rows) * frame + sum(len(repr(values[row])) for values in varying for row in rows)
+
+
+def slot_sizes(update: Update | UpdateStack) -> dict[str, int]:
+    """Technique → how many bytes the numbers in its slot take, of one client where there are several."""
+    clients = len(update) if isinstance(update, UpdateStack) else 1
+    return {name: sum(t.numel() * t.itemsize for t in slot.values()) // clients for name, slot in update.slots.items()}

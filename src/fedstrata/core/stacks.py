@@ -1,0 +1,253 @@
+"""Many clients as one: a round's assignments and updates that are alike, as one template, vectors and stacked tensors.
+
+Whatever costs Python time once per client is the whole cost of a round of tiny visits. So what is the same for many is
+held once, and one client's `Assignment` or `Update` is made where somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from fedstrata.core.lazy import torch
+from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.types import Assignment, Slots, Update, Visit, replace_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Assignments(Sequence[Assignment]):
+    """A round's assignments, or some of them, in order.
+
+    Args:
+        templates: what assignments of a kind have in common: all but client and seed.
+        kinds: the template of each.
+        clients: the client of each.
+        seeds: the seed of each.
+    """
+
+    templates: tuple[Assignment, ...]
+    kinds: Sequence[int]
+    clients: Sequence[int]
+    seeds: Sequence[int]
+
+    @staticmethod
+    def of(assignments: Sequence[Assignment]) -> Assignments:
+        """Assignments that were made one by one, each of a kind of its own."""
+        if isinstance(assignments, Assignments):
+            return assignments
+        made = tuple(assignments)
+        return Assignments(made, range(len(made)), [a.client for a in made], [a.seed for a in made])
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, position: int) -> Assignment: ...
+    @overload
+    def __getitem__(self, position: slice) -> Assignments: ...
+    def __getitem__(self, position: int | slice) -> Assignment | Assignments:
+        if isinstance(position, slice):
+            return self.select(range(len(self))[position])
+        client, seed = self.clients[position], self.seeds[position]
+        return replace_fields(self.templates[self.kinds[position]], client=client, seed=seed)
+
+    def __iter__(self) -> Iterator[Assignment]:
+        for kind, client, seed in zip(self.kinds, self.clients, self.seeds, strict=True):
+            yield replace_fields(self.templates[kind], client=client, seed=seed)
+
+    def template(self, position: int) -> Assignment:
+        """What the assignment at a position has in common with all of its kind."""
+        return self.templates[self.kinds[position]]
+
+    def select(self, positions: Sequence[int]) -> Assignments:
+        """Those at some positions."""
+        kinds = [self.kinds[p] for p in positions]
+        used = sorted(set(kinds))
+        place = {kind: new for new, kind in enumerate(used)}
+        return Assignments(
+            tuple(self.templates[kind] for kind in used),
+            [place[kind] for kind in kinds],
+            [self.clients[p] for p in positions],
+            [self.seeds[p] for p in positions],
+        )
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {client: position for position, client in enumerate(self.clients)}
+
+    def of_client(self, client: int) -> Assignment | None:
+        """What a client was asked for; None if it was asked for nothing."""
+        position = self._positions.get(client)
+        return None if position is None else self[position]
+
+    def template_of(self, client: int) -> Assignment | None:
+        """What a client was asked for, but for its number and seed; None if it was asked for nothing."""
+        position = self._positions.get(client)
+        return None if position is None else self.template(position)
+
+
+@dataclass(eq=False)
+class UpdateStack:
+    """Updates that are alike, of clients of one round: vectors of what they say, and tensors with a row for each.
+
+    Args:
+        round: that they answer.
+        method: digest of the method that the clients ran.
+        clients: whose they are.
+        examples: number of each one's examples.
+        steps: that each one took.
+        metrics: by name, a number for each.
+        delta, buffers, slots: the tensors of the updates.
+        memory: what the clients will remember.
+        finite: True if this process, or one of its workers, has seen that all numbers in the tensors are finite.
+    """
+
+    round: int
+    method: str
+    clients: Sequence[int]
+    examples: Sequence[int]
+    steps: Sequence[int]
+    metrics: dict[str, Sequence[float]]
+    delta: Tensors
+    buffers: Tensors = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    memory: Slots = field(default_factory=dict)
+    finite: bool = False
+
+    @staticmethod
+    def of(update: Update, memory: Slots) -> UpdateStack:
+        """One client's update, in the same memory."""
+        return UpdateStack(
+            round=update.round,
+            method=update.method,
+            clients=[update.client],
+            examples=[update.examples],
+            steps=[update.steps],
+            metrics={name: [value] for name, value in update.metrics.items()},
+            delta=_one_row(update.delta),
+            buffers=_one_row(update.buffers),
+            slots={name: _one_row(slot) for name, slot in update.slots.items()},
+            memory={name: _one_row(slot) for name, slot in memory.items()},
+            finite=update.finite,
+        )
+
+    @staticmethod
+    def join(stacks: Sequence[UpdateStack]) -> UpdateStack:
+        """Stacks whose tensors have the same names, types and shapes, as one in memory of its own."""
+        first = stacks[0]
+        if len(stacks) == 1:
+            return first
+
+        def joined(name: str) -> list[Any]:
+            return [value for stack in stacks for value in getattr(stack, name)]
+
+        return UpdateStack(
+            round=first.round,
+            method=first.method,
+            clients=joined("clients"),
+            examples=joined("examples"),
+            steps=joined("steps"),
+            metrics={name: [value for stack in stacks for value in stack.metrics[name]] for name in first.metrics},
+            delta=_join_rows([stack.delta for stack in stacks]),
+            buffers=_join_rows([stack.buffers for stack in stacks]),
+            slots={name: _join_rows([stack.slots[name] for stack in stacks]) for name in first.slots},
+            memory={name: _join_rows([stack.memory[name] for stack in stacks]) for name in first.memory},
+            finite=all(stack.finite for stack in stacks),
+        )
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def without_tensors(self) -> UpdateStack:
+        """What it says, for a message."""
+        return replace_fields(self, delta={}, buffers={}, slots={}, memory={})
+
+    def copy(self) -> UpdateStack:
+        """The same in memory of its own."""
+        slots = {name: clone(slot) for name, slot in self.slots.items()}
+        memory = {name: clone(slot) for name, slot in self.memory.items()}
+        return replace_fields(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that travel."""
+        yield from self.delta.values()
+        yield from self.buffers.values()
+        for slot in self.slots.values():
+            yield from slot.values()
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """Names, types and shapes of all tensors of a row: only stacks that have this in common can be joined."""
+        parts = (self.delta, self.buffers, *self.slots.values(), *self.memory.values())
+        rows = tuple(tuple((n, t.dtype, t.shape[1:]) for n, t in tensors.items()) for tensors in parts)
+        return tuple(self.slots), tuple(self.memory), tuple(self.metrics), rows
+
+    def visit(self, row: int) -> tuple[Update, Slots]:
+        """(a client's update, what it will remember), in the same memory."""
+        update = replace_fields(
+            self.bare(row),
+            delta={n: t[row] for n, t in self.delta.items()},
+            buffers={n: t[row] for n, t in self.buffers.items()},
+            slots={name: {n: t[row] for n, t in slot.items()} for name, slot in self.slots.items()},
+        )
+        return update, self.memory_of(row)
+
+    def memory_of(self, row: int) -> Slots:
+        """What a client will remember."""
+        return {name: {n: t[row] for n, t in slot.items()} for name, slot in self.memory.items()}
+
+    def bare(self, row: int) -> Update:
+        """A client's update without its tensors."""
+        return Update(
+            round=self.round,
+            client=self.clients[row],
+            method=self.method,
+            examples=self.examples[row],
+            steps=self.steps[row],
+            delta={},
+            metrics={name: values[row] for name, values in self.metrics.items()},
+            finite=self.finite,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class VisitBlock:
+    """Visits that follow each other in client order, as rows of a stack."""
+
+    stack: UpdateStack
+    rows: Sequence[int]
+
+    @property
+    def clients(self) -> list[int]:
+        """Whose visits these are."""
+        return [self.stack.clients[row] for row in self.rows]
+
+    def visits(self) -> Iterator[Visit]:
+        """The visits one by one."""
+        return map(self.stack.visit, self.rows)
+
+
+Visits = Visit | VisitBlock
+"""What an engine hands on: one visit, or several at once."""
+
+
+def _one_row(tensors: Tensors) -> Tensors:
+    return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+
+
+def _join_rows(many: Sequence[Tensors]) -> Tensors:
+    return {name: torch.cat([tensors[name] for tensors in many]) for name in many[0]}
+
+
+def expand(visits: Iterable[Visits]) -> Iterator[Visit]:
+    """Visits one by one, whatever they come as."""
+    for item in visits:
+        if isinstance(item, VisitBlock):
+            yield from item.visits()
+        else:
+            yield item
