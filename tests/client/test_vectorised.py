@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
+from fedstrata.client import vectorised
+from fedstrata.client.dense import POINTWISE
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fednova import FedNova
+from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.perturb import Perturb
@@ -174,15 +177,78 @@ CASES: dict[str, Any] = {
 }
 
 
+STACKED = ["plain", "everybody, epochs", "equal clients", "adam, weight decay", "clip", "layer norm", "frozen", "steps"]
+"""Cases of dense models, which are trained by products of stacks; they must go through `torch.func` as well."""
+
+
+@pytest.fixture
+def only_func(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is trained through `torch.func`, also what need not be."""
+    monkeypatch.setattr(vectorised, "chain_of", lambda group: None)
+
+
+@pytest.mark.parametrize("case", STACKED)
+@pytest.mark.usefixtures("only_func")
+def test_dense_models_through_torch_func(case: str) -> None:
+    check_close(run(**CASES[case](), engine="vmap"), run(**CASES[case](), engine="serial"))
+
+
+@pytest.mark.usefixtures("only_func")
+def test_techniques_through_torch_func() -> None:
+    settings: dict[str, Any] = {"method": fs.chain(Scaffold(), FedDyn(), FedProx(mu=0.3)), "rounds": 4, "steps": 3}
+    check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_equals_one_after_the_other(case: str) -> None:
+def test_equals_one_after_the_other(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and losses within 1e-5; FLOPs, steps, examples and bytes the same."""
+    if case in STACKED:
+        monkeypatch.setattr(vectorised, "vmap", None)  # what is stacked needs none
     found, reference = run(**CASES[case](), engine="vmap"), run(**CASES[case](), engine="serial")
     assert found.engine == "vmap"
     check_close(found, reference)
     start = federation(**CASES[case](), engine="serial").state.params
     moved = max((reference.state.params[n] - p).abs().max().item() for n, p in start.items())
     assert moved > 1e-3  # so that standing still would be seen
+
+
+@pytest.mark.parametrize("layer", POINTWISE)
+def test_every_layer_of_a_chain(layer: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of unequal numbers of steps, with a state of the optimiser that goes on, and padded rows."""
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 8, bias=False), layer(), nn.Linear(8, 4)))
+    monkeypatch.setattr(vectorised, "vmap", None)
+    settings: dict[str, Any] = {"optimizer": "sgd(momentum=0.9, weight_decay=0.01)", "epochs": 2, "batch_size": 4}
+    check_close(run(model, **settings, engine="vmap"), run(model, **settings, engine="serial"))
+
+
+@pytest.mark.parametrize("method", ["fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"])
+@pytest.mark.parametrize("how", [{}, {"optimizer": "momentum", "clip": 0.5}], ids=["sgd", "momentum"])
+def test_techniques_that_stack(method: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of a group remember something and others nothing yet; memories and control variates come out the same."""
+    monkeypatch.setattr(vectorised, "vmap", None)
+    settings = {"method": method, "rounds": 5, "participation": 3, "steps": 3, **how}
+    found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
+    check_close(found, reference)
+    for client in range(len(SIZES)):
+        ours, theirs = found.memory(client), reference.memory(client)
+        assert ours.keys() == theirs.keys()
+        for name, slot in theirs.items():
+            for n, value in slot.items():
+                torch.testing.assert_close(ours[name][n], value, rtol=0, atol=1e-5)
+
+
+def test_a_technique_that_stacks_has_no_other_hooks() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(Technique):
+        name: ClassVar[str] = "wrong"
+        vectorises: ClassVar[bool] = True
+        stacks: ClassVar[bool] = True
+
+        def local(self, view: ClientView) -> Hooks:
+            return Hooks(output=lambda batch: batch.logits * 2)
+
+    with pytest.raises(fs.UsageError, match="a technique that stacks has no output hook"):
+        run(method=fs.chain(Wrong()), engine="vmap", steps=2)
 
 
 METHODS: dict[str, tuple[Technique, ...]] = {

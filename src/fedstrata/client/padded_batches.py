@@ -139,7 +139,7 @@ def _find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
     """The tensors that all clients' examples are parts of, and where each one's are; None if they share none."""
     held = group.examples
     if isinstance(held, Split):
-        return held.whole, held.places
+        return held.pool, held.places
     data = {client: held[client] for client in group.clients}
     first = data[group.clients[0]]
     if not isinstance(first, TensorExamples):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
@@ -122,9 +123,14 @@ class Split(Sequence["TensorExamples"]):
         client %= len(self)
         return self.whole.select(self.order[self.ends[client] : self.ends[client + 1]].long())
 
+    @cached_property
+    def pool(self) -> TensorExamples:
+        """Everybody's examples, client after client, in the memory that the index takes anyway."""
+        return self.whole.select(self.order)
+
     def places(self, client: int, index: Tensor) -> Tensor:
-        """Where in the whole dataset some of a client's examples are."""
-        return self.order[index + int(self.ends[client])].long()
+        """Where in the pool some of a client's examples are."""
+        return index + int(self.ends[client])
 
     def all(self) -> TensorExamples:
         """Everybody's examples, client after client."""
@@ -418,38 +424,6 @@ def per_client(clients: Sequence[Any], read: ReadTargets = read_classes) -> Sequ
             "client"
         )
     return [as_examples(data, f"client {number}", read) for number, data in enumerate(clients)]
-
-
-POOLED_CLIENT, POOLED_ALL = 1 << 20, 1 << 30
-"""Bytes of a client's inputs on average, and of everybody's together, up to which they are copied into one tensor."""
-
-
-def pool_examples(clients: Sequence[Examples]) -> Sequence[Examples]:
-    """Many clients' own small tensors as parts of one, so that batches of many clients are gathered in one go.
-
-    Others stay as they are: a copy of large ones would take more than it saves.
-    """
-    first = clients[0] if len(clients) > 1 and not isinstance(clients, Split) else None
-    if not isinstance(first, TensorExamples) or isinstance(first.x, Parts):
-        return clients
-    alike: list[TensorExamples] = []
-    for data in clients:
-        if not isinstance(data, TensorExamples) or data.index is not None or not _is_alike(data, first):
-            return clients
-        alike.append(data)
-    size = sum(data.x.nbytes for data in alike)
-    if size > min(POOLED_ALL, POOLED_CLIENT * len(alike)):
-        return clients
-    whole = replace(first, x=torch.cat([data.x for data in alike]), y=torch.cat([data.y for data in alike]))
-    return whole.split(torch.split(torch.arange(len(whole)), [len(data) for data in alike]))
-
-
-def _is_alike(data: TensorExamples, other: TensorExamples) -> bool:
-    """True if two clients' tensors can be parts of one."""
-    if isinstance(data.x, Parts) or (data.mean, data.std) != (other.mean, other.std):
-        return False
-    pairs = ((data.x, other.x), (data.y, other.y))
-    return all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and a.device == b.device for a, b in pairs)
 
 
 @dataclass(frozen=True, eq=False)

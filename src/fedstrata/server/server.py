@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.compatibility import client_memory_mismatch
+from fedstrata.server.kinds import AssignmentKinds
 from fedstrata.server.state import Architecture, Outcome, ServerState
 from fedstrata.server.validation import UpdateValidator
 
@@ -82,7 +82,7 @@ class Server:
         """
         ordered = sorted(clients)
         seeds = [derive(self.seed, "visit", state.round, client) for client in ordered]
-        kinds = _Kinds(self, state, work)
+        kinds = AssignmentKinds(self, state, work)
         places = [kinds.find(client, seed) for client, seed in zip(ordered, seeds, strict=True)]
         return Assignments(tuple(kinds.templates), places, ordered, seeds)
 
@@ -263,71 +263,6 @@ class Server:
     def owners(self, name: str) -> int:
         """How many of the population's sub-models hold a parameter."""
         return self._owners[name]
-
-
-class _ReadsClient(Exception):
-    """A technique has looked at the number or the seed of a client where it was asked once for all of a kind."""
-
-
-class _AnyClient:
-    """Stands for a client's number, or its seed, in a template: it can be passed on, but not looked at."""
-
-    def _refuse(self, *others: object) -> Any:
-        raise _ReadsClient
-
-    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __repr__ = __format__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = _refuse
-    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __xor__ = __rxor__ = __and__ = __rand__ = _refuse
-
-
-_ANY: Any = _AnyClient()
-
-
-class _Kinds:
-    """The kinds of assignments of a round: clients of one differ in number and seed alone."""
-
-    def __init__(self, server: Server, state: ServerState, work: Work) -> None:
-        self._server, self._state, self._work = server, state, work
-        self.templates: list[Assignment] = []
-        self._held, self._remembers = state.held.numpy(), state.remembers.numpy()
-        self._common: dict[str, Assignment] = {}
-        self._oldest: dict[str, int] = {}
-        self._known: dict[tuple[Any, ...], int] = {}
-        self._per_client = False
-
-    def find(self, client: int, seed: int) -> int:
-        """The place of a client's template."""
-        arch = self._server.arch_of(client)
-        if arch not in self._common:
-            self._begin(arch)
-        since = int(self._held[client])  # a tenth of the time that indexing the tensor takes
-        to_send = None
-        if since > self._oldest[arch]:
-            to_send = self._server.names_to_send(self._state, since, self._common[arch])
-        key = (arch, to_send, bool(self._remembers[client] >= 0))
-        if self._per_client:
-            return self._add(replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send), key[2])
-        if key not in self._known:
-            try:
-                self._known[key] = self._add(replace_fields(self._common[arch], to_send=to_send), key[2])
-            except _ReadsClient:
-                self._per_client = True
-                return self.find(client, seed)
-        return self._known[key]
-
-    def _begin(self, arch: str) -> None:
-        """Make what all clients of an architecture are asked for; nobody who holds an older round lacks anything."""
-        common = self._server.build_template(self._state, arch, self._work)
-        self._common[arch] = replace_fields(common, client=_ANY, seed=_ANY)
-        self._oldest[arch] = min(
-            (self._state.changed.get(n, -1) for n in (*common.params, *common.buffers)), default=-1
-        )
-
-    def _add(self, asked: Assignment, holds_statistics: bool) -> int:
-        made = self._server.complete(self._state, asked, holds_statistics)
-        self.templates.append(replace_fields(made, client=-1, seed=0) if made.client is _ANY else made)
-        return len(self.templates) - 1
 
 
 def _intersect(

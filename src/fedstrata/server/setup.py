@@ -15,7 +15,8 @@ from fedstrata.core.task import Task
 from fedstrata.core.technique import Setting
 from fedstrata.core.types import Examples, Stratum, Work
 from fedstrata.data.client_data import ClientData, hold_out_examples, read_clients
-from fedstrata.data.examples import as_examples, as_unlabelled, pool_examples
+from fedstrata.data.examples import as_examples, as_unlabelled
+from fedstrata.data.pooling import pool_examples
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
