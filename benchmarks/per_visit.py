@@ -5,7 +5,7 @@
 Clients are pairs of tensors, as an outside user brings them. Engines take turns in every repeat, and a figure is the
 median over repeats. The clock of `Federation(profile=True)` is set to processor time, so that other processes of the
 machine are not counted; with it `wait for workers` is what waiting costs, and not how long it takes. To read that
-clock takes about half a microsecond, some twenty times per visit where clients are trained one by one.
+clock takes 0.7 µs, 26 times per visit where clients are trained one by one and 7 times where they are vectorised.
 """
 
 from __future__ import annotations
