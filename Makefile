@@ -3,6 +3,7 @@
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
+# make bench-quick  speed against the bare steps and a loop by hand, minutes; ISA="default avx2" for both instruction sets
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
@@ -10,7 +11,7 @@ CORE := .venv/.core
 TEST := .venv/.test
 TYPES := .venv/.types
 
-.PHONY: demo quick test check lint types bench clean
+.PHONY: demo quick test check lint types bench bench-quick clean
 
 # Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
 # cores would wait for each other, and use up what the others need.
@@ -55,6 +56,11 @@ bench: $(TEST)
 	$(BIN)/python benchmarks/flower_overhead.py
 	$(BIN)/python benchmarks/sizing.py
 	$(BIN)/python benchmarks/peers/run.py
+
+ISA := default
+
+bench-quick: $(TEST)
+	$(BIN)/python benchmarks/peers/run.py --quick --isa $(ISA)
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

@@ -1,10 +1,11 @@
 """Seconds per round and memory as the population grows, at a fixed number of clients per round.
 
-    python benchmarks/scaling.py [--clients 100 1000 10000 100000] [--rounds 40] [--json FILE]
+    python benchmarks/scaling.py [--clients 100 1000 … 1000000] [--rounds 40] [--json FILE]
 
 Two workloads, each population in a process of its own: FedAvg on an MLP, and a method with control variates as large as
 the model on every client (as SCAFFOLD's), kept in the directory of the run. Clients are parts of one tensor, so the
-data is the same for all populations; memory is the resident set of the main process and of its workers at the end.
+data is the same for all populations; memory is the resident set of the main process and of its workers at the end, and
+of it the index that says whose examples are whose.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Variates(fs.Technique):
     name: ClassVar[str] = "variates"
     vectorises: ClassVar[bool] = True
 
-    def init(self, params: Tensors) -> Tensors:
+    def init(self, params: Tensors, setting: fs.Setting) -> Tensors:
         return zeros_like(params)
 
     def send(self, state: Tensors, assignment: fs.Assignment) -> Tensors:
@@ -84,7 +85,7 @@ def one(kind: str, clients: int, rounds: int) -> dict[str, Any]:
         std=(0.25,),
     )
     index = torch.arange(100_000).view(-1, EXAMPLES)
-    data = whole.split([index[c % len(index)] for c in range(clients)])
+    data = whole.split(index[torch.arange(clients) % len(index)].unbind())
     model = fs.build_model("mlp(hidden=(64,))", (1, 28, 28), 10, seed=0)
     method = fs.chain(Variates()) if kind == "memory" else "fedavg"
     settings = {"rounds": rounds + 5, "participation": SAMPLED, "batch_size": 8, "lr": 0.05, "workers": "auto"}
@@ -109,13 +110,14 @@ def one(kind: str, clients: int, rounds: int) -> dict[str, Any]:
             "rss": rss,
             "grown": rss - before,
             "workers": max(workers, default=0),
+            "index": data.order.nbytes + data.ends.nbytes,
             "engine": federation.engine,
         }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--kinds", nargs="+", default=["fedavg", "memory"])
     parser.add_argument("--repeats", type=int, default=3)
@@ -134,11 +136,12 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     for kind in options.kinds:
-        print(f"\n{kind}\n\n| clients | ms per round | main process, MB | largest worker, MB |\n|--:|--:|--:|--:|")
+        print(f"\n{kind}\n\n| clients | ms per round | main process, MB | of it index, MB | largest worker, MB |")
+        print("|--:|--:|--:|--:|--:|")
         for clients in options.clients:
             mine = [r for r in rows if r["kind"] == kind and r["clients"] == clients]
-            ms, rss, worker = (statistics.median(r[k] for r in mine) for k in ("ms", "rss", "workers"))
-            print(f"| {clients:,} | {ms:.1f} | {rss / 1e6:.0f} | {worker / 1e6:.0f} |")
+            ms, *held = (statistics.median(r[k] for r in mine) for k in ("ms", "rss", "index", "workers"))
+            print(f"| {clients:,} | {ms:.1f} | {' | '.join(f'{each / 1e6:.1f}' for each in held)} |")
 
 
 if __name__ == "__main__":

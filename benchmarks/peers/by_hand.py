@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor, multiprocessing, nn
-from work import LR, Count, Round, Workload, client_data, sampled, steps, timed
+from work import LR, Count, Round, Workload, client_data, plain_fedavg, sampled, steps, timed
 
 State = dict[str, Tensor]
 
@@ -19,8 +19,9 @@ def train(work: Workload, model: nn.Module, state: State, number: int, clients: 
     for client in clients:
         model.load_state_dict(state)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        count.add(steps(work, model, optimizer, number, client))
-        size = len(client_data(work)[client])
+        done = steps(work, model, optimizer, number, client)
+        count.add(done)
+        size = done.examples
         for name, value in model.state_dict().items():
             sums[name] += value * size
         total += size
@@ -50,6 +51,26 @@ class Bare:
 
     def weights(self) -> State:
         """The global model."""
+        return self.state
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Reference:
+    """What others' first round is compared with, under the same instruction sets."""
+
+    def __init__(self, work: Workload, clients: list[int]) -> None:
+        self.work, self.clients = work, clients
+
+    def burst(self, rounds: int) -> list[Round]:
+        """The first round."""
+        start = time.perf_counter()
+        self.state = plain_fedavg(self.work, self.clients)
+        return [timed(start, Count(self.work.steps, self.work.seen), self.clients)]
+
+    def weights(self) -> State:
+        """The average, in double precision."""
         return self.state
 
     def close(self) -> None:

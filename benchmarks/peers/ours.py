@@ -16,6 +16,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "vmap": {"engine": "vmap", "workers": 2},
     "vmap+compile": {"engine": "vmap", "workers": 2, "compile": True},
     "workers+compile": {"engine": "processes", "workers": 2, "compile": True},
+    "auto": {"engine": "auto", "workers": 2},
+    "auto+compile": {"engine": "auto", "workers": 2, "compile": True},
 }
 
 
@@ -36,6 +38,7 @@ class Ours:
             **COLUMNS[column],
         )
         self.records = self.federation.rounds()
+        self.engine = self.federation.engine
 
     def burst(self, rounds: int) -> list[Round]:
         """Some rounds."""

@@ -20,16 +20,16 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor, nn
-from work import LR, WORKLOADS, Count, Round, Workload, steps
+from work import LR, Count, Round, Workload, steps, workload
 
 client_app = ClientApp()
 
 
 @cache
-def scratch(workload: str) -> nn.Module:
+def scratch(work: Workload) -> nn.Module:
     """The model of an actor, built once."""
     torch.set_num_threads(1)
-    return WORKLOADS[workload].build()
+    return work.build()
 
 
 @client_app.train()
@@ -37,11 +37,11 @@ def train(message: Message, context: Context) -> Message:
     """One client's visit."""
     start = time.perf_counter()
     config, client = message.content["config"], int(context.node_config["partition-id"])
-    name = str(config["workload"])
-    model = scratch(name)
+    work = workload(str(config["workload"]), str(config["door"]))
+    model = scratch(work)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    count = steps(WORKLOADS[name], model, optimizer, int(config["server-round"]) - 1, client)
+    count = steps(work, model, optimizer, int(config["server-round"]) - 1, client)
     metrics = {"num-examples": count.examples, "steps": count.steps, "client": client, "start": start}
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)})
     return Message(content=content, reply_to=message)
@@ -52,7 +52,6 @@ class Flower:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
-        self.name = next(name for name, known in WORKLOADS.items() if known == work)
         self.first: dict[str, Tensor] = {}
 
     def burst(self, rounds: int) -> list[Round]:
@@ -86,7 +85,7 @@ class Flower:
                 grid,
                 ArrayRecord(self.work.build().state_dict()),
                 num_rounds=rounds,
-                train_config=ConfigRecord({"workload": self.name}),
+                train_config=ConfigRecord({"workload": self.work.name, "door": self.work.door}),
                 evaluate_fn=stamp,
             )
 

@@ -24,7 +24,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 from torch.nn import functional as F
-from work import LR, WORKLOADS, Round, Workload, client_data, order, sampled
+from work import LR, Round, Workload, batch, client_data, order, sampled, workload
 
 MANY = 10**6
 
@@ -84,7 +84,8 @@ class Pfl:
     def _dataset(self, visit: tuple[int, int]) -> PyTorchTensorDataset:
         """A client's examples in this round's order: pfl itself takes batches in the order of the data."""
         number, client = visit
-        return PyTorchTensorDataset(client_data(self.work)[client].batch(order(self.work, number, client)), str(client))
+        rows = batch(client_data(self.work)[client], order(self.work, number, client))
+        return PyTorchTensorDataset(rows, str(client))
 
     def run(self, rounds: int) -> Tensor:
         """Some rounds; the steps and examples of each, summed over the ranks."""
@@ -143,4 +144,4 @@ class Pfl:
 
 
 if __name__ == "__main__":
-    Pfl(WORKLOADS[sys.argv[1]]).follow()
+    Pfl(workload(*sys.argv[1:])).follow()

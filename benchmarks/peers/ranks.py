@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def become_rank_0(workload: str) -> subprocess.Popen[bytes]:
+def become_rank_0(workload: str, door: str) -> subprocess.Popen[bytes]:
     """Set the environment that torchrun would set, and start rank 1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -25,6 +25,6 @@ def become_rank_0(workload: str) -> subprocess.Popen[bytes]:
         GLOO_SOCKET_IFNAME="lo",
         PFL_PYTORCH_DEVICE="cpu",
     )
-    command = [sys.executable, str(Path(__file__).with_name("peer_pfl.py")), workload]
+    command = [sys.executable, str(Path(__file__).with_name("peer_pfl.py")), workload, door]
     environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=2)

@@ -1,6 +1,9 @@
 """Seconds per round of the same federated work in several systems, as ratios to a floor.
 
-    python benchmarks/peers/run.py [--workloads mlp-1 cnn] [--systems floor bare flower] [--repeats 5] [--json FILE]
+    python benchmarks/peers/run.py [--workloads device cnn] [--systems floor bare flower] [--repeats 5] [--json FILE]
+    python benchmarks/peers/run.py --isa default avx2       # everything with all instruction sets, then with AVX2 alone
+    python benchmarks/peers/run.py --door examples          # data as fedstrata's own datasets hold it
+    python benchmarks/peers/run.py --quick                  # some minutes: the floor, the loop by hand and fedstrata
 
 Every system runs in a process of its own. In every repeat each system in turn runs a burst of rounds while the others
 sleep; the figure is the median over repeats of its seconds per round over the floor's in the same repeat. README.md
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -21,19 +25,36 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from work import WORKLOADS, Workload, difference
+from work import DOORS, WORKLOADS, Workload, difference, workload
 
 import fedstrata as fs
 
 HERE = Path(__file__).resolve().parent
+LIBC = ctypes.CDLL(None)
 FLOOR = "floor"
-SYSTEMS = (FLOOR, "bare", "bare-2", "flower", "pfl", "serial", "workers", "vmap", "vmap+compile", "workers+compile")
+OURS = ("serial", "workers", "vmap", "vmap+compile", "workers+compile", "auto", "auto+compile")
+SYSTEMS = (FLOOR, "bare", "bare-2", "flower", "pfl", *OURS)
+QUICK = {
+    "workloads": ["device", "small-cnn", "resnet8-64", "mlp-25m"],
+    "systems": ["bare-2", "auto", "auto+compile"],
+    "repeats": 3,
+    "burst": 0.8,
+}
+"""What `--quick` measures, where nothing else is asked for: no peers, so nothing has to be installed."""
+ISAS = {"default": {}, "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}}
+"""Instruction sets, and what limits a process to them."""
+LIMITS = {
+    "default": "of which all that the libraries choose is used",
+    "avx2": "of which torch and oneDNN use AVX2 at most",
+}
+"""What a table says of them."""
 FRESH = {"flower"}
 """Systems that cannot be held between rounds: every burst is a new process."""
 LEAST, MOST = 3, 300
@@ -64,12 +85,14 @@ class Process:
     began: float
 
     @classmethod
-    def start(cls, system: str, workload: str, weights: Path, once: int = 0) -> Process:
+    def start(cls, system: str, work: Workload, isa: str, weights: Path, *more: str) -> Process:
         """Start a worker with one thread, on the fedstrata that is imported here."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        limits = {name: value for all_of_it in ISAS.values() for name, value in all_of_it.items()}
+        environment = {name: value for name, value in os.environ.items() if name not in limits}
+        environment |= {**ISAS[isa], "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(Path(fs.__file__).parent.parent)
-        command = [interpreter(system), str(HERE / "worker.py"), "--system", system, "--workload", workload]
-        command += ["--weights", str(weights), "--once", str(once)]
+        command = [interpreter(system), str(HERE / "worker.py"), "--system", system, "--workload", work.name]
+        command += ["--door", work.door, "--weights", str(weights), *more]
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `end`)
         began = time.perf_counter()
         pipe = subprocess.PIPE
@@ -106,19 +129,19 @@ class Process:
         lines = self.log.read().strip().splitlines()
         return f"its process ended: {lines[-1][:200] if lines else 'it said nothing'}"
 
-    def members(self) -> dict[int, int]:
-        """Every process that lives in the session, with its processor time in ticks."""
+    def members(self) -> dict[int, float]:
+        """Every process that lives in the session, with its processor time in seconds, user and system."""
         found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = stat.read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self.child.pid:
-                    found[int(stat.parent.name)] = int(fields[11]) + int(fields[12])
+                    found[int(stat.parent.name)] = process_seconds(int(stat.parent.name))
         return found
 
     def processor_seconds(self) -> float:
         """Processor time of every process that lives in the session."""
-        return sum(self.members().values()) / os.sysconf("SC_CLK_TCK")
+        return sum(self.members().values())
 
     def end(self) -> None:
         """Let it end by itself, and then see to it that nothing of its session is left."""
@@ -136,6 +159,36 @@ class Process:
             self.child.stdout.close()
 
 
+class Meter:
+    """The processor time of a process's session, looked at again and again: for systems that end with their burst."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.used, self.seen = process, dict[int, float](), [(process.began, 0.0)]
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.done.wait(0.2):
+            self.used |= self.process.members()  # processes that have ended keep what they had
+            self.seen.append((time.perf_counter(), sum(self.used.values())))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self.done.set()
+        self.thread.join()
+
+    def between(self, start: float, end: float) -> float:
+        """Seconds used between two moments."""
+        return self._at(end) - self._at(start)
+
+    def _at(self, moment: float) -> float:
+        for (before, least), (after, most) in zip(self.seen, self.seen[1:], strict=False):
+            if before <= moment <= after:
+                return least + (most - least) * (moment - before) / (after - before)
+        return self.seen[-1][1]
+
+
 @dataclass
 class Column:
     """What is known of a system on a workload."""
@@ -145,6 +198,8 @@ class Column:
     begins: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
     bursts: list[list[float]] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    engine: str = ""
     gap: tuple[float, float | None] | None = None
     others: list[float] = field(default_factory=list)
     idle: float = 0.0
@@ -156,15 +211,38 @@ class Column:
         """Seconds per round in each repeat."""
         return [statistics.mean(burst) for burst in self.bursts]
 
+    @property
+    def title(self) -> str:
+        """Its name, with the engine that it chose by itself."""
+        return f"{self.system} ({self.engine})" if self.system.startswith("auto") and self.engine else self.system
 
-class ModelReplica:
-    """All systems on one workload."""
+    def row(self, floor: Column) -> str:
+        """Its line of the table."""
+        if self.failed or not self.bursts:
+            return f"| {self.system} | failed | | | | | | | |"
+        ratios, used = ratio(self.seconds, floor.seconds), ratio(self.cpu, floor.cpu)
+        cells = (
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f}–{max(ratios):.2f}",
+            f"{1000 * statistics.median(self.seconds):.1f}",
+            f"{statistics.median(used):.2f}",
+            f"{1000 * statistics.median(self.cpu):.1f}",
+            f"{statistics.median(self.begins):.1f}",
+            f"{statistics.median(self.done):.1f}",
+            off_by(self),
+        )
+        return f"| {self.title} | {' | '.join(cells)} |"
 
-    def __init__(self, workload: str, systems: list[str], burst: float, quiet: float, folder: Path) -> None:
-        self.name, self.work, self.target, self.folder = workload, WORKLOADS[workload], burst, folder
-        self.quiet = quiet
+
+class Comparison:
+    """All systems on one workload, with one choice of instruction sets."""
+
+    def __init__(self, work: Workload, isa: str, systems: list[str], options: argparse.Namespace, folder: Path) -> None:
+        self.work, self.isa, self.folder = work, isa, folder
+        self.target, self.quiet = options.burst, options.quiet
         self.columns = {system: Column(system) for system in systems}
         self.processes: dict[str, Process] = {}
+        self.plain: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
 
     def run(self, repeats: int) -> None:
         """Start every system, warm it up, and measure."""
@@ -186,17 +264,17 @@ class ModelReplica:
             what(column)
         except Failed as error:
             column.failed = str(error)
-            print(f"{self.name}: {system} failed: {error}", file=sys.stderr)
+            print(f"{self.work.name}: {system} failed: {error}", file=sys.stderr)
             if system in self.processes:
                 self.processes.pop(system).end()
 
     def _start(self, column: Column) -> None:
         """Start-up, the first round and its result, and a warm-up burst that is thrown away."""
-        system, weights = column.system, self.folder / f"{self.name}-{column.system}.pt"
+        system, weights = column.system, self.folder / f"{self.work.name}-{self.isa}-{column.system}.pt"
         if system in FRESH:
-            warm = self._fresh(column, LEAST, weights)
+            warm, _ = self._fresh(column, LEAST, weights)
         else:
-            process = self.processes[system] = Process.start(system, self.name, weights)
+            process = self.processes[system] = Process.start(system, self.work, self.isa, weights)
             self._ready(column, process)
             warm = self._go(process, LEAST)
             per_round = statistics.median(warm)
@@ -209,21 +287,40 @@ class ModelReplica:
 
     def _ready(self, column: Column, process: Process) -> None:
         message = process.hear("ready")
-        first, column.versions = message["round"], message["versions"]
+        first, column.versions, column.engine = message["round"], message["versions"], message["engine"]
         self._same_work(first)
         column.begins.append(first["start"] - process.began)
         weights = Path(process.child.args[process.child.args.index("--weights") + 1])  # type: ignore[index,union-attr]
         column.done.append(first["end"] - process.began)
         if column.gap is None and weights.exists():
-            column.gap = difference(self.work, first["clients"], torch.load(weights, weights_only=True))
+            after = torch.load(weights, weights_only=True)
+            column.gap = difference(self.work, self._plain(tuple(first["clients"])), after)
 
-    def _fresh(self, column: Column, rounds: int, weights: Path) -> list[float]:
-        process = Process.start(column.system, self.name, weights, once=rounds)
+    def _plain(self, clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        """A plain FedAvg of the first round, by a process with the same instruction sets."""
+        if clients not in self.plain:
+            path = self.folder / f"{self.work.name}-{self.isa}-reference.pt"
+            process = Process.start("reference", self.work, self.isa, path, "--clients", *map(str, clients))
+            try:
+                process.hear("ready")
+            finally:
+                process.end()
+            self.plain[clients] = torch.load(path, weights_only=True)
+        return self.plain[clients]
+
+    def _fresh(self, column: Column, rounds: int, weights: Path) -> tuple[list[float], float]:
+        """(seconds of each round, processor time per round) of a process that ends with them."""
+        process = Process.start(column.system, self.work, self.isa, weights, "--once", str(rounds))
+        meter = Meter(process)
         try:
             self._ready(column, process)
-            return self._checked(process.hear("rounds"))
+            message = process.hear("rounds")
         finally:
+            meter.stop()
             process.end()
+        seconds = self._checked(message)
+        end = message["rounds"][-1]["end"]
+        return seconds, meter.between(end - sum(seconds), end) / rounds
 
     def _go(self, process: Process, rounds: int) -> list[float]:
         process.tell(f"go {rounds}")
@@ -245,51 +342,49 @@ class ModelReplica:
         """One burst; done again, a few times at most, where processes that are not ours were too busy meanwhile."""
         for _ in range(TRIES):
             wait_for_quiet(self.quiet)
-            seconds, others = self._measured(column)
+            seconds, cpu, others = self._measured(column)
             if others <= self.quiet:
                 break
         column.bursts.append(seconds)
+        column.cpu.append(cpu)
         column.others.append(others)
 
-    def _measured(self, column: Column) -> tuple[list[float], float]:
-        """(seconds of each round, cores that processes which are not ours used meanwhile)."""
+    def _measured(self, column: Column) -> tuple[list[float], float, float]:
+        """(seconds of each round, processor time per round, cores that processes which are not ours used meanwhile)."""
+        if column.system in FRESH:
+            return *self._fresh(column, column.rounds, self.folder / "again.pt"), 0.0  # who else was busy is unknown
         before = {name: process.processor_seconds() for name, process in self.processes.items()}
         busy, begin = machine_seconds(), time.perf_counter()
-        if column.system in FRESH:
-            return self._fresh(column, column.rounds, self.folder / "again.pt"), 0.0  # its processes are gone: unknown
         seconds = self._go(self.processes[column.system], column.rounds)
         wall = time.perf_counter() - begin
         used = {name: process.processor_seconds() - before[name] for name, process in self.processes.items()}
         for name, share in used.items():
             if name != column.system:
                 self.columns[name].idle = max(self.columns[name].idle, share / wall)
-        return seconds, max(0.0, (machine_seconds() - busy - sum(used.values())) / wall)
+        others = max(0.0, (machine_seconds() - busy - sum(used.values())) / wall)
+        return seconds, used[column.system] / column.rounds, others
 
     def table(self) -> str:
         """Markdown."""
         work, floor = self.work, self.columns[FLOOR]
         lines = [
-            f"### {self.name}: {work.title}",
+            f"### {work.name}: {work.title} ({self.isa})",
             "",
             f"`{work.model}` on {'×'.join(map(str, work.shape))}, {parameters(work):,} parameters; {work.clients:,} "
-            f"clients × {work.examples} examples, {work.sampled} a round, batch {work.batch}: {work.steps} steps and "
-            f"{work.seen:,} examples per round, counted in every round of every system.",
+            f"clients × {work.examples} examples, {work.sampled} per round, batch {work.batch}: {work.steps} steps and "
+            f"{work.seen:,} examples per round, counted in every round of every system. Data: {DOORS[work.door]}. "
+            f"Processor: {processor()}, {LIMITS[self.isa]}.",
             "",
-            "| system | × floor | min–max | ms per round | first round begins, s | first round done, s | off by |",
-            "|---|--:|--:|--:|--:|--:|--:|",
+            "| system | × floor | min–max | ms per round | CPU × floor | CPU ms per round | first round begins, s "
+            "| first round done, s | off by |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
         ]
-        for column in self.columns.values():
-            if column.failed or not column.bursts:
-                lines.append(f"| {column.system} | failed | | | | | |")
-                continue
-            ratios = ratio(column, floor)
-            lines.append(
-                f"| {column.system} | {statistics.median(ratios):.2f} | {min(ratios):.2f}–{max(ratios):.2f} "
-                f"| {1000 * statistics.median(column.seconds):.1f} | {statistics.median(column.begins):.1f} "
-                f"| {statistics.median(column.done):.1f} | {off_by(column)} |"
-            )
-        lines.append("")
-        lines += [f"- {c.system} failed: {c.failed}" for c in self.columns.values() if c.failed]
+        lines += [column.row(floor) for column in self.columns.values()]
+        return "\n".join([*lines, "", *self._notes()]) + "\n"
+
+    def _notes(self) -> list[str]:
+        """What went wrong, and who else used the processor."""
+        lines = [f"- {c.system} failed: {c.failed}" for c in self.columns.values() if c.failed]
         sleepers = [c for c in self.columns.values() if c.system not in FRESH and c.bursts]
         worst = max(sleepers, key=lambda c: c.idle)
         lines.append(f"- While others ran, no held system used more than {worst.idle:.1%} of a core ({worst.system}).")
@@ -298,15 +393,18 @@ class ModelReplica:
             f"- In a burst, processes that are not ours used {statistics.median(others):.2f} cores in the median and "
             f"{max(others):.2f} at most."
         )
-        return "\n".join(lines) + "\n"
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """Everything that was measured."""
         floor = self.columns[FLOOR]
         systems = {
             name: {
-                "ratios": ratio(column, floor),
+                "ratios": ratio(column.seconds, floor.seconds),
                 "seconds_a_round": column.seconds,
+                "cpu_ratios": ratio(column.cpu, floor.cpu),
+                "cpu_seconds_a_round": column.cpu,
+                "engine": column.engine,
                 "rounds": column.bursts,
                 "first_round_begins": column.begins,
                 "first_round_done": column.done,
@@ -319,11 +417,21 @@ class ModelReplica:
             for name, column in self.columns.items()
         }
         return {
-            "workload": self.name,
+            "workload": self.work.name,
+            "door": self.work.door,
+            "isa": self.isa,
             "steps": self.work.steps,
             "examples": self.work.seen,
             "systems": systems,
         }
+
+
+def process_seconds(pid: int) -> float:
+    """Processor time of a process, finer than the hundredths of a second that /proc tells."""
+    clock = ctypes.c_int()
+    if LIBC.clock_getcpuclockid(pid, ctypes.byref(clock)):
+        raise ProcessLookupError(pid)
+    return time.clock_gettime(clock.value)
 
 
 def machine_seconds() -> float:
@@ -348,9 +456,19 @@ def parameters(work: Workload) -> int:
     return sum(p.numel() for p in work.build().parameters())
 
 
-def ratio(column: Column, floor: Column) -> list[float]:
-    """Seconds per round over the floor's, repeat by repeat."""
-    return [ours / bare for ours, bare in zip(column.seconds, floor.seconds, strict=False)]
+def processor() -> str:
+    """The processor's model, and which wide instructions it has."""
+    text = Path("/proc/cpuinfo").read_text()
+    facts = dict(line.split(":", 1) for line in text.split("\n\n", 1)[0].splitlines() if ":" in line)
+    known = {name.strip(): value.strip() for name, value in facts.items()}
+    flags = known.get("flags", "").split()
+    wide = [title for flag, title in (("avx2", "AVX2"), ("avx512f", "AVX-512")) if flag in flags]
+    return f"{known.get('model name', platform.machine())} ({', '.join(wide) or 'neither AVX2 nor AVX-512'})"
+
+
+def ratio(ours: list[float], floor: list[float]) -> list[float]:
+    """One system's figures over the floor's, repeat by repeat."""
+    return [mine / least if least else math.nan for mine, least in zip(ours, floor, strict=False)]
 
 
 def off_by(column: Column) -> str:
@@ -361,35 +479,53 @@ def off_by(column: Column) -> str:
     return f"{parameter:.0e}" if running is None else f"{parameter:.0e} (statistics {running:.0e})"
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="the floor always runs")
+    parser.add_argument("--door", choices=DOORS, default="plain", help="how clients' data is held")
+    parser.add_argument("--isa", nargs="+", choices=ISAS, default=["default"], help="instruction sets to measure with")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--burst", type=float, default=1.5, help="seconds that a burst should take")
     parser.add_argument("--quiet", type=float, default=math.inf, help="cores that other processes may use in a burst")
     parser.add_argument("--json", type=Path, help="also write everything that was measured to this file")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="other defaults, for some minutes")
+    if parser.parse_args().quick:
+        parser.set_defaults(**QUICK)
+    return parser.parse_args()
+
+
+def compare(options: argparse.Namespace) -> list[Comparison]:
+    """All workloads with all instruction sets, each told as soon as it is known."""
+    systems = [s for s in SYSTEMS if s == FLOOR or s in options.systems]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        for isa in options.isa:
+            for name in options.workloads:
+                comparison = Comparison(workload(name, options.door), isa, systems, options, Path(folder))
+                comparison.run(options.repeats)
+                if comparison.columns[FLOOR].failed:
+                    sys.exit(f"{name}: the floor failed: {comparison.columns[FLOOR].failed}")
+                print(comparison.table(), flush=True)
+                found.append(comparison)
+    return found
+
+
+def main() -> None:
+    options = read_options()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # an exit ends the children, too
-    systems = [s for s in SYSTEMS if s == FLOOR or s in options.systems]
-    replicas = []
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        for workload in options.workloads:
-            replica = ModelReplica(workload, systems, options.burst, options.quiet, Path(folder))
-            replica.run(options.repeats)
-            if replica.columns[FLOOR].failed:
-                sys.exit(f"{workload}: the floor failed: {replica.columns[FLOOR].failed}")
-            print(replica.table(), flush=True)
-            replicas.append(replica)
+    comparisons = compare(options)
+    columns = [column for comparison in comparisons for column in comparison.columns.values()]
     found: dict[str, str] = {}
-    for column in (column for replica in replicas for column in replica.columns.values()):
+    for column in columns:
         found |= column.versions
-    print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {v}" for name, v in found.items()))
+    print(f"{processor()}; Python {platform.python_version()}, " + ", ".join(f"{n} {v}" for n, v in found.items()))
     if options.json:
-        rows = [replica.as_json() for replica in replicas]
-        options.json.write_text(json.dumps({"versions": found, "workloads": rows}, indent=1) + "\n")
-    if any("not the same work" in column.failed for replica in replicas for column in replica.columns.values()):
+        rows = [comparison.as_json() for comparison in comparisons]
+        whole = {"processor": processor(), "versions": found, "workloads": rows}
+        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+    if any("not the same work" in column.failed for column in columns):
         sys.exit("a system did not do the same work")
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
-from work import WORKLOADS, Round, Workload
+from work import DOORS, Round, Workload, workload
 
 
 class System(Protocol):
@@ -30,8 +30,11 @@ class System(Protocol):
     def close(self) -> None: ...
 
 
-def build(system: str, work: Workload) -> System:
-    """The system of a name; a peer's package is imported only where it is asked for."""
+def build(system: str, work: Workload, clients: list[int]) -> System:
+    """The system of a name; a peer's package is imported only where it is asked for.
+
+    The reference trains the clients that it is told; all others choose them.
+    """
     if system == "flower":
         from peer_flower import Flower
 
@@ -39,12 +42,14 @@ def build(system: str, work: Workload) -> System:
     if system == "pfl":
         from ranks import become_rank_0
 
-        second = become_rank_0(next(name for name, known in WORKLOADS.items() if known == work))
+        second = become_rank_0(work.name, work.door)
         from peer_pfl import Pfl
 
         return Pfl(work, second)
     import by_hand
 
+    if system == "reference":
+        return by_hand.Reference(work, clients)
     if system in (hand := {"bare": by_hand.Bare, "bare-2": by_hand.Bare2, "floor": by_hand.Floor}):
         return hand[system](work)
     from ours import Ours
@@ -67,6 +72,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", required=True)
     parser.add_argument("--workload", required=True)
+    parser.add_argument("--door", choices=DOORS, default="plain")
+    parser.add_argument("--clients", type=int, nargs="*", default=[], help="of the reference")
     parser.add_argument("--weights", required=True, help="where to write the weights after the first round")
     parser.add_argument("--once", type=int, default=0)
     options = parser.parse_args()
@@ -79,12 +86,12 @@ def main() -> None:
         channel.flush()
 
     try:
-        system = build(options.system, WORKLOADS[options.workload])
+        system = build(options.system, workload(options.workload, options.door), options.clients)
         rounds = system.burst(1 + options.once)
         weights = system.weights()
         if weights is not None:
             torch.save(weights, options.weights)
-        say("ready", round=asdict(rounds[0]), versions=versions())
+        say("ready", round=asdict(rounds[0]), versions=versions(), engine=getattr(system, "engine", ""))
         if options.once:
             say("rounds", rounds=[asdict(each) for each in rounds[1:]])
         else:
