@@ -7,7 +7,7 @@ dense model. The results equal those of one client after the other up to roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -278,7 +278,7 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
         given = _stack_slots(group.slots)[0], _stack_slots(group.memories)[0]
         with timed("stacked visits"), torch.no_grad():
             delta, sent, remembers, loss = train_stacked(group, chain, padded, idle, given)
-        return replace_fields(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+        return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
     replace_fields(group.visit(0), memory={}).prepare()
     ends = sorted(set(padded.steps))
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
@@ -288,7 +288,7 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
     tensors, dims = _stack_tensors(group, padded)
     with one_by_one(), timed("vectorised visits"):
         delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
-    return replace_fields(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+    return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
 
 
 def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -7,7 +7,7 @@ held once, and one client's `Assignment` or `Update` is made where somebody asks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -165,13 +165,13 @@ class UpdateStack:
 
     def without_tensors(self) -> UpdateStack:
         """What it says, for a message."""
-        return replace_fields(self, delta={}, buffers={}, slots={}, memory={})
+        return replace(self, delta={}, buffers={}, slots={}, memory={})
 
     def copy(self) -> UpdateStack:
         """The same in memory of its own."""
         slots = {name: clone(slot) for name, slot in self.slots.items()}
         memory = {name: clone(slot) for name, slot in self.memory.items()}
-        return replace_fields(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+        return replace(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that travel."""
@@ -187,19 +187,30 @@ class UpdateStack:
         rows = tuple(tuple((n, t.dtype, t.shape[1:]) for n, t in tensors.items()) for tensors in parts)
         return tuple(self.slots), tuple(self.memory), tuple(self.metrics), rows
 
+    @cached_property
+    def _rows(self) -> tuple[_Rows, _Rows, dict[str, _Rows], dict[str, _Rows]]:
+        """All tensors, cut into rows in one go: (deltas, buffers, slots, memories)."""
+        slots, memory = ({name: _cut(slot) for name, slot in many.items()} for many in (self.slots, self.memory))
+        return _cut(self.delta), _cut(self.buffers), slots, memory
+
     def visit(self, row: int) -> tuple[Update, Slots]:
         """(a client's update, what it will remember), in the same memory."""
+        delta, buffers, _, _ = self._rows
         update = replace_fields(
             self.bare(row),
-            delta={n: t[row] for n, t in self.delta.items()},
-            buffers={n: t[row] for n, t in self.buffers.items()},
-            slots={name: {n: t[row] for n, t in slot.items()} for name, slot in self.slots.items()},
+            delta={n: rows[row] for n, rows in delta.items()},
+            buffers={n: rows[row] for n, rows in buffers.items()},
+            slots=self.slots_of(row),
         )
         return update, self.memory_of(row)
 
+    def slots_of(self, row: int) -> Slots:
+        """What techniques send of a client."""
+        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[2].items()}
+
     def memory_of(self, row: int) -> Slots:
         """What a client will remember."""
-        return {name: {n: t[row] for n, t in slot.items()} for name, slot in self.memory.items()}
+        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[3].items()}
 
     def bare(self, row: int) -> Update:
         """A client's update without its tensors."""
@@ -234,6 +245,13 @@ class VisitBlock:
 
 Visits = Visit | VisitBlock
 """What an engine hands on: one visit, or several at once."""
+
+
+_Rows = dict[str, tuple["Tensor", ...]]
+
+
+def _cut(tensors: Tensors) -> _Rows:
+    return {name: tensor.unbind() for name, tensor in tensors.items()}
 
 
 def _one_row(tensors: Tensors) -> Tensors:

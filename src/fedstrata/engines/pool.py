@@ -32,7 +32,7 @@ AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
-JOB_SECONDS, JOB_BYTES, JOBS_PER_WORKER = 0.01, 32 << 20, 3
+JOB_SECONDS, JOB_BYTES, JOBS_PER_WORKER = 0.02, 32 << 20, 3
 """Visits that are trained one by one go together into jobs of so many seconds and bytes at most, at least so many jobs
 for each worker: handing out a job takes as long as a tiny visit, and the last jobs of a round should end together."""
 MAX_DEATHS = 3

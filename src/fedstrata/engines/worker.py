@@ -105,7 +105,7 @@ class Report:
 
     def read(self, memory: SegmentedMemory) -> UpdateStack:
         """The updates, their tensors in place."""
-        return replace_fields(
+        return replace(
             self.stack,
             delta={n: t[self.rows] for n, t in memory.read(*self.delta).items()},
             buffers=memory.read(*self.buffers),
@@ -201,7 +201,7 @@ class _ResultWriter:
         if not given or update.delta.keys() != given.keys():
             self._report_waiting()
             row = {n: t.unsqueeze(0) for n, t in update.delta.items()}
-            self._report([place], replace_fields(stack, delta=row), self._write(row), slice(None))
+            self._report([place], replace(stack, delta=row), self._write(row), slice(None))
             return
         assert self._block is not None
         for name, tensor in given.items():
@@ -220,9 +220,7 @@ class _ResultWriter:
         self._waiting = []
         rows = slice(self._block.used - len(places), self._block.used)
         delta = {n: t[rows] for n, t in self._block.rows.items()}
-        self._report(
-            places, replace_fields(UpdateStack.join(stacks), delta=delta), (self._segment, self._block.layout), rows
-        )
+        self._report(places, replace(UpdateStack.join(stacks), delta=delta), (self._segment, self._block.layout), rows)
 
     def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: slice) -> None:
         with timed("check updates"):

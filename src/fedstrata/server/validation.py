@@ -11,7 +11,7 @@ from fedstrata import wire
 from fedstrata.core.method import Method
 from fedstrata.core.stacks import UpdateStack
 from fedstrata.core.tensors import all_finite, mismatch
-from fedstrata.core.types import Assignment, Update, Work
+from fedstrata.core.types import Assignment, Slots, Update, Work
 from fedstrata.server.state import Architecture
 
 NOT_FINITE = "it holds NaN or infinite numbers"
@@ -61,9 +61,8 @@ class UpdateValidator:
         counts = set(zip(stack.examples, stack.steps, strict=True))
         if any(_check_counts(assignment, examples, steps) for examples, steps in counts):
             return False
-        return not self._validates or all(
-            self._check_slots(assignment, stack.visit(row)[0]) is None for row in range(1, len(stack))
-        )
+        slots = map(stack.slots_of, range(1, len(stack)) if self._validates else ())
+        return all(self._validate_slots(assignment, own) is None for own in slots)
 
     def _check_answer(self, assignment: Assignment, update: Update) -> str | None:
         """Method, round, counts and metrics."""
@@ -95,8 +94,12 @@ class UpdateValidator:
             abs(value) <= METRIC_LIMIT for value in update.metrics.values()
         ):
             return NOT_FINITE
-        slots = ((t, update.slots.get(t.name, {})) for t in self._validates)
-        return next((why for t, slot in slots if (why := t.validate(slot, assignment))), None)
+        return self._validate_slots(assignment, update.slots)
+
+    def _validate_slots(self, assignment: Assignment, slots: Slots) -> str | None:
+        """What techniques say of what was sent to them."""
+        found = ((t, slots.get(t.name, {})) for t in self._validates)
+        return next((why for t, slot in found if (why := t.validate(slot, assignment))), None)
 
 
 @dataclass(frozen=True, eq=False)
