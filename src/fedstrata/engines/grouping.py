@@ -83,6 +83,9 @@ class ArrivedVisits:
         else:
             self._single[positions[0]] = came
 
+    def __len__(self) -> int:
+        return len(self._single) + len(self._stacked)
+
     def __contains__(self, position: int) -> bool:
         return position in self._stacked or position in self._single
 

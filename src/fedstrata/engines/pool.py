@@ -32,9 +32,9 @@ AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
-JOB_SECONDS, JOB_BYTES, JOBS_PER_WORKER = 0.02, 32 << 20, 3
-"""Visits that are trained one by one go together into jobs of so many seconds and bytes at most, at least so many jobs
-for each worker: handing out a job takes as long as a tiny visit, and the last jobs of a round should end together."""
+JOB_SECONDS, JOBS_PER_WORKER = 0.02, 3
+"""Visits that are trained one by one go together into jobs of so many seconds at most, at least so many jobs for each
+worker: handing out a job takes as long as a tiny visit, and the last jobs of a round should end together."""
 MAX_DEATHS = 3
 """How many workers may die of a job before the run gives up."""
 
@@ -326,12 +326,8 @@ class WorkerPool(ABC, Generic[W]):
         """The positions of the visits of each job."""
         if self._trainer.groups is not None:
             return self._trainer.groups(asked, self._clients)
-        most = JOB_BYTES // _largest_update(asked)
-        size = (
-            min(int(JOB_SECONDS / self._pace), len(asked) // (JOBS_PER_WORKER * self.workers), most)
-            if self._pace
-            else 1
-        )
+        limits = len(asked) // (JOBS_PER_WORKER * self.workers), AHEAD_BYTES // 2 // _largest_update(asked)
+        size = 1 if self._pace is None else min(int(JOB_SECONDS / self._pace), *limits)
         groups: list[list[int]] = []
         for position, kind in enumerate(asked.kinds):
             if not groups or len(groups[-1]) >= size or asked.kinds[groups[-1][0]] != kind:
