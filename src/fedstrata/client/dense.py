@@ -7,9 +7,9 @@ leaves some ten calls per step for all clients together, and the gradients come 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches
 from fedstrata.client.step import LocalSteps
 from fedstrata.client.visit import personal_names
+from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.parts import Parts
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
@@ -31,6 +32,22 @@ POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoi
 """Layers that look at every number by itself."""
 
 
+class GradientSink(Protocol):
+    """What takes the gradients of a backward pass, layer by layer from the last to the first."""
+
+    def take_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """A weight's gradient is leftᵀ·right, client by client."""
+        ...
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """The gradient of anything else."""
+        ...
+
+
+Back = Callable[[Tensor, bool, GradientSink], Tensor | None]
+"""(gradient of a layer's outputs, whether that of its inputs is wanted, who takes its parameters') → of its inputs."""
+
+
 @dataclass(frozen=True, eq=False)
 class Link:
     """A layer of a chain, and the names of its parameters, where it has any."""
@@ -39,20 +56,57 @@ class Link:
     weight: str = ""
     bias: str = ""
 
-    def run(self, x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """What the layer puts out for inputs [clients, rows, …]; its parameters are stacked, or shared by all."""
-        module = self.module
-        if isinstance(module, nn.Flatten):
-            return x.flatten(2)
-        weight, bias = params.get(self.weight), params.get(self.bias)
-        if isinstance(module, nn.Linear):
-            assert weight is not None
-            return _StackedLinear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-        if isinstance(module, nn.LayerNorm):
-            x = F.layer_norm(x, module.normalized_shape, None, None, module.eps)
-            x = x if weight is None else x * _over_rows(weight)
-            return x if bias is None else x + _over_rows(bias)
-        out: Tensor = module(x)
+    def run(self, x: Tensor, params: Mapping[str, Tensor], trains: Container[str]) -> tuple[Tensor, Back]:
+        """(what the layer puts out for inputs [clients, rows, …], its backward pass).
+
+        Parameters are stacked, or shared by all clients; gradients are taken of those that train.
+        """
+        if isinstance(self.module, nn.Linear):
+            return self._run_linear(x, params[self.weight], params.get(self.bias), trains)
+        if isinstance(self.module, nn.Flatten):
+            return x.flatten(2), lambda g, wanted, sink: g.view(x.shape)
+        if isinstance(self.module, nn.ReLU):
+            out = x.relu()
+            return out, lambda g, wanted, sink: torch.ops.aten.threshold_backward(g, out, 0)
+        return self._run_other(x, {n: params[n] for n in (self.weight, self.bias) if n in params}, trains)
+
+    def _run_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, trains: Container[str]
+    ) -> tuple[Tensor, Back]:
+        """y = x·Wᵀ + b; the gradient of W is laid out as W is, which torch's own product of stacks does not do."""
+
+        def back(g: Tensor, wanted: bool, sink: GradientSink) -> Tensor | None:
+            same = _shared(weight)
+            before = None if not wanted else torch.bmm(g, weight) if same is None else g @ same
+            if self.weight in trains:
+                sink.take_product(self.weight, g, x)
+            if self.bias in trains:
+                sink.take(self.bias, g.sum(1))
+            return before
+
+        return _multiply(x, weight, bias), back
+
+    def _run_other(self, x: Tensor, params: Tensors, trains: Container[str]) -> tuple[Tensor, Back]:
+        """Any other layer, by torch's tape."""
+        leaf = x.detach().requires_grad_()
+        leaves = {n: t.detach().requires_grad_() for n, t in params.items() if n in trains}
+        with torch.enable_grad():
+            out = self._call(leaf, {**params, **leaves})
+
+        def back(g: Tensor, wanted: bool, sink: GradientSink) -> Tensor | None:
+            before, *grads = torch.autograd.grad(out, [leaf, *leaves.values()], g)
+            for name, gradient in zip(leaves, grads, strict=True):
+                sink.take(name, gradient)
+            return before
+
+        return out.detach(), back
+
+    def _call(self, x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        if isinstance(self.module, nn.LayerNorm):
+            x = F.layer_norm(x, self.module.normalized_shape, None, None, self.module.eps)
+            x = x * _over_rows(params[self.weight]) if self.weight else x
+            return x + _over_rows(params[self.bias]) if self.bias else x
+        out: Tensor = self.module(x)
         return out
 
 
@@ -61,29 +115,14 @@ def _over_rows(weight: Tensor) -> Tensor:
     return weight.unsqueeze(1) if weight.dim() == 2 else weight
 
 
-class _StackedLinear(torch.autograd.Function):
-    """y = x·Wᵀ + b for a stack of clients; gradients are laid out as W is, which torch's own product does not do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        same, own = _shared(weight), None if bias is None else _shared(bias, axes=1)
-        if same is None:
-            rows = bias.unsqueeze(1) if bias is not None and bias.dim() == 2 else bias
-            return torch.bmm(x, weight.mT) if rows is None else torch.baddbmm(rows, x, weight.mT)
-        if bias is None or own is not None:
-            return F.linear(x, same, own)
-        return F.linear(x, same) + bias.unsqueeze(1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (g,), (x, weight) = grads, ctx.saved_tensors
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        back = None
-        if wants_x:
-            same = _shared(weight)
-            back = torch.bmm(g, weight) if same is None else g @ same
-        return back, torch.bmm(g.mT, x) if wants_weight else None, g.sum(1) if wants_bias else None
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b for all clients; one product where they have the same W."""
+    same, own = _shared(weight), None if bias is None else _shared(bias, axes=1)
+    if same is None:
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(_over_rows(bias), x, weight.mT)
+    if bias is None or own is not None:
+        return F.linear(x, same, own)
+    return F.linear(x, same) + bias.unsqueeze(1)
 
 
 def _shared(tensor: Tensor, axes: int = 2) -> Tensor | None:
@@ -122,10 +161,20 @@ def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     return True
 
 
-class StackedSteps(LocalSteps):
-    """The steps of many clients, their parameters stacked; torch's tape gives each client its own gradient.
+class _Gradients(dict[str, Tensor]):
+    """Keeps the gradients."""
 
-    The loss is the sum of the clients' losses, none of which depends on another's parameters.
+    def take_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        self[name] = torch.bmm(left.mT, right)
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        self[name] = gradient
+
+
+class StackedSteps(LocalSteps):
+    """The steps of many clients, their parameters stacked.
+
+    No client's loss depends on another's parameters, so the gradient of their sum is each one's own.
 
     Args:
         chain: the model's layers.
@@ -133,7 +182,8 @@ class StackedSteps(LocalSteps):
         policy: for running statistics.
         hooks: of the techniques; they work on stacked tensors.
         work: how to train.
-        params: the parameters that the first step begins with; those that move with an axis of clients, of one stride.
+        params: the parameters that the first step begins with; those that move have an axis of clients without memory
+            of its own.
         moved: those that the steps move, in memory of their own.
     """
 
@@ -150,21 +200,30 @@ class StackedSteps(LocalSteps):
         moved: Tensors,
     ) -> None:
         self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
+        self._lowest = next((at for at, link in enumerate(chain) if {link.weight, link.bias} & moved.keys()), 0)
         self.rows: Tensor | None = None
+        self._moved, self._rate, self._clients = moved, work.lr, 0
         super().__init__(replica, policy, hooks, work, params, moved)
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """Forward and backward pass of all clients together; the loss is one per client."""
-        at = self.objective.params
-        leaves = {n: at[n].detach().requires_grad_() for n in self.names}
-        params = {**at, **leaves}
+        grads, at = _Gradients(), self.objective.params
+        losses = self._pass_back(x, y, at, grads)
+        return self.objective.batch(x, y, self.taken, at), losses, [grads.get(n) for n in self.names]
+
+    def _pass_back(self, x: Tensor, y: Tensor, params: Tensors, sink: GradientSink) -> Tensor:
+        """Run the model on a batch and hand its gradients on, the last layer's first: each client's loss."""
+        backs, trains = [], set(self.names)
+        for link in self._chain:
+            x, back = link.run(x, params, trains)
+            backs.append(back)
+        outputs = x.detach().requires_grad_()
         with torch.enable_grad():
-            out = x
-            for link in self._chain:
-                out = link.run(out, params)
-            losses = self._mean_losses(out, y)
-            grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return self.objective.batch(x, y, self.taken, at), losses.detach(), grads
+            losses = self._mean_losses(outputs, y)
+            (g,) = torch.autograd.grad(losses.sum(), [outputs])
+        for at in range(len(backs) - 1, self._lowest - 1, -1):
+            g = backs[at](g, at > self._lowest, sink)  # type: ignore[assignment]  # nobody looks at the last one
+        return losses.detach()
 
     def _mean_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Each client's mean loss over its real rows; 0 where there are none."""
@@ -181,6 +240,40 @@ class StackedSteps(LocalSteps):
         norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads.values()]).norm(dim=0)
         factor = torch.clamp(self.clip / (norm + 1e-6), max=1.0)
         return {n: g * factor.view(-1, *(1,) * (g.dim() - 1)) for n, g in grads.items()}
+
+
+class PlainStackedSteps(StackedSteps):
+    """The same steps where nothing comes between a gradient and the move along it: w − lr·gᵀx is one product.
+
+    Nothing is kept from step to step, so clients that are done are left out.
+    """
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step of SGD of the first clients, as many as there are inputs of: each one's loss before it."""
+        self._clients, at = len(x), self.objective.params
+        losses = self._pass_back(x, y, {n: t[: len(x)] if n in self._moved else t for n, t in at.items()}, self)
+        self.taken += 1
+        return losses
+
+    def take_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Move a weight."""
+        weight, rate = self._moved[name][: self._clients], -self._rate
+        if self.taken:
+            weight.baddbmm_(left.mT, right, alpha=rate)
+        else:
+            torch.baddbmm(self.objective.params[name], left.mT, right, alpha=rate, out=weight)
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Move any other parameter."""
+        moved = self._moved[name][: self._clients]
+        torch.add(moved if self.taken else self.objective.params[name], gradient, alpha=-self._rate, out=moved)
+
+
+def is_plain(work: Work, hooks: HookSet) -> bool:
+    """True if a step is w ← w − lr·∇ and nothing else."""
+    optimizer = build_optimizer(work.optimizer)
+    plain = isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay
+    return plain and work.clip is None and not hooks.hooks
 
 
 def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
@@ -217,18 +310,33 @@ def train_stacked(
         lambda like: {n: torch.empty(t.shape, dtype=t.dtype) for n, t in like.items()}
     )
     trained = allocate(start)
-    for name, tensor in trained.items():
-        tensor.copy_(start[name])
     hooks = _build_hooks(group, *given)
     moved = {n: t for n, t in trained.items() if n not in idle}
-    params = {**a.params, **start}
-    steps = StackedSteps(chain, group.replica, group.context.method.buffers, hooks, a.work, params, moved)
-    total = _take_steps(steps, padded, trained)
+    kind = PlainStackedSteps if is_plain(a.work, hooks) else StackedSteps
+    for name in trained if kind is StackedSteps else idle & trained.keys():
+        trained[name].copy_(start[name])
+    policy = group.context.method.buffers
+    steps = kind(chain, group.replica, policy, hooks, a.work, {**a.params, **start}, moved)
+    total = (
+        _take_plain_steps(steps, padded, trained) if kind is PlainStackedSteps else _take_steps(steps, padded, trained)
+    )
     delta = {n: trained[n].sub_(a.params[n]) for n in a.uploads}
     slots, remembers = hooks.finish(delta, steps.tallies, given[1])
     rows = {**a.params, **group.replica.buffers}
     sent, kept = ({name: _expand(slot, rows, clients) for name, slot in many.items()} for many in (slots, remembers))
     return hooks.build_upload(delta), sent, kept, total / torch.tensor(padded.steps)
+
+
+def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
+    """Train, each client for its own number of steps: the sum of each one's losses."""
+    total = torch.zeros(len(padded.steps))
+    for step in range(padded.longest):
+        if step == 1:
+            steps.objective.params = {**steps.objective.params, **trained}
+        going = sum(count > step for count in padded.steps)
+        steps.rows = None if padded.rows is None else padded.rows[:going, step]
+        total[:going] += steps.step(padded.x[:going, step], padded.y[:going, step])
+    return total
 
 
 def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:

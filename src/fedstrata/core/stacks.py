@@ -105,6 +105,8 @@ class UpdateStack:
         delta, buffers, slots: the tensors of the updates.
         memory: what the clients will remember.
         finite: True if this process, or one of its workers, has seen that all numbers in the tensors are finite.
+        sound: whether the server has found nothing wrong with any of them; None if it has not looked.
+        frame: bytes of a message but for the numbers that differ from client to client; None if nobody has counted.
     """
 
     round: int
@@ -118,6 +120,8 @@ class UpdateStack:
     slots: Slots = field(default_factory=dict)
     memory: Slots = field(default_factory=dict)
     finite: bool = False
+    sound: bool | None = None
+    frame: int | None = None
 
     @staticmethod
     def of(update: Update, memory: Slots) -> UpdateStack:

@@ -89,7 +89,10 @@ class TensorExamples:
         """Inputs, scaled, and labels of the examples at `index`."""
         if self.index is not None:
             index = self.index[index]
-        x, y = self.x[index], self.y[index]
+        x = (
+            self.x[index] if isinstance(self.x, Parts) else self.x.index_select(0, index)
+        )  # a quarter of x[index]'s time
+        y = self.y.index_select(0, index)
         if x.dtype == torch.uint8:
             x = x.float()
             if augment is not None:

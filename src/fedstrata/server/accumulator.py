@@ -55,7 +55,6 @@ class RoundAccumulator:
         self.bytes_up, self.flops, self.examples, self.steps = 0, 0.0, 0, 0
         self.slots_up: Counter[str] = Counter()
         self._not_finite, self._absent = 0, False
-        self._checked: tuple[UpdateStack | None, bool] = (None, False)
 
     def take_all(self, visits: Iterable[Visits]) -> None:
         """Fold all visits in; those that were asked and did not come are refused in the end."""
@@ -72,7 +71,6 @@ class RoundAccumulator:
                 self._absent = True
             else:
                 self._take(update, memory)
-        self._checked = (None, False)
         self.refused += [(client, "it did not come") for client in self._asked.clients if client not in answered]
 
     def _take_block(self, block: VisitBlock) -> None:
@@ -100,12 +98,12 @@ class RoundAccumulator:
 
     def _is_sound(self, stack: UpdateStack) -> bool:
         """True if nothing is wrong with any update of a stack; found once."""
-        if self._checked[0] is not stack:
+        if stack.sound is None:
             asked = {id(a): a for a in map(self._asked.template_of, stack.clients)}.values()
             distinct = len(set(stack.clients)) == len(stack)
             sound = distinct and all(a is not None and self._validate.check_stack(a, stack) for a in asked)
-            self._checked = (stack, sound and min(stack.metrics["flops"]) >= 0)
-        return self._checked[1]
+            stack.sound = sound and min(stack.metrics["flops"]) >= 0
+        return stack.sound
 
     def _fold_block(self, stack: UpdateStack, rows: Sequence[int]) -> None:
         """Add accepted updates of a stack to the sums, in client order."""

@@ -40,10 +40,10 @@ def size_of_all(assignments: Assignments) -> int:
 
 def size_of_rows(stack: UpdateStack, rows: Sequence[int]) -> int:
     """Number of bytes that some updates of a stack take, whose numbers are finite."""
-    first = stack.visit(rows[0])[0]
     varying = [stack.clients, stack.examples, stack.steps, *stack.metrics.values()]
-    frame = size(first) - sum(len(repr(values[rows[0]])) for values in varying)
-    return len(rows) * frame + sum(len(repr(values[row])) for values in varying for row in rows)
+    if stack.frame is None:
+        stack.frame = size(stack.visit(0)[0]) - sum(len(repr(values[0])) for values in varying)
+    return len(rows) * stack.frame + sum(len(repr(values[row])) for values in varying for row in rows)
 
 
 def slot_sizes(update: Update | UpdateStack) -> dict[str, int]:
