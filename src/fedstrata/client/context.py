@@ -17,13 +17,15 @@ from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
-from fedstrata.models.layouts import is_foreign, lay_out, release_guard
+from fedstrata.models.layouts import is_foreign, is_layout_hook, lay_out, release_guard
 from fedstrata.models.norms import constants, normalises_batches, running_statistics, without_statistics
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
 from fedstrata.system.machine import compute_with
 from fedstrata.tasks.classification import Classification
 
+LARGE = 1 << 18
+"""Numbers of a parameter from which on its passes through memory are counted."""
 Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
 
@@ -68,6 +70,18 @@ class ModelReplica:
     def modules(self) -> tuple[nn.Module, ...]:
         """The model and all that is in it."""
         return tuple(self.model.modules())
+
+    @cached_property
+    def large(self) -> frozenset[str]:
+        """Contiguous parameters that no cache holds, of layers of which it is known that they only read them."""
+        hooks = [h for m in self.modules for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())]
+        if self.own_code or not all(is_layout_hook(h) for h in hooks):  # whose code may write to parameters
+            return frozenset()
+        layers = [m for m in self.modules if type(m) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+        read = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        return frozenset(
+            n for n, p in self.params.items() if id(p) in read and p.numel() >= LARGE and p.is_contiguous()
+        )
 
     @cached_property
     def scalar_dtype(self) -> torch.dtype:

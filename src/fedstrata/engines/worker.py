@@ -126,7 +126,7 @@ class _ResultWriter:
     def write(self, result: TrainResult) -> Report:
         """Write a result's tensors, unless they are there already."""
         with timed("check updates"):
-            finite = all_finite(result.tensors())
+            finite = all(u.finite for u in result.updates) or all_finite(result.tensors())
         with timed("hand over"):
             delta = self._written_delta(result.delta) or self._write(result.delta)
             buffers = self._write(result.buffers)

@@ -88,6 +88,11 @@ def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any,
     return tuple(contiguous(x) if isinstance(x, Tensor) else x for x in inputs)
 
 
+def is_layout_hook(hook: object) -> bool:
+    """True for a hook of this module: it looks at the inputs' layout, and at nothing else."""
+    return hook is _contiguous_inputs
+
+
 def contiguous(x: Tensor) -> Tensor:
     """The tensor in the usual layout, also by its strides: those of axes of length 1 count for convolutions."""
     return x if x.stride() == _contiguous_strides(x.shape) else x.clone(memory_format=torch.contiguous_format)
