@@ -17,10 +17,12 @@ from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
-from fedstrata.models.layouts import is_foreign, is_layout_hook, lay_out, release_guard
+from fedstrata.models.in_place import find_in_place
+from fedstrata.models.layouts import has_own_hooks, is_foreign, lay_out, release_guard
 from fedstrata.models.norms import constants, normalises_batches, running_statistics, without_statistics
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
+from fedstrata.models.zoo.layers import Block
 from fedstrata.system.machine import compute_with
 from fedstrata.tasks.classification import Classification
 
@@ -74,14 +76,18 @@ class ModelReplica:
     @cached_property
     def large(self) -> frozenset[str]:
         """Contiguous parameters that no cache holds, of layers of which it is known that they only read them."""
-        hooks = [h for m in self.modules for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())]
-        if self.own_code or not all(is_layout_hook(h) for h in hooks):  # whose code may write to parameters
+        if self.own_code or has_own_hooks(self.model):  # which may write to parameters
             return frozenset()
         layers = [m for m in self.modules if type(m) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)]
         read = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
         return frozenset(
             n for n, p in self.params.items() if id(p) in read and p.numel() >= LARGE and p.is_contiguous()
         )
+
+    @cached_property
+    def in_place(self) -> tuple[nn.ReLU | Block, ...]:
+        """The modules that may work in place while nobody looks."""
+        return find_in_place(self.model)
 
     @cached_property
     def scalar_dtype(self) -> torch.dtype:

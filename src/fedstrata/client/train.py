@@ -28,6 +28,7 @@ from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.models.frozen_prefix import Cut, cut_at
+from fedstrata.models.in_place import work_in_place
 from fedstrata.system.timing import timed
 
 
@@ -101,7 +102,8 @@ def _take_steps(
         meter.estimate_steps(map(len, order), hooks)
         visit.prepare()
     total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
-    with steps.objective.attach_features():
+    nobody_looks = forward is replica.model and not hooks.hooks
+    with steps.objective.attach_features(), work_in_place(replica.in_place if nobody_looks else ()):
         for index in order:
             with timed("batches"):
                 x, y = data.batch(index, context.augment)
