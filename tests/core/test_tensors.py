@@ -20,6 +20,7 @@ from fedstrata.core.tensors import (
     scale,
     subtract,
     swap_values,
+    write_difference,
     zeros_like,
 )
 
@@ -52,6 +53,20 @@ def test_generator_draws_what_its_seed_draws_and_leaves_the_global_stream():
     before = torch.get_rng_state()
     assert torch.equal(torch.rand(3, generator=generator(1, "x")), expected)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_write_difference(turned: bool):
+    """(w − 0.3·d) − w₀ in several pieces: the bits of two steps, and its sum."""
+    torch.manual_seed(0)
+    w, d, before = torch.randn(3, 301, 503).unbind()
+    d = d.t().contiguous().t() if turned else d
+    out = torch.full_like(w, torch.nan)
+    total = write_difference(w, d, -0.3, before, out)
+    assert torch.equal(out, w.clone().add_(d, alpha=-0.3) - before)
+    assert total == pytest.approx(out.double().sum().item(), rel=1e-3)
+    d[-1, -1] = torch.inf
+    assert not math.isfinite(write_difference(w, d, -0.3, before, out))
 
 
 def test_subtract():

@@ -14,16 +14,20 @@ from torch import Tensor, nn
 from fedstrata.client.compiling import CompiledForward
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
-from fedstrata.core.tensors import Tensors, clone, load, whole_lines
+from fedstrata.core.tensors import LINE, Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
-from fedstrata.models.layouts import is_foreign, lay_out, release_guard
+from fedstrata.models.in_place import find_in_place
+from fedstrata.models.layouts import has_own_hooks, is_foreign, lay_out, release_guard
 from fedstrata.models.norms import constants, normalises_batches, running_statistics, without_statistics
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
+from fedstrata.models.zoo.layers import Block
 from fedstrata.system.machine import compute_with
 from fedstrata.tasks.classification import Classification
 
+LARGE = 1 << 18
+"""Numbers of a parameter from which on its passes through memory are counted."""
 Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
 
@@ -68,6 +72,22 @@ class ModelReplica:
     def modules(self) -> tuple[nn.Module, ...]:
         """The model and all that is in it."""
         return tuple(self.model.modules())
+
+    @cached_property
+    def large(self) -> frozenset[str]:
+        """Contiguous parameters that no cache holds, of layers of which it is known that they only read them."""
+        if self.own_code or has_own_hooks(self.model):  # which may write to parameters
+            return frozenset()
+        layers = [m for m in self.modules if type(m) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+        read = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        return frozenset(
+            n for n, p in self.params.items() if id(p) in read and p.numel() >= LARGE and p.is_contiguous()
+        )
+
+    @cached_property
+    def in_place(self) -> tuple[nn.ReLU | Block, ...]:
+        """The modules that may work in place while nobody looks."""
+        return find_in_place(self.model)
 
     @cached_property
     def scalar_dtype(self) -> torch.dtype:
@@ -176,10 +196,13 @@ class ClientContext:
 def _flatten(params: Tensors, last: Collection[str]) -> None:
     """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
 
+    Large ones stay where they are: a copy of them would take their memory twice, and leave a hole of that size.
+
     Args:
         params: are changed in place.
         last: the names of those that get their channels last.
     """
+    params = {n: p for n, p in params.items() if n in last or not _is_large_and_apart(p)}
     for dtype in {p.dtype for p in params.values()}:
         mine = {n: p for n, p in params.items() if p.dtype == dtype}
         sizes = [whole_lines(p.numel(), dtype) for p in mine.values()]
@@ -187,6 +210,12 @@ def _flatten(params: Tensors, last: Collection[str]) -> None:
         for (name, p), part in zip(mine.items(), torch.split(flat, sizes), strict=True):
             view = _view(part[: p.numel()], p.shape, name in last)
             p.data = view.copy_(p.data)
+
+
+def _is_large_and_apart(p: Tensor) -> bool:
+    """True for a large parameter that fills memory of its own already, from the beginning of a cache line on."""
+    fills = p.is_contiguous() and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+    return p.numel() >= LARGE and fills and p.data_ptr() % LINE == 0
 
 
 def _turn(params: Tensors, last: Collection[str]) -> None:

@@ -21,7 +21,8 @@ from torch.func import functional_call, grad, grad_and_value
 
 from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet
-from fedstrata.core.optim import build_optimizer
+from fedstrata.client.large_params import LargeParams
+from fedstrata.core.optim import Move, build_optimizer, move_in_place
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors, are_disjoint, clone, scale, swap_values, whole_norm
 from fedstrata.core.types import Precision, Slots, Work
@@ -208,6 +209,7 @@ class LocalSteps(ABC):
         work: how to train; its learning rate may be a tensor.
         params: the parameters that the first step begins with.
         moved: those that the steps move; they are changed in place.
+        move: how they move, if not in place.
     """
 
     functional: ClassVar[bool]
@@ -217,7 +219,14 @@ class LocalSteps(ABC):
     """What hooks run in that must leave nothing on torch's tape."""
 
     def __init__(
-        self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, params: Tensors, moved: Tensors
+        self,
+        replica: ModelReplica,
+        policy: Buffers,
+        hooks: HookSet,
+        work: Work,
+        params: Tensors,
+        moved: Tensors,
+        move: Move = move_in_place,
     ) -> None:
         self.objective = Objective(
             replica.model,
@@ -232,13 +241,15 @@ class LocalSteps(ABC):
         self.hooks, self.clip, self.precision = hooks, work.clip, work.precision
         self.names = list(moved)
         self.changes = bool(hooks.all("tally") or hooks.all("correct") or work.clip is not None)
-        self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, hooks.step_scales(moved))
+        scales = hooks.step_scales(moved)
+        self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, scales, move)
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimiser: the task's loss before it."""
+        self.grads = ()  # those of the step before: their memory is used again
         batch, task_loss, self.grads = self.differentiate(x, y)
         self.taken += 1
         if self.changes:
@@ -273,16 +284,29 @@ class AutogradSteps(LocalSteps):
         hooks: of the techniques.
         work: how to train.
         forward: what runs the model: the model itself, or its compiled form.
+        large: parameters that the replica has borrowed, if any.
     """
 
     functional = False
 
-    def __init__(self, replica: ModelReplica, policy: Buffers, hooks: HookSet, work: Work, forward: Forward) -> None:
+    def __init__(
+        self,
+        replica: ModelReplica,
+        policy: Buffers,
+        hooks: HookSet,
+        work: Work,
+        forward: Forward,
+        large: LargeParams | None = None,
+    ) -> None:
         self.untracked, self.forward = torch.no_grad(), forward
         trained = {n: p for n, p in replica.params.items() if p.requires_grad}
         self.leaves = list(trained.values())
         moved = {n: p.detach() for n, p in trained.items()}
-        super().__init__(replica, policy, hooks, work, replica.params, moved)
+        move = move_in_place
+        if large is not None and large.names:
+            large.follow(moved)
+            move = large.move
+        super().__init__(replica, policy, hooks, work, replica.params, moved, move)
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """Forward and backward pass."""

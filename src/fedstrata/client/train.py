@@ -6,6 +6,8 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -15,16 +17,18 @@ from torch import Tensor
 from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import HookSet
+from fedstrata.client.large_params import LargeParams, find_large
 from fedstrata.client.step import AutogradSteps, CachedPrefix
 from fedstrata.client.visit import ClientVisit, owner_of, personal_names
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive, generator, seed_global
-from fedstrata.core.tensors import Tensors, subtract
-from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update
+from fedstrata.core.tensors import Tensors, all_finite, subtract
+from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.models.frozen_prefix import Cut, cut_at
+from fedstrata.models.in_place import work_in_place
 from fedstrata.system.timing import timed
 
 
@@ -34,34 +38,39 @@ def train_client(context: ClientContext, assignment: Assignment, data: Examples,
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller restores them
     (`preserve_rng`).
     """
-    visit = _open_visit(context, assignment, data, memory)
-    meter = CostMeter(visit)
-    hooks = _build_hooks(visit, meter)
-    steps, loss = _take_steps(visit, hooks, meter)
-    delta = _compute_delta(visit)
-    slots, remembers, sent = _finish(visit, steps, delta, meter)
-    buffers = _collect_buffers(visit, remembers)
-    update = Update(
-        round=assignment.round,
-        client=assignment.client,
-        method=context.method.digest,
-        examples=len(data),
-        steps=steps.taken,
-        delta=_bring_home({"": sent})[""],
-        buffers=buffers,
-        slots=_bring_home(slots),
-        metrics={"train_loss": loss, "flops": float(meter.total)},
-    )
-    return update, _bring_home(remembers)
+    with _open_visit(context, assignment, data, memory) as (visit, large):
+        meter = CostMeter(visit)
+        hooks = _build_hooks(visit, meter)
+        steps, loss = _take_steps(visit, hooks, meter, large)
+        delta = _compute_delta(visit, large)
+        slots, remembers, sent = _finish(visit, steps, delta, meter)
+        buffers = _collect_buffers(visit, remembers)
+        update = Update(
+            round=assignment.round,
+            client=assignment.client,
+            method=context.method.digest,
+            examples=len(data),
+            steps=steps.taken,
+            delta=_bring_home({"": sent})[""],
+            buffers=buffers,
+            slots=_bring_home(slots),
+            metrics={"train_loss": loss, "flops": float(meter.total)},
+        )
+        return _look_at_rest(update, large), _bring_home(remembers)
 
 
-def _open_visit(context: ClientContext, assignment: Assignment, data: Examples, memory: Slots) -> ClientVisit:
-    """The visit, all its tensors on the context's device, and the replica ready for it."""
+@contextmanager
+def _open_visit(
+    context: ClientContext, assignment: Assignment, data: Examples, memory: Slots
+) -> Iterator[tuple[ClientVisit, LargeParams]]:
+    """(the visit, all its tensors on the context's device, and the replica ready for it; its large parameters)."""
     with timed("load the model"):
         a = _assignment_on(context.device, assignment)
         visit = ClientVisit(context, a, data, _slots_on(context.device, memory), context.replica(a.arch))
-        visit.prepare()
-    return visit
+        large = find_large(visit)
+        visit.prepare(but=large.names)
+    with large.borrow():
+        yield visit, large
 
 
 def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
@@ -76,13 +85,15 @@ def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
     return hooks
 
 
-def _take_steps(visit: ClientVisit, hooks: HookSet, meter: CostMeter) -> tuple[AutogradSteps, float]:
+def _take_steps(
+    visit: ClientVisit, hooks: HookSet, meter: CostMeter, large: LargeParams
+) -> tuple[AutogradSteps, float]:
     """Take the steps of a visit: (what they came to, the mean of the task's loss over them)."""
     context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
     foreign = replica.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
     seed_global(derive(a.seed, "train"), context.device, everything=foreign)
     forward = replica.model if hooks.all("features") else replica.forward
-    steps = AutogradSteps(replica, context.method.buffers, hooks, a.work, forward)
+    steps = AutogradSteps(replica, context.method.buffers, hooks, a.work, forward, large)
     if not steps.names:
         return steps, 0.0
     order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
@@ -91,13 +102,16 @@ def _take_steps(visit: ClientVisit, hooks: HookSet, meter: CostMeter) -> tuple[A
         meter.estimate_steps(map(len, order), hooks)
         visit.prepare()
     total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
-    with steps.objective.attach_features():
+    nobody_looks = forward is replica.model and not hooks.hooks
+    with steps.objective.attach_features(), work_in_place(replica.in_place if nobody_looks else ()):
         for index in order:
             with timed("batches"):
                 x, y = data.batch(index, context.augment)
                 x, y = replica.inputs(x.to(context.device)), y.to(context.device)
                 if prefix is not None:
                     prefix.rows = index
+            if large.names and index is order[-1]:
+                large.end_in(_allocate_delta(visit, large))
             try:
                 total.add_(meter.count_step(steps, x, y))
             except UnknownClass as error:
@@ -136,13 +150,33 @@ def _find_cut(visit: ClientVisit, places: tuple[str, ...]) -> Cut | None:
     return cut
 
 
-def _compute_delta(visit: ClientVisit) -> Tensors:
+def _allocate_delta(visit: ClientVisit, large: LargeParams) -> Tensors:
+    """Memory for the delta: of all that travels where a place for it is given, else of the large parameters alone."""
+    a, allocate = visit.assignment, visit.context.allocate_delta
+    if allocate is not None:
+        return allocate({n: a.params[n] for n in a.uploads})
+    return {n: torch.empty_like(a.params[n]) for n in large.names}
+
+
+def _compute_delta(visit: ClientVisit, large: LargeParams) -> Tensors:
     """What training changed of what travels."""
     a, params = visit.assignment, visit.replica.params
     with timed("difference"):
-        allocate = visit.context.allocate_delta
-        out = None if allocate is None else allocate({n: a.params[n] for n in a.uploads})
-        return subtract({n: params[n].detach().contiguous() for n in a.uploads}, a.params, a.uploads, out)
+        out: Tensors | None = None
+        if visit.context.allocate_delta is not None:
+            out = large.delta or _allocate_delta(visit, large)
+        rest = [n for n in a.uploads if n not in large.differences]
+        delta = subtract({n: params[n].detach().contiguous() for n in rest}, a.params, rest, out) | large.differences
+        return {n: delta[n] for n in a.uploads} if large.differences else delta
+
+
+def _look_at_rest(update: Update, large: LargeParams) -> Update:
+    """The update, known to be finite if the large parameters' part is: whoever takes it need not go through it."""
+    if not (large.names and large.finite):
+        return update
+    rest = [t for n, t in update.delta.items() if n not in large.differences]
+    slots = (t for slot in update.slots.values() for t in slot.values())
+    return replace_fields(update, finite=all_finite([*rest, *update.buffers.values(), *slots]))
 
 
 def _finish(visit: ClientVisit, steps: AutogradSteps, delta: Tensors, meter: CostMeter) -> tuple[Slots, Slots, Tensors]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,10 +40,13 @@ class ClientVisit:
     memory: Slots
     replica: ModelReplica
 
-    def prepare(self) -> None:
-        """Load the replica, and freeze what does not train: autograd then skips the frozen prefix by itself."""
+    def prepare(self, but: Collection[str] = ()) -> None:
+        """Load the replica, and freeze what does not train: autograd then skips the frozen prefix by itself.
+
+        Parameters that are named in `but` keep their values.
+        """
         replica, a = self.replica, self.assignment
-        load(replica.params, a.params)
+        load(replica.params, {n: p for n, p in a.params.items() if n not in but} if but else a.params)
         load(replica.params, personal_params(a, self.memory))
         load(replica.buffers, self._starting_buffers())
         load(*replica.constants)

@@ -22,12 +22,21 @@ if TYPE_CHECKING:
 
 Step = Callable[[Sequence["Tensor | None"]], None]
 """Takes the gradients and moves the parameters in place; a parameter without a gradient stays as it is."""
+Move = Callable[[Sequence["Tensor"], Sequence["Tensor"], "float | Tensor"], None]
+"""(parameters, directions, learning rate): w ← w − lr·d."""
+
+
+def move_in_place(weights: Sequence[Tensor], direction: Sequence[Tensor], lr: float | Tensor) -> None:
+    """w ← w − lr·d."""
+    each("add_", weights, direction, alpha=-lr)
 
 
 class Optimizer(Protocol):
     """Settings of an optimiser; `start` makes the step function of one visit."""
 
-    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+    def start(
+        self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place
+    ) -> Step:
         """The step function of one visit, for these parameters; `scale` multiplies the direction, one per parameter."""
         ...
 
@@ -56,7 +65,9 @@ class Sgd:
         if self.nesterov and not self.momentum:
             raise UsageError("sgd's nesterov needs a momentum above 0")
 
-    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+    def start(
+        self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place
+    ) -> Step:
         """The step function of one visit, with a velocity of zero."""
         state = [params, [torch.zeros_like(p) for p in params] if self.momentum else [], scale or []]
 
@@ -72,7 +83,7 @@ class Sgd:
                 direction = each("add", direction, velocity, alpha=self.momentum) if self.nesterov else velocity
             if factors:
                 direction = each("mul", direction, factors)
-            each("add_", weights, direction, alpha=-lr)
+            move(weights, direction, lr)
 
         return step
 
@@ -92,7 +103,9 @@ class Adam:
         if max(self.beta1, self.beta2) >= 1:
             raise UsageError("adam's beta1 and beta2 must be below 1")
 
-    def start(self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None) -> Step:
+    def start(
+        self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place
+    ) -> Step:
         """The step function of one visit, with moments of zero."""
         state = [params, [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params], scale or []]
         counts = [0] * len(params)
@@ -120,7 +133,7 @@ class Adam:
                 each("add_", direction, weights, alpha=self.weight_decay)
             if factors:
                 each("mul_", direction, factors)
-            each("add_", weights, direction, alpha=-lr)
+            move(weights, direction, lr)
 
         return step
 

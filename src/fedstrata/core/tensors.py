@@ -24,6 +24,9 @@ def whole_lines(count: int, dtype: torch.dtype) -> int:
     return -(-count // line) * line
 
 
+PIECE = 1 << 17
+"""Numbers of each tensor that are gone through at once where several passes are to find them in the cache."""
+
 _alone = False
 
 
@@ -81,6 +84,18 @@ def subtract(
     if not names:
         return {}
     return dict(zip(names, each("sub", [left[n] for n in names], [right[n] for n in names]), strict=True))
+
+
+def write_difference(start: Tensor, direction: Tensor, alpha: float, minus: Tensor, out: Tensor) -> float:
+    """(start + alpha·direction) − minus into `out`, piece by piece so that memory is gone through once: its sum."""
+    tensors = (start, direction, minus, out)
+    whole = not all(t.is_contiguous() for t in tensors)  # kernels round alike only where they go through alike
+    pieces = [[t] if whole else torch.split(t.view(-1), PIECE) for t in tensors]
+    total = torch.zeros((), dtype=out.dtype)
+    for begin, step, end, to in zip(*pieces, strict=True):
+        torch.add(begin, step, alpha=alpha, out=to)
+        total += to.sub_(end).sum()
+    return float(total)
 
 
 def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], alpha: float = 1.0) -> Tensors:

@@ -224,7 +224,7 @@ class _ResultWriter:
 
     def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: slice) -> None:
         with timed("check updates"):
-            stack.finite = all_finite(stack.tensors())
+            stack.finite = stack.finite or all_finite(stack.tensors())
         with timed("hand over"):
             buffers = self._write(stack.buffers)
             slots, self._end = write_slots(self._memory, self._segment, stack.slots, self._end)

@@ -64,6 +64,9 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
         return frozenset()
     plain = {id(m._parameters.get("weight")) for m in others}  # a weight may be shared, or computed from others
     turned = {id(m._parameters.get("weight")) for m in convolutions if isinstance(m, nn.Conv2d)} - plain
+    for module in model.modules() if turned else ():
+        if type(module) in _FORGETFUL and _keep_gradient_layout not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_keep_gradient_layout)
     return frozenset(n for n, p in model.named_parameters() if id(p) in turned)
 
 
@@ -86,6 +89,34 @@ def _module_allows(module: _ConvNd) -> bool:
 def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A hook."""
     return tuple(contiguous(x) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def has_own_hooks(model: nn.Module) -> bool:
+    """True if modules have hooks other than those that look at the inputs' layout and at nothing else."""
+    hooks = (h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values()))
+    return any(hook not in (_contiguous_inputs, _keep_gradient_layout) for hook in hooks)
+
+
+_FORGETFUL: dict[type[nn.Module], str] = {
+    nn.Flatten: "MaxPool2DWithIndicesBackward0",
+    nn.AdaptiveAvgPool2d: "ReluBackward0",
+}
+"""Layers whose gradient is contiguous whatever their input was, and what is slow before them if it is: torch's max-pool
+makes three copies then, and a ReLU goes number by number. Both round nothing, so the layout changes no bits."""
+
+
+def _keep_gradient_layout(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A hook: the gradient of an input with its channels last will have its channels last."""
+    x = inputs[0]
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.grad_fn is None or torch.compiler.is_compiling():
+        return
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    if last and x.grad_fn.name() == _FORGETFUL[type(module)]:
+        x.register_hook(_channels_last)  # type: ignore[no-untyped-call]
+
+
+def _channels_last(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def contiguous(x: Tensor) -> Tensor:

@@ -84,6 +84,8 @@ class Block(nn.Module):
     """relu(body(x) + shortcut(x)), or relu(body(x)) without the residual link."""
 
     expansion: int
+    inplace: bool = False
+    """True while sums and activations may overwrite what they are given (`fedstrata.models.in_place`)."""
 
     def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -110,8 +112,12 @@ class Block(nn.Module):
         """(batch, inputs, height, width) → (batch, outputs, height/stride, width/stride), rounded up."""
         out = self.body(x)
         if self.shortcut is not None:
-            out = out + self.shortcut(x)
-        return out.relu()
+            out = out.add_(self.shortcut(x)) if self.inplace else out + self.shortcut(x)
+        return self.activate(out)
+
+    def activate(self, x: Tensor) -> Tensor:
+        """ReLU."""
+        return x.relu_() if self.inplace else x.relu()
 
 
 class BasicBlock(Block):
@@ -128,7 +134,7 @@ class BasicBlock(Block):
 
     def body(self, x: Tensor) -> Tensor:
         """conv1, norm1, ReLU, conv2, norm2."""
-        out: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        out: Tensor = self.norm2(self.conv2(self.activate(self.norm1(self.conv1(x)))))
         return out
 
     def last(self) -> nn.Conv2d:
@@ -152,7 +158,7 @@ class Bottleneck(Block):
 
     def body(self, x: Tensor) -> Tensor:
         """conv1, norm1, ReLU, conv2, norm2, ReLU, conv3, norm3."""
-        out = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())).relu()
+        out = self.activate(self.norm2(self.conv2(self.activate(self.norm1(self.conv1(x))))))
         final: Tensor = self.norm3(self.conv3(out))
         return final
 
