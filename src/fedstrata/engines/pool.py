@@ -32,9 +32,6 @@ AHEAD = 4
 """Updates, for each worker, that may wait for their turn; more where they are small."""
 AHEAD_BYTES = 64 << 20
 """Memory that waiting updates may take anyway."""
-JOB_SECONDS, JOBS_PER_WORKER = 0.02, 3
-"""Visits that are trained one by one go together into jobs of so many seconds at most, at least so many jobs for each
-worker: handing out a job takes as long as a tiny visit, and the last jobs of a round should end together."""
 MAX_DEATHS = 3
 """How many workers may die of a job before the run gives up."""
 
@@ -130,6 +127,11 @@ class WorkerPool(ABC, Generic[W]):
     overlaps = True
     kind: ClassVar[str] = "worker"
     """What a worker is called."""
+    job_seconds: ClassVar[float] = 0.02
+    """Visits that are trained one by one go together into jobs of so many seconds: handing out one takes as long as a
+    tiny visit."""
+    jobs_per_worker: ClassVar[int] = 3
+    """So many at least in a round, so that the last ones end together."""
 
     def __init__(
         self,
@@ -326,14 +328,22 @@ class WorkerPool(ABC, Generic[W]):
         """The positions of the visits of each job."""
         if self._trainer.groups is not None:
             return self._trainer.groups(asked, self._clients)
-        limits = len(asked) // (JOBS_PER_WORKER * self.workers), AHEAD_BYTES // 2 // _largest_update(asked)
-        size = 1 if self._pace is None else min(int(JOB_SECONDS / self._pace), *limits)
-        groups: list[list[int]] = []
-        for position, kind in enumerate(asked.kinds):
-            if not groups or len(groups[-1]) >= size or asked.kinds[groups[-1][0]] != kind:
-                groups.append([])
-            groups[-1].append(position)
-        return groups
+        size = self._job_size(asked)
+        alike: dict[tuple[int, int | None], list[int]] = {}
+        for position, (kind, client) in enumerate(zip(asked.kinds, asked.clients, strict=True)):
+            alike.setdefault((kind, self._home_of(client)), []).append(position)
+        return [places[begin : begin + size] for places in alike.values() for begin in range(0, len(places), size)]
+
+    def _job_size(self, asked: Assignments) -> int:
+        """How many visits that are trained one by one go together into a job."""
+        if self._pace is None:
+            return 1
+        most = len(asked) // (self.jobs_per_worker * self.workers), AHEAD_BYTES // 2 // _largest_update(asked)
+        return max(1, min(int(self.job_seconds / self._pace), *most))
+
+    def _home_of(self, client: int) -> int | None:
+        """The place of the only worker that has a client's examples; None if any may train it."""
+        return None
 
     def _take_pace(self, answer: TrainAnswer, visits: int) -> None:
         """Learn how long a visit takes, so that jobs of many short ones can be made; results do not depend on it."""

@@ -218,6 +218,9 @@ class RayActors(WorkerPool[_Actor]):
     """
 
     kind: ClassVar[str] = "Ray actor"
+    job_seconds: ClassVar[float] = 0.1
+    """A call of an actor and its answer take some milliseconds."""
+    jobs_per_worker: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -421,6 +424,9 @@ class RayActors(WorkerPool[_Actor]):
         job = heapq.heappop(queue)[2]
         self._home.update(dict.fromkeys(job.clients, worker.place))
         return job
+
+    def _home_of(self, client: int) -> int | None:
+        return self._home.get(client)
 
     def _clear_queues(self) -> None:
         super()._clear_queues()
