@@ -140,6 +140,19 @@ def test_the_replica_has_its_own_memory_back(monkeypatch: pytest.MonkeyPatch) ->
     assert memory == {n: p.data_ptr() for n, p in context.replica("").params.items()}
 
 
+def test_large_parameters_are_not_copied_when_the_replica_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others lie in one buffer, also what fills no memory of its own."""
+    monkeypatch.setattr(client_context, "LARGE", 10_000)
+    model = build()
+    model[3].weight.data = torch.randn(40, 5000)[:, :4001]
+    made = {n: p.data_ptr() for n, p in model.named_parameters()}
+    context = ClientContext(build=lambda arch: model, method=chain())
+    params = context.replica("").params
+    assert [n for n, p in params.items() if p.data_ptr() == made[n]] == ["1.weight"]
+    assert len({p.untyped_storage().data_ptr() for p in params.values()}) == 2
+    assert params["3.weight"].is_contiguous()
+
+
 class _Clamped(nn.Linear):
     """A layer of somebody's own, which writes to its weight whenever it runs."""
 

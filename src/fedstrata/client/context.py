@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedstrata.client.compiling import CompiledForward
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
-from fedstrata.core.tensors import Tensors, clone, load, whole_lines
+from fedstrata.core.tensors import LINE, Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
 from fedstrata.models.in_place import find_in_place
@@ -194,10 +194,13 @@ class ClientContext:
 def _flatten(params: Tensors, last: Collection[str]) -> None:
     """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
 
+    Large ones stay where they are: a copy of them would take their memory twice, and leave a hole of that size.
+
     Args:
         params: are changed in place.
         last: the names of those that get their channels last.
     """
+    params = {n: p for n, p in params.items() if n in last or not _is_large_and_apart(p)}
     for dtype in {p.dtype for p in params.values()}:
         mine = {n: p for n, p in params.items() if p.dtype == dtype}
         sizes = [whole_lines(p.numel(), dtype) for p in mine.values()]
@@ -205,6 +208,12 @@ def _flatten(params: Tensors, last: Collection[str]) -> None:
         for (name, p), part in zip(mine.items(), torch.split(flat, sizes), strict=True):
             view = _view(part[: p.numel()], p.shape, name in last)
             p.data = view.copy_(p.data)
+
+
+def _is_large_and_apart(p: Tensor) -> bool:
+    """True for a large parameter that fills memory of its own already, from the beginning of a cache line on."""
+    fills = p.is_contiguous() and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+    return p.numel() >= LARGE and fills and p.data_ptr() % LINE == 0
 
 
 def _turn(params: Tensors, last: Collection[str]) -> None:

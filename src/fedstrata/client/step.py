@@ -249,6 +249,7 @@ class LocalSteps(ABC):
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimiser: the task's loss before it."""
+        self.grads = ()  # those of the step before: their memory is used again
         batch, task_loss, self.grads = self.differentiate(x, y)
         self.taken += 1
         if self.changes:
