@@ -8,7 +8,7 @@ leaves some ten calls per step for all clients together, and the gradients come 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -177,7 +177,7 @@ class StackedSteps(LocalSteps):
     No client's loss depends on another's parameters, so the gradient of their sum is each one's own.
 
     Args:
-        chain: the model's layers.
+        chain: the model's layers from the first one on that trains.
         replica: the model.
         policy: for running statistics.
         hooks: of the techniques; they work on stacked tensors.
@@ -200,7 +200,6 @@ class StackedSteps(LocalSteps):
         moved: Tensors,
     ) -> None:
         self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
-        self._lowest = next((at for at, link in enumerate(chain) if {link.weight, link.bias} & moved.keys()), 0)
         self.rows: Tensor | None = None
         self._moved, self._rate, self._clients = moved, work.lr, 0
         super().__init__(replica, policy, hooks, work, params, moved)
@@ -221,8 +220,8 @@ class StackedSteps(LocalSteps):
         with torch.enable_grad():
             losses = self._mean_losses(outputs, y)
             (g,) = torch.autograd.grad(losses.sum(), [outputs])
-        for at in range(len(backs) - 1, self._lowest - 1, -1):
-            g = backs[at](g, at > self._lowest, sink)  # type: ignore[assignment]  # nobody looks at the last one
+        for at in range(len(backs) - 1, -1, -1):
+            g = backs[at](g, at > 0, sink)  # type: ignore[assignment]  # nobody looks at the last one
         return losses.detach()
 
     def _mean_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -316,7 +315,9 @@ def train_stacked(
     for name in trained if kind is StackedSteps else idle & trained.keys():
         trained[name].copy_(start[name])
     policy = group.context.method.buffers
-    steps = kind(chain, group.replica, policy, hooks, a.work, {**a.params, **start}, moved)
+    lowest = next((at for at, link in enumerate(chain) if {link.weight, link.bias} & moved.keys()), 0)
+    padded = _run_below(chain[:lowest], padded, a.params)
+    steps = kind(chain[lowest:], group.replica, policy, hooks, a.work, {**a.params, **start}, moved)
     total = (
         _take_plain_steps(steps, padded, trained) if kind is PlainStackedSteps else _take_steps(steps, padded, trained)
     )
@@ -325,6 +326,14 @@ def train_stacked(
     rows = {**a.params, **group.replica.buffers}
     sent, kept = ({name: _expand(slot, rows, clients) for name, slot in many.items()} for many in (slots, remembers))
     return hooks.build_upload(delta), sent, kept, total / torch.tensor(padded.steps)
+
+
+def _run_below(chain: Sequence[Link], padded: PaddedBatches, params: Tensors) -> PaddedBatches:
+    """Batches as they go into the first layer that trains; what is below it is the same for all clients and steps."""
+    x = padded.x.flatten(0, 1)
+    for link in chain:
+        x, _ = link.run(x, params, ())
+    return replace(padded, x=torch.unflatten(x, 0, padded.x.shape[:2]))
 
 
 def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
