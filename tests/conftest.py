@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -40,8 +42,42 @@ Clusters and deployments mostly wait, and take turns with what uses the processo
 """
 SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made"})
 """What takes long to make: whatever needs one of them is slow, too."""
+SEARCHED = HERE / "probes/test_similarity.py"
+"""Tests of what a map of features shows; all others look at whether there is one, and whose points are on it."""
+SHORTEST = 250
+"""Steps of a search for a map, instead of 1,000: scikit-learn takes no fewer."""
 FEW, MOST = 2, 10
 """Cases of one test, and of one file, that `--quick` runs, of those that are not slow."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command() -> Iterator[None]:
+    """The command is put together once and not for each of hundreds of calls in a process, of which users make one."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A map of features is searched for in as few steps as there may be, except where it is looked at."""
+    from fedstrata.probes.measures import feature_map
+
+    whole = feature_map._plane
+
+    def plane(*arguments: Any) -> Any:
+        from sklearn import manifold
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(manifold, "TSNE", partial(manifold.TSNE, max_iter=SHORTEST))
+            return whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path != SEARCHED:
+            patch.setattr(feature_map, "_plane", plane)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -96,7 +96,7 @@ def test_fashion_mnist() -> None:
     parts = fs.partition(data.train.labels(), "dirichlet(alpha=0.1)", clients=20, seed=1)
     model = small_cnn()
     settings = {"rounds": 8, "epochs": 1, "lr": 0.1, "seed": 3}
-    how = {"participation": 0.5, "batch_size": 32, "workers": "auto", "channels_last": False}
+    how = {"participation": 0.5, "batch_size": 32, "workers": "auto", "channels_last": False, "eval_every": 8}
     federation = fs.Federation(model, [data.train.select(p) for p in parts], data.test, **how, **settings)
     history = federation.fit()
 

@@ -24,12 +24,13 @@ import fedstrata as fs
 
 COMMAND = "from fedstrata.__main__ import main; main()"
 SERVER = """
-import json, os, signal, socket, sys
+import gc, json, os, signal, socket, sys
 import fedstrata.__main__, fedstrata.cli.main, fedstrata.cli.run, fedstrata.engines.processes, fedstrata.run
 import numpy.random, rich.console, rich.live, rich.panel, rich.table, rich.text
 
 def serve(server):
     '''Fork for every request, and say what became of a fork; returns in a fork, with what it should do.'''
+    gc.freeze()  # else every fork copies all that was imported when it looks for garbage at its end
     while True:
         data, streams, _, _ = socket.recv_fds(server, 1 << 20, 3)
         if not data:

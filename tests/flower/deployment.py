@@ -117,7 +117,7 @@ APPS = ("flwr-clientapp", "flwr-serverapp")
 """Flower's commands that run an app: the first for every message to a client."""
 
 FORKING = """
-import os, signal, socket, sys, threading, json
+import gc, os, signal, socket, sys, threading, json
 import fedstrata.flower, fedstrata.run, fedstrata.engines.serial, flwr.serverapp, flwr.clientapp, httpcore, numpy.random
 from flwr.superlink.cli import flwr_serverapp
 from flwr.supernode.cli import flwr_clientapp
@@ -128,6 +128,7 @@ def accept(path):
     server.bind(path)
     server.listen(64)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
+    gc.freeze()  # else every fork copies all that was imported when it looks for garbage at its end
     while True:
         near, _ = server.accept()
         data, streams, _, _ = socket.recv_fds(near, 1 << 20, 3)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 from torch import Tensor, nn
 
 import fedstrata as fs
@@ -17,6 +17,14 @@ from fedstrata.evaluation.evaluate import BatchScore, NothingCounts, combine_sco
 from fedstrata.tasks.classification import Classification
 from fedstrata.tasks.details import MOST_CLASSES, Confusion
 from fedstrata.tasks.registry import build_task
+
+
+@cache
+def sk() -> Any:
+    """scikit-learn's metrics, imported by whoever runs these tests, and not by all who collect them."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def scores(text: str, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
@@ -39,10 +47,10 @@ def test_curves_of_sure_models(shift: float, dtype: torch.dtype) -> None:
     z = (shift + 20 * torch.rand(60, 3, generator=rng)).to(dtype)
     y = (torch.rand(60, 3, generator=rng) < 0.3 + 0.4 * (z > shift + 10)).long()
     found = scores("multilabel", z, y)
-    assert found["auroc"] == pytest.approx(sk.roc_auc_score(y, z), abs=1e-6)
-    assert found["average_precision"] == pytest.approx(sk.average_precision_score(y, z), abs=1e-6)
+    assert found["auroc"] == pytest.approx(sk().roc_auc_score(y, z), abs=1e-6)
+    assert found["average_precision"] == pytest.approx(sk().average_precision_score(y, z), abs=1e-6)
     one = scores("binary", z[:, :1], y[:, 0])
-    assert one["auroc"] == pytest.approx(sk.roc_auc_score(y[:, 0], z[:, 0]), abs=1e-6)
+    assert one["auroc"] == pytest.approx(sk().roc_auc_score(y[:, 0], z[:, 0]), abs=1e-6)
 
 
 def test_curves_of_classes_one_of_which_is_sure() -> None:
@@ -52,8 +60,8 @@ def test_curves_of_classes_one_of_which_is_sure() -> None:
     z = rng.normal(0, 30, (80, 4))
     z[np.arange(80), y] += 60
     rest = np.stack([np.logaddexp.reduce(np.delete(z, c, 1), axis=1) for c in range(4)], 1)
-    expected = np.mean([sk.roc_auc_score(y == c, (z - rest)[:, c]) for c in range(4)])
-    precise = np.mean([sk.average_precision_score(y == c, (z - rest)[:, c]) for c in range(4)])
+    expected = np.mean([sk().roc_auc_score(y == c, (z - rest)[:, c]) for c in range(4)])
+    precise = np.mean([sk().average_precision_score(y == c, (z - rest)[:, c]) for c in range(4)])
     text = "classification(metrics=('accuracy', 'auroc', 'average_precision'))"
     found = scores(text, torch.from_numpy(z), torch.from_numpy(y))
     assert found["auroc"] == pytest.approx(expected, abs=1e-6)
@@ -68,7 +76,7 @@ def test_f1_of_labels_that_nobody_has_and_nobody_predicts() -> None:
     """The mean is over the other labels, as that of the areas is."""
     z = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, 1.0, -1.0]])
     y = torch.tensor([[1, 0, 0], [1, 0, 0], [1, 1, 0]])
-    wanted = np.mean([sk.f1_score(y[:, c], z[:, c] > 0) for c in (0, 1)])
+    wanted = np.mean([sk().f1_score(y[:, c], z[:, c] > 0) for c in (0, 1)])
     assert scores("multilabel", z, y)["f1"] == pytest.approx(wanted)
 
 

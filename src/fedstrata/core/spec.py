@@ -112,6 +112,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     return {p.name: (hints.get(p.name, Any), p.default) for p in own}
 
 
+@cache
 def takes_others(target: Callable[..., Any]) -> bool:
     """True if a user may give arguments of any other name, which are passed on (`**arguments`)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())

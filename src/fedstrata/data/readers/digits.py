@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,10 +46,12 @@ def _split_digits() -> tuple[tuple[Bytes, Integers], tuple[Bytes, Integers]]:
     return train, test
 
 
+@cache
 def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """(images of 64 pixels from 0 to 16, labels), as scikit-learn ships them.
 
-    Its file is read without importing it, which would take longer than a small run's first round.
+    Its file is read without importing it, which would take longer than a small run's first round; and once, for it is
+    text, and a comparison opens it for every run. Nobody may write to what all of them share.
     """
     spec = importlib.util.find_spec("sklearn")
     places = [] if spec is None else spec.submodule_search_locations or []
@@ -56,10 +59,13 @@ def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         path = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if path.exists():
             rows = np.loadtxt(path, delimiter=",")
+            rows.flags.writeable = False
             return rows[:, :-1], rows[:, -1]
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
+    for array in (images, labels):
+        array.flags.writeable = False
     return images, labels
 
 
