@@ -40,7 +40,7 @@ def _train_one_by_one(
         yield (place,), train_client(context, assignment, clients[assignment.client], memory)
 
 
-MIN_SIZE, MAX_SIZE, MIN_GROUPS = 8, 16, 4
+MIN_SIZE, MAX_SIZE, MIN_GROUPS = 8, 32, 4
 """Clients of the smallest and the largest group, and how many groups a round should have at least."""
 
 
