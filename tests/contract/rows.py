@@ -61,7 +61,7 @@ ROWS = [
     Row(CCVR(samples=20, epochs=2), CCVR(samples=0), order_free=False, refits=frozenset({"head.weight", "head.bias"})),
     Row(FedSpeed(), None),
     Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
-    Row(FedNLR(), FedNLR(mu=1.0), serial="it looks at all of a client's examples before training"),
+    Row(FedNLR(), FedNLR(mu=1.0)),
     Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0), serial="it draws features in every step"),
     Row(InCo(), None, order_free=False),
     Row(HeteroAvg(), None),
