@@ -22,6 +22,7 @@ from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep, Pace, Pull, Turn
@@ -270,6 +271,8 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "gradient elsewhere": (FedSpeed(),),
     "memory": (Keep(limit=0.05),),
     "one layer at a time": (Turn(), Pull(mu=0.5)),
+    "mean over rows": (Moon(),),
+    "mean over rows, a layer's output": (Moon(stage="0"), Scaffold()),
     "a pass over all examples": (FedNLR(),),
     "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
@@ -284,6 +287,12 @@ METHODS: dict[str, tuple[Technique, ...]] = {
 def test_techniques_equal_one_after_the_other(name: str, how: dict[str, Any]) -> None:
     """Clients come and go, so that some of a cohort remember something and others nothing yet."""
     settings = {"method": fs.chain(*METHODS[name], weight="examples"), "rounds": 5, "participation": 3, **how}
+    check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
+
+
+@pytest.mark.parametrize("method", ["moon(stage='second') + fednlr", "fednlr + scaffold"])
+def test_techniques_on_convolutions(method: str) -> None:
+    settings = {"model": grouped(), **images(floats), "method": method, "rounds": 4, "participation": 3}
     check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
 
 

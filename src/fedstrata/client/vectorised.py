@@ -195,7 +195,7 @@ class VectorisedVisit:
             for step in range(self.steps):
                 if step == 1:  # all begin at the same place: the first pass is one product for all
                     steps.objective.params = {**params, **trained}
-                rows = None if given.rows is None else given.rows[step]
+                steps.objective.rows = rows = None if given.rows is None else given.rows[step]
                 steps.objective.task_loss = partial(self.replica.task.padded_loss, rows)
                 total = total + steps.step(given.x[step], given.y[step])
                 if step + 1 in self.ends:

@@ -54,6 +54,8 @@ class Batch:
             evaluate it: no dropout, and norm layers use the running statistics that are given beside the parameters,
             or else the current ones (under the policy `drop`, the batch's own). Nothing in the model moves.
         again: True if this is a second look at the batch, asked for through `gradient`.
+        rows: 1 for a real row and 0 for one that only fills the batch up, where many clients are trained at once; None
+            where all are real.
     """
 
     x: Tensor
@@ -64,6 +66,14 @@ class Batch:
     gradient: Callable[[Tensors], Tensors]
     forward: Callable[[Tensors, str], Tensor]
     again: bool = False
+    rows: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a number per row, over the real rows; 0 where there are none."""
+        if self.rows is None:
+            return values.mean()
+        count = self.rows.sum()
+        return (values * self.rows).sum() / torch.where(count > 0, count, torch.ones_like(count))
 
 
 @dataclass(frozen=True)
@@ -242,9 +252,9 @@ class Technique:
             for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
-            `view.counts()` and whatever else they need of the examples from `view.prepared`, do not average over a
-            batch's rows, sum up over the steps in `tally` alone, and do not read the assignment's round, client or
-            seed. One that does nothing on clients needs no promise.
+            `view.counts()` and whatever else they need of the examples from `view.prepared`, average over a batch's
+            rows by `Batch.mean` alone, sum up over the steps in `tally` alone, and do not read the assignment's round,
+            client or seed. One that does nothing on clients needs no promise.
         stacks: True as a promise, beyond `vectorises`, that its hooks are also right on tensors with one more axis in
             front, a row per client: they combine tensors of one name number by number, and are no others than
             `correct`, `scale`, `tally`, `upload` and `finish`. What is the same for all clients, such as the parameters
