@@ -17,6 +17,7 @@ from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedprox import FedProx
@@ -273,6 +274,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "one layer at a time": (Turn(), Pull(mu=0.5)),
     "mean over rows": (Moon(),),
     "mean over rows, a layer's output": (Moon(stage="0"), Scaffold()),
+    "mean over rows, class counts": (FedLC(denominator="others"),),
     "a pass over all examples": (FedNLR(),),
     "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
