@@ -17,10 +17,13 @@ from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep, Pace, Pull, Turn
@@ -251,6 +254,16 @@ def test_a_technique_that_stacks_has_no_other_hooks() -> None:
         run(method=fs.chain(Wrong()), engine="vmap", steps=2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnBody(Technique):
+    """Only the head travels: a client keeps the rest of its model."""
+
+    name: ClassVar[str] = "own_body"
+
+    def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...]) -> fs.Assignment:
+        return replace(assignment, uploads=strata[-1].params)
+
+
 METHODS: dict[str, tuple[Technique, ...]] = {
     "loss": (Pull(mu=0.5),),
     "control variates": (Scaffold(),),
@@ -259,6 +272,11 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "gradient elsewhere": (FedSpeed(),),
     "memory": (Keep(limit=0.05),),
     "one layer at a time": (Turn(), Pull(mu=0.5)),
+    "mean over rows": (Moon(),),
+    "mean over rows, a layer's output": (Moon(stage="0"), Scaffold()),
+    "mean over rows, class counts": (FedLC(denominator="others"),),
+    "a pass over all examples": (FedNLR(),),
+    "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
     "many": (Pull(mu=0.5), Scaffold(), FedRS(), Pace(), FedDyn(), Keep(limit=0.05), FedNova(), Turn()),
 }
@@ -271,6 +289,12 @@ METHODS: dict[str, tuple[Technique, ...]] = {
 def test_techniques_equal_one_after_the_other(name: str, how: dict[str, Any]) -> None:
     """Clients come and go, so that some of a cohort remember something and others nothing yet."""
     settings = {"method": fs.chain(*METHODS[name], weight="examples"), "rounds": 5, "participation": 3, **how}
+    check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
+
+
+@pytest.mark.parametrize("method", ["moon(stage='second') + fednlr", "fednlr + scaffold"])
+def test_techniques_on_convolutions(method: str) -> None:
+    settings = {"model": grouped(), **images(floats), "method": method, "rounds": 4, "participation": 3}
     check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
 
 
@@ -330,6 +354,58 @@ def test_class_counts() -> None:
     check_close(found, run(**settings, engine="serial"))
     expected = torch.stack([torch.bincount(y, minlength=4).float() for _, y in data])
     assert torch.equal(found.state.techniques["balance"]["counts"], expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look(Technique):
+    """Door `prepare`: the mean of what goes into a module, over a client's examples and its positions, is sent."""
+
+    name: ClassVar[str] = "look"
+    vectorises: ClassVar[bool] = True
+    place: str = "0"
+
+    def prepare(self, view: ClientView) -> Tensors:
+        total: list[Any] = [0.0, 0]
+
+        def see(there: Tensor) -> None:
+            sums, count = view.sum_rows(there.movedim(1, -1).flatten(0, -2))
+            total[:] = [total[0] + sums, total[1] + count]
+
+        view.observe({fs.Into(self.place): see})
+        return {"mean": total[0] / total[1]}
+
+    def local(self, view: ClientView) -> Hooks:
+        mean = view.prepared["mean"]
+        return Hooks(finish=lambda delta, tally: ({"mean": mean}, None))
+
+    def apply(self, state: Tensors, delta: Tensors, round: Any) -> tuple[Tensors, Tensors]:
+        return delta, {"means": torch.stack([u.slots["look"]["mean"] for u in round.updates])}
+
+
+LOOKS: dict[str, Any] = {
+    "unequal clients": dict,
+    "equal clients": lambda: {"clients": flat(8, 8, 8)},
+    "one tensor for all": lambda: {"clients": pooled()},
+    "client by client": lambda: {"clients": [flat(3, 5)[0], (torch.randn(5000, 6), torch.zeros(5000, dtype=int))]},
+    "random transforms": lambda: {"clients": [Shaken(pair) for pair in flat()]},
+    "pictures": lambda: {"model": grouped(), **images(floats)},
+}
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_what_is_prepared_is_each_clients_own(case: str) -> None:
+    """Where the examples are tensors of numbers, also against a mean by hand."""
+    place = "first" if case == "pictures" else "0"
+    settings: dict[str, Any] = {"participation": 1.0, "rounds": 1, "steps": 2, "method": fs.chain(Look(place=place))}
+    settings |= LOOKS[case]()
+    found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
+    check_close(found, reference)
+    means = found.state.techniques["look"]["means"]
+    torch.testing.assert_close(means, reference.state.techniques["look"]["means"])
+    if case in ("unequal clients", "pictures"):
+        clients = settings.get("clients", flat())
+        by_hand = torch.stack([x.movedim(1, -1).flatten(0, -2).mean(0) for x, _ in clients])
+        torch.testing.assert_close(means, by_hand)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,12 +510,13 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert records(other) != records(run(engine="vmap"))
 
 
-def test_a_client_does_not_feel_who_is_beside_it() -> None:
+@pytest.mark.parametrize("method", ["fedavg", "fednlr"])
+def test_a_client_does_not_feel_who_is_beside_it(method: str) -> None:
     """One client's NaN stays its own: it is refused, and the others' updates are what they were without it."""
     clients = flat()
     x, y = clients[2]
     clients[2] = (torch.full_like(x, 3e38), y)
-    settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 1}
+    settings: dict[str, Any] = {"clients": clients, "participation": 1.0, "rounds": 1, "method": method}
     found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
     assert [r["client"] for r in found.records[0].refused] == [2]
     assert [r["client"] for r in reference.records[0].refused] == [2]

@@ -49,7 +49,7 @@ class Turn(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Pace(Technique):
-    """Door `scale` for many clients at once: weights at another pace than the rest (FedNLR does not vectorise)."""
+    """Door `scale` for many clients at once: weights at another pace than the rest."""
 
     name: ClassVar[str] = "pace"
     vectorises: ClassVar[bool] = True

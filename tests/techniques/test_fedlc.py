@@ -87,11 +87,15 @@ def test_the_printed_denominator(tau: float) -> None:
     differ(w, other)
 
 
-def test_the_printed_denominator_trains_one_client_at_a_time() -> None:
-    assert FedLC().vectorises
-    assert not FedLC(denominator="others").vectorises
-    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedlc'"):
-        run("fedlc(denominator='others')", parties(), engine="vmap")
+def test_the_printed_denominator_for_many_clients_at_once() -> None:
+    """Clients of unequal size, so that batches are padded, and of one class, which do not move."""
+    clients = parties((0, 1, 2, 2, 1), (1, 1, 0), (2, 2))
+    found, alone = (run("fedlc(denominator='others')", clients, engine=engine) for engine in ("vmap", "serial"))
+    for name, value in alone.state.params.items():
+        np.testing.assert_allclose(found.state.params[name].numpy(), value.numpy(), rtol=0, atol=1e-9)
+
+
+def test_a_denominator_that_there_is_not() -> None:
     with pytest.raises(fs.UsageError, match="denominator"):
         FedLC(denominator="some")  # type: ignore[arg-type]
 

@@ -78,14 +78,21 @@ class FlopEstimate:
     """What visits of one kind cost, and the parameters that they leave without a gradient.
 
     Args:
-        around: FLOPs before and after the steps.
+        before: number of a client's examples, where techniques look at all of them, or else 0 → FLOPs before the steps.
         steps: number of examples → FLOPs of a step with so many.
+        after: FLOPs after the steps.
         idle: parameters that the steps do not use.
     """
 
-    around: int = 0
+    before: dict[int, int] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
+    after: int = 0
     idle: frozenset[str] = frozenset()
+
+    def total(self, examples: int, sizes: Iterable[int]) -> int:
+        """FLOPs of a visit to a client with so many examples, in batches of these sizes."""
+        around = self.before[examples if examples in self.before else 0] + self.after
+        return around + sum(self.steps[size] for size in sizes)
 
 
 def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> FlopEstimate:
@@ -97,19 +104,21 @@ def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> 
     known: FlopEstimate | None = context.cache.get(kind)
     estimate = context.cache[kind] = known or FlopEstimate()
     missing = sorted(set(sizes) - estimate.steps.keys())
-    if known is not None and not missing:
+    examples = len(visit.data) if any(context.method.at("prepare")) else 0
+    if not missing and examples in estimate.before:
         return estimate
     with preserve_rng():
         visit.prepare()
         with FlopCount() as before:
             hooks = visit.build_hooks()
         visit.prepare()
+        estimate.before[examples] = before.total
         steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
         with steps.objective.attach_features():
             for size in missing if steps.names else ():
                 estimate.steps[size] = _count_step(visit, steps, size)
         if known is None:
-            estimate.around = before.total + _count_finish(visit, steps)
+            estimate.after = _count_finish(visit, steps)
             estimate.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)
     return estimate
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client.context import ModelReplica
-from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches
 from fedstrata.client.step import LocalSteps
@@ -284,15 +284,24 @@ def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
         return None
     if not all(technique.stacks for technique in local) or (local and uneven):
         return None
-    key = ("chain", a.arch)
-    if key not in context.cache:
-        context.cache[key] = find_chain(group.replica)
-    chain: tuple[Link, ...] | None = context.cache[key]
+    return known_chain(group)
+
+
+def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:
+    """A group's model as a chain of layers, or None; found once for an architecture."""
+    key, cache = ("chain", group.template.arch), group.context.cache
+    if key not in cache:
+        cache[key] = find_chain(group.replica)
+    chain: tuple[Link, ...] | None = cache[key]
     return chain
 
 
 def train_stacked(
-    group: ClientGroup, chain: Sequence[Link], padded: PaddedBatches, idle: frozenset[str], given: tuple[Slots, Slots]
+    group: ClientGroup,
+    chain: Sequence[Link],
+    padded: PaddedBatches,
+    idle: frozenset[str],
+    given: tuple[Slots, Slots, Slots],
 ) -> tuple[Tensors, Slots, Slots, Tensor]:
     """Train clients from the same parameters on: (deltas, slots, memories, mean losses), a row for each.
 
@@ -301,7 +310,7 @@ def train_stacked(
         chain: their model.
         padded: their batches.
         idle: parameters that get no gradient.
-        given: what techniques sent, and what clients remember; stacked, or shared by all.
+        given: what techniques sent, what clients remember, and what was prepared; stacked, or shared by all.
     """
     a, clients = group.template, len(group)
     start = {n: a.params[n].unsqueeze(0).expand(clients, *a.params[n].shape) for n in a.trains}
@@ -372,16 +381,14 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) ->
     return total
 
 
-def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots) -> HookSet:
+def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slots) -> HookSet:
     """The techniques' hooks, on stacked tensors."""
     context = group.context
     if not any(context.method.at("local")):
         return HookSet({})
     shared = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
-    data = UnreadableExamples()
-    asked = (lambda name: torch.Generator()), data.counts, data.outputs, data.observe
-    hooks = build_hooks(context.method, group.replica, data, shared, memory, *asked)
-    for kind in ("features", "output", "loss", "scale"):
+    hooks = build_hooks(context.method, group.replica, UnreadableExamples(), shared, memory, shared_answers(prepared))
+    for kind in ("features", "output", "loss"):
         if hooks.all(kind):
             raise UsageError(f"a technique that stacks has no {kind} hook: it sees many clients' tensors as one")
     return hooks

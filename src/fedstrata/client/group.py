@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import FlopEstimate, estimate_flops
+from fedstrata.client.hooks import Answers
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.stacks import UpdateStack
 from fedstrata.core.tensors import Tensors
@@ -95,7 +97,7 @@ class ClientGroup:
             if examples not in known:
                 row = self.batches[place]
                 cost = estimate_flops(self.visit(place), row, key)
-                known[examples] = float(cost.around + sum(cost.steps[size] for size in row))
+                known[examples] = float(cost.total(examples, row))
         estimate: FlopEstimate = cache[key]
         return [known[examples] for examples in self.examples_of_each], estimate.idle
 
@@ -139,8 +141,33 @@ class UnreadableExamples:
         """Refused."""
         raise UsageError(_REFUSAL)
 
+    def sum_rows(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Refused."""
+        raise UsageError(_REFUSAL)
 
-_REFUSAL = "a technique that vectorises takes class counts from view.counts(), and reads no examples"
+
+_REFUSAL = (
+    "a technique that vectorises takes class counts from view.counts(), and reads no examples: what needs them belongs "
+    "into its door prepare"
+)
+
+
+def shared_answers(prepared: Slots, counts: Callable[[], Tensor] | None = None) -> Answers:
+    """What hooks that serve many clients are told.
+
+    Args:
+        prepared: what techniques prepared.
+        counts: gives the class counts, if they may be asked for.
+    """
+    data = UnreadableExamples()
+    return Answers(
+        rng=lambda name: torch.Generator(),  # vmap refuses whatever is drawn from it
+        prepare=lambda technique, view: prepared.get(technique.name, {}),
+        counts=counts or data.counts,
+        outputs=data.outputs,
+        observe=data.observe,
+        sum_rows=data.sum_rows,
+    )
 
 
 class SharedAssignment(Assignment):

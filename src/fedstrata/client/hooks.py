@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstrata.client.context import ModelReplica
 from fedstrata.core.method import Method
-from fedstrata.core.technique import Batch, ClientView, Hooks, Times
+from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
 from fedstrata.core.types import Assignment, Examples, Slots
 
@@ -104,37 +104,55 @@ def _at_the_end(function: Callable[[Batch, Tensor], Tensor], batch: Batch) -> Te
     return function(batch, batch.logits)
 
 
-def build_hooks(
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What techniques are told where they ask their view: about one client, or about all that are trained at once.
+
+    Args:
+        rng: a technique's name → its random stream.
+        prepare: (technique, its view) → what its door `prepare` gives.
+        counts, outputs, observe, sum_rows: as `ClientView` has them.
+    """
+
+    rng: Callable[[str], torch.Generator]
+    prepare: Callable[[Technique, ClientView], Tensors]
+    counts: Callable[[], Tensor]
+    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
+    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
+    sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+
+
+def open_view(
+    technique: Technique,
     method: Method,
     replica: ModelReplica,
     data: Examples,
     a: Assignment,
     memory: Slots,
-    rng: Callable[[str], torch.Generator],
-    counts: Callable[[], Tensor],
-    outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]],
-    observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None],
-) -> HookSet:
-    """Every technique's hooks for a visit; `rng` gives a technique its random stream."""
-    statistics = partial(clone, {} if method.buffers == "drop" else replica.buffers)
-    return HookSet(
-        {
-            t.name: t.local(
-                ClientView(
-                    model=replica.model,
-                    data=data,
-                    assignment=a,
-                    strata=replica.strata,
-                    slot=a.slots.get(t.name, {}),
-                    memory=memory.get(t.name, {}),
-                    rng=rng(t.name),
-                    width=lambda: replica.width,
-                    counts=counts,
-                    statistics=statistics,
-                    outputs=outputs,
-                    observe=observe,
-                )
-            )
-            for t in method.at("local")
-        }
+    answers: Answers,
+) -> ClientView:
+    """What a technique may see during a visit."""
+    return ClientView(
+        model=replica.model,
+        data=data,
+        assignment=a,
+        strata=replica.strata,
+        slot=a.slots.get(technique.name, {}),
+        memory=memory.get(technique.name, {}),
+        rng=answers.rng(technique.name),
+        width=lambda: replica.width,
+        counts=answers.counts,
+        statistics=partial(clone, {} if method.buffers == "drop" else replica.buffers),
+        outputs=answers.outputs,
+        observe=answers.observe,
+        sum_rows=answers.sum_rows,
+        prepare=partial(answers.prepare, technique),
     )
+
+
+def build_hooks(
+    method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots, answers: Answers
+) -> HookSet:
+    """Every technique's hooks for a visit."""
+    techniques = method.at("local")
+    return HookSet({t.name: t.local(open_view(t, method, replica, data, a, memory, answers)) for t in techniques})

@@ -48,7 +48,7 @@ def draw_padded(group: ClientGroup, compiles: bool) -> PaddedBatches:
         longest = 1 << (longest - 1).bit_length()
     shape = (len(group), longest, width)
     rows = None if full else torch.zeros(shape)
-    pool = _find_pool(group) if group.context.augment is None else None
+    pool = find_pool(group) if group.context.augment is None else None
     draw = _draw_each(group, shape, rows) if pool is None else _draw_from_pool(group, *pool, shape, rows)
     return PaddedBatches(*draw, rows, steps)
 
@@ -135,7 +135,7 @@ def _read_visit(visit: ClientVisit, order: Tensor, sizes: Sequence[int]) -> tupl
     return torch.cat(xs), torch.cat(ys)
 
 
-def _find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
+def find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
     """The tensors that all clients' examples are parts of, and where each one's are; None if they share none."""
     held = group.examples
     if isinstance(held, Split):

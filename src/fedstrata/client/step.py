@@ -49,6 +49,7 @@ class Objective:
         functional: True if the parameters are given to the model, False if it holds them itself.
         precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
         task_loss: (outputs, targets) → the task's loss.
+        rows: which rows of the batch at hand are real; None where all are.
     """
 
     model: nn.Module
@@ -59,6 +60,7 @@ class Objective:
     functional: bool
     task_loss: Callable[[Tensor, Tensor], Tensor]
     precision: Precision = "fp32"
+    rows: Tensor | None = None
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
     _silent: bool = False
@@ -78,7 +80,8 @@ class Objective:
 
     def batch(self, x: Tensor, y: Tensor, step: int, params: Tensors) -> Batch:
         """A step as the hooks will see it."""
-        return Batch(x, y, params, step, x, partial(self._gradient, x, y, step), partial(self._forward, x))
+        gradient, forward = partial(self._gradient, x, y, step), partial(self._forward, x)
+        return Batch(x, y, params, step, x, gradient, forward, rows=self.rows)
 
     def __call__(self, batch: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
         """(the task's loss, the whole loss)."""

@@ -20,9 +20,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.dense import chain_of, train_stacked
-from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, structure_of
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
+from fedstrata.client.preparing import prepare_group
 from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import count_classes, personal_names, personal_params
@@ -121,6 +122,7 @@ class ClientTensors:
         last: the number of the client's own steps.
         slots: what techniques sent.
         memory: what the client remembers.
+        prepared: what techniques prepared.
         counts: its examples of each class, where a technique may ask for them.
     """
 
@@ -132,6 +134,7 @@ class ClientTensors:
     last: Tensor
     slots: Slots
     memory: Slots
+    prepared: Slots
     counts: Tensor | None
 
 
@@ -192,7 +195,7 @@ class VectorisedVisit:
             for step in range(self.steps):
                 if step == 1:  # all begin at the same place: the first pass is one product for all
                     steps.objective.params = {**params, **trained}
-                rows = None if given.rows is None else given.rows[step]
+                steps.objective.rows = rows = None if given.rows is None else given.rows[step]
                 steps.objective.task_loss = partial(self.replica.task.padded_loss, rows)
                 total = total + steps.step(given.x[step], given.y[step])
                 if step + 1 in self.ends:
@@ -208,10 +211,8 @@ class VectorisedVisit:
 
         work = replace_fields(self.assignment.work, lr=given.lr)
         assignment = replace_fields(self.assignment, params=given.params, slots=given.slots, work=work)
-        none = torch.Generator()  # vmap refuses whatever is drawn from it
-        data = UnreadableExamples()
-        asked = (lambda name: none), counts, data.outputs, data.observe
-        return build_hooks(self.method, self.replica, data, assignment, given.memory, *asked)
+        answers = shared_answers(given.prepared, counts)
+        return build_hooks(self.method, self.replica, UnreadableExamples(), assignment, given.memory, answers)
 
 
 def _zero_like(like: Tensor) -> Tensor:
@@ -273,9 +274,12 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
     flops, idle = group.estimate_costs()
     with timed("batches"):
         padded = draw_padded(group, context.compile)
+    slots, memory = _stack_slots(group.slots), _stack_slots(group.memories)
+    with timed("techniques"):
+        prepared = prepare_group(group, slots[0], memory[0])
     chain = chain_of(group)
     if chain is not None:
-        given = _stack_slots(group.slots)[0], _stack_slots(group.memories)[0]
+        given = slots[0], memory[0], prepared
         with timed("stacked visits"), torch.no_grad():
             delta, sent, remembers, loss = train_stacked(group, chain, padded, idle, given)
         return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
@@ -285,20 +289,20 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
         ends = list(range(1, padded.longest + 1))
     shared = SharedAssignment(**vars(group.template))
     visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
-    tensors, dims = _stack_tensors(group, padded)
+    tensors, dims = _stack_tensors(group, padded, slots, memory, prepared)
     with one_by_one(), timed("vectorised visits"):
         delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
     return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
 
 
-def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _stack_tensors(
+    group: ClientGroup, padded: PaddedBatches, slots: tuple[Slots, Any], memory: tuple[Slots, Any], prepared: Slots
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know)."""
     a, replica, context = group.template, group.replica, group.context
     counts = None
     if context.task.has_classes and any(context.method.at("local")):
         counts = torch.stack([count_classes(group.visit(c).data, replica) for c in range(len(group))])
-    slots, slot_dims = _stack_slots(group.slots)
-    memory, memory_dims = _stack_slots(group.memories)
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
         "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype), None),
@@ -306,8 +310,9 @@ def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any
         "y": (padded.y, 0),
         "rows": (padded.rows, None if padded.rows is None else 0),
         "last": (torch.tensor(padded.steps), 0),
-        "slots": (slots, slot_dims),
-        "memory": (memory, memory_dims),
+        "slots": slots,
+        "memory": memory,
+        "prepared": (prepared, {name: dict.fromkeys(tensors, 0) for name, tensors in prepared.items()}),
         "counts": (counts, None if counts is None else 0),
     }
     return tuple(tensors for tensors, _ in table.values()), tuple(dims for _, dims in table.values())

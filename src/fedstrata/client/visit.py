@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.hooks import HookSet, build_hooks
+from fedstrata.client.hooks import Answers, HookSet, build_hooks
 from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors, load, match_layout
 from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, replace_fields
@@ -80,18 +80,25 @@ class ClientVisit:
         a = replace_fields(self.assignment, params=match_layout(self.assignment.params, replica.params))
 
         def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
-            for run, y in self._passes():
+            for run, y in self.passes():
                 yield value_at(replica.model, place, run), y
 
         def observe(watch: Mapping[str, Callable[[Tensor], None]]) -> None:
             with watch_places(replica.model, watch):
-                for run, _ in self._passes():
+                for run, _ in self.passes():
                     run()
 
-        asked = partial(generator, a.seed), partial(count_classes, self.data, replica), outputs, observe
-        return build_hooks(method, replica, self.data, a, self.memory, *asked)
+        answers = Answers(
+            rng=partial(generator, a.seed),
+            prepare=lambda technique, view: technique.prepare(view),
+            counts=partial(count_classes, self.data, replica),
+            outputs=outputs,
+            observe=observe,
+            sum_rows=lambda rows: (rows.sum(0), len(rows)),
+        )
+        return build_hooks(method, replica, self.data, a, self.memory, answers)
 
-    def _passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+    def passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         """Batch by batch over all of the client's data: (what runs the model on it, as in an evaluation; labels)."""
         replica, data, policy = self.replica, self.data, self.context.method.buffers
         device = next(iter(replica.params.values())).device

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fedstrata.core.lazy import nn, torch
@@ -53,6 +54,8 @@ class Batch:
             evaluate it: no dropout, and norm layers use the running statistics that are given beside the parameters,
             or else the current ones (under the policy `drop`, the batch's own). Nothing in the model moves.
         again: True if this is a second look at the batch, asked for through `gradient`.
+        rows: 1 for a real row and 0 for one that only fills the batch up, where many clients are trained at once; None
+            where all are real.
     """
 
     x: Tensor
@@ -63,6 +66,14 @@ class Batch:
     gradient: Callable[[Tensors], Tensors]
     forward: Callable[[Tensors, str], Tensor]
     again: bool = False
+    rows: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a number per row, over the real rows; 0 where there are none."""
+        if self.rows is None:
+            return values.mean()
+        count = self.rows.sum()
+        return (values * self.rows).sum() / torch.where(count > 0, count, torch.ones_like(count))
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,9 @@ class ClientView:
             with the received model as the run would evaluate it.
         observe: module name (or `Into`) → function: one such pass, in which each function is called with what is at
             its place whenever the model runs it.
+        sum_rows: what such a function made of the rows that it was shown → (their sum, how many they are): of one
+            client, or of each of many, a row per client, where `prepare` is asked once for all of them.
+        prepare: the technique's own door, as `prepared` goes through it.
     """
 
     model: nn.Module
@@ -136,6 +150,13 @@ class ClientView:
     statistics: Callable[[], Tensors]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
+    sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+    prepare: Callable[[ClientView], Tensors]
+
+    @cached_property
+    def prepared(self) -> Tensors:
+        """What this technique's `prepare` gives; asked for no earlier than somebody looks."""
+        return self.prepare(self)
 
     def recall(self, names: Sequence[str]) -> Tensors:
         """What this technique remembers under parameters' names; zeros where there is nothing yet."""
@@ -231,13 +252,13 @@ class Technique:
             for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
             they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
-            `view.counts()` instead of reading `view.data`, do not average over a batch's rows, sum up over the steps
-            in `tally` alone, and do not read the assignment's round, client or seed. One that does nothing on clients
-            needs no promise.
+            `view.counts()` and whatever else they need of the examples from `view.prepared`, average over a batch's
+            rows by `Batch.mean` alone, sum up over the steps in `tally` alone, and do not read the assignment's round,
+            client or seed. One that does nothing on clients needs no promise.
         stacks: True as a promise, beyond `vectorises`, that its hooks are also right on tensors with one more axis in
             front, a row per client: they combine tensors of one name number by number, and are no others than
-            `correct`, `tally`, `upload` and `finish`. What is the same for all clients, such as the parameters that a
-            visit begins with, has no such axis.
+            `correct`, `scale`, `tally`, `upload` and `finish`. What is the same for all clients, such as the parameters
+            that a visit begins with, has no such axis.
     """
 
     name: ClassVar[str] = ""
@@ -277,6 +298,14 @@ class Technique:
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
         """Server, for every assignment: tensors that travel down with it."""
+        return {}
+
+    def prepare(self, view: ClientView) -> Tensors:
+        """Client, before training: what `local` and its hooks need of the client's examples, as `view.prepared`.
+
+        Where many clients are trained at once it is asked once for all of them, outside of `torch.func`: `view.observe`
+        then shows everybody's rows, `view.sum_rows` tells them apart, and what is given has a row per client in front.
+        """
         return {}
 
     def local(self, view: ClientView) -> Hooks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import not_negative, one_of
@@ -32,9 +31,9 @@ def margins(counts: Tensor, tau: float) -> Tensor:
 
 
 def without_label(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over rows of log Σ_{i≠y} e^{z_i} − log Σ_i e^{z_i}: what takes the true class out of a cross-entropy."""
-    own = F.one_hot(labels, logits.shape[1]).bool()
-    return (logits.masked_fill(own, -torch.inf).logsumexp(1) - logits.logsumexp(1)).mean()
+    """Row by row log Σ_{i≠y} e^{z_i} − log Σ_i e^{z_i}: what takes the true class out of a cross-entropy."""
+    own = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
+    return logits.masked_fill(own, -torch.inf).logsumexp(1) - logits.logsumexp(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,7 @@ class FedLC(Technique):
     """
 
     name: ClassVar[str] = "fedlc"
+    vectorises: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = {
         "fedrs": "fedlc leaves the classes that a client lacks out of the softmax, and fedrs has nothing left to scale",
@@ -67,11 +67,6 @@ class FedLC(Technique):
         not_negative("fedlc", tau=self.tau)
         one_of("fedlc", get_args(Denominator), denominator=self.denominator)
 
-    @property
-    def vectorises(self) -> bool:  # type: ignore[override]
-        """Not without the true class: that is a mean over a batch's rows, some of which would be padding."""
-        return self.denominator == "all"
-
     def local(self, view: ClientView) -> Hooks:
         """Calibrated logits and, without the true class, what takes it out of the loss."""
         others = self.denominator == "others"
@@ -79,11 +74,13 @@ class FedLC(Technique):
             return Hooks()
         counts = view.counts()
         margin = margins(counts, self.tau)
+        several = (counts > 0).sum() > 1
 
         def loss(batch: Batch) -> Tensor:
-            return without_label(batch.logits[: len(batch.y)], batch.y)
+            value = batch.mean(without_label(batch.logits[: len(batch.y)], batch.y))
+            return torch.where(several.to(value.device), value, torch.zeros_like(value))
 
         return Hooks(
             output=lambda batch: batch.logits - margin.to(batch.logits),
-            loss=loss if others and int((counts > 0).sum()) > 1 else None,
+            loss=loss if others and len(counts) > 1 else None,
         )

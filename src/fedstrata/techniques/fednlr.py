@@ -29,13 +29,13 @@ def pace(activations: Tensor, mu: float) -> Tensor:
     """The factor of each neuron's learning rate: M·softmax(h̄/T) with T = (h̄_max − h̄_min)/ln μ.
 
     Their mean is 1, the largest is μ times the smallest, and their order is that of the activations; where all
-    activations are equal, each is 1.
+    activations are equal, each is 1. The neurons are the last axis; there may be an axis of clients before it.
     """
-    spread = activations.max() - activations.min()
-    if not spread > 0:
-        return torch.ones_like(activations)
-    away = (activations - activations.max()) / spread
-    return len(activations) * torch.softmax(away * math.log(mu), 0)
+    largest = activations.amax(-1, keepdim=True)
+    spread = largest - activations.amin(-1, keepdim=True)
+    away = (activations - largest) / spread
+    factors = activations.shape[-1] * torch.softmax(away * math.log(mu), -1)
+    return torch.where(spread > 0, factors, torch.ones_like(factors))
 
 
 @dataclass(eq=False)
@@ -51,6 +51,7 @@ class _Layer:
         classes: how many classes there are; a layer of as many neurons may be the classifier, and what it puts out is
             summed up without ReLU as well.
         counts: False if nobody asks for its activations, only whether it runs.
+        sum_rows: gives the sum of rows of activations, and how many they are: of one client, or of each of many.
     """
 
     stratum: Stratum
@@ -58,12 +59,13 @@ class _Layer:
     norms: Mapping[str, nn.Module]
     classes: int
     counts: bool
+    sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
     runs: bool = False
     total: Tensor | float = 0.0
     plain: Tensor | float = 0.0
-    count: int = 0
+    count: Tensor | int = 0
     output: Tensor | None = None
-    waiting: tuple[Tensor, Tensor, int] | None = None
+    waiting: tuple[Tensor, Tensor, Tensor | int] | None = None
     joined: dict[str, list[int]] = field(default_factory=dict)
 
     @property
@@ -98,11 +100,12 @@ class _Layer:
         if norm in self.joined:
             self.output, self.waiting = there, self._sums(there)
 
-    def _sums(self, there: Tensor) -> tuple[Tensor, Tensor, int]:
+    def _sums(self, there: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
         """Taken at once: the model may go on in the same memory."""
         rows = there.movedim(self.axis, -1).flatten(0, -2)
-        plain = rows.sum(0).double() if self.width == self.classes else torch.zeros(())
-        return rows.clamp(min=0).sum(0).double(), plain, len(rows)
+        plain = self.sum_rows(rows)[0].double() if self.width == self.classes else torch.zeros(())
+        total, count = self.sum_rows(rows.clamp(min=0))
+        return total.double(), plain, count
 
     def settle(self) -> None:
         """Add what was put out last, if that is not done yet."""
@@ -123,7 +126,8 @@ class _Layer:
         shapes = {f"{own}weight": kernel, f"{own}bias": [self.width]}
         shapes |= {f"{norm}.{kind}": shape for norm, shape in self.joined.items() for kind in ("weight", "bias")}
         dtype = self.weight.weight.dtype
-        return {n: factors.to(dtype).view(s) for n, s in shapes.items() if n in trains and n in self.stratum.params}
+        found = {n: s for n, s in shapes.items() if n in trains and n in self.stratum.params}
+        return {n: torch.unflatten(factors.to(dtype), -1, s) for n, s in found.items()}
 
 
 def _affine(norm: nn.Module, axes: int, neurons: int, width: int) -> list[int] | None:
@@ -174,6 +178,8 @@ class FedNLR(Technique):
     """
 
     name: ClassVar[str] = "fednlr"
+    vectorises: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     mu0: float = 1.0
     a1: float = 1.0
     a2: float = 1.0
@@ -201,7 +207,7 @@ class FedNLR(Technique):
     def _is_chosen(self, name: str) -> bool:
         return not self.layers or any(fnmatchcase(name, pattern) for pattern in self.layers)
 
-    def local(self, view: ClientView) -> Hooks:
+    def prepare(self, view: ClientView) -> Tensors:
         """The factors of all neurons' learning rates, from one pass over the client's data."""
         trains = set(view.assignment.trains)
         layers = [
@@ -211,11 +217,12 @@ class FedNLR(Technique):
                 norms=_norms(view.model, stratum),
                 classes=view.width(),
                 counts=not trains.isdisjoint(stratum.params) and self._is_chosen(stratum.name),
+                sum_rows=view.sum_rows,
             )
             for stratum, module in _neurons(view.model, view.strata)
         ]
         if self.mu == 1 or not any(layer.counts for layer in layers):
-            return Hooks()
+            return {}
         view.observe({place: look for layer in layers for place, look in layer.watch()})
         layers = [layer for layer in layers if layer.runs]
         scales: Tensors = {}
@@ -223,4 +230,8 @@ class FedNLR(Technique):
             if layer.counts:
                 mu = self.ratio(index, len(layers), layer.width)
                 scales |= layer.scales(mu, trains, classifier=layer.stratum.classifies)
-        return Hooks(scale=scales)
+        return scales
+
+    def local(self, view: ClientView) -> Hooks:
+        """The factors multiply the steps."""
+        return Hooks(scale=view.prepared or None)

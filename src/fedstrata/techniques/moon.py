@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """The mean over rows of −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), sim the cosine.
+    """Row by row −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), sim the cosine.
 
     Written as log(1 + e^{(sim(z, z_prev) − sim(z, z_glob))/τ}), which cannot overflow.
     """
     with torch.no_grad():
         away = F.normalize(far) - F.normalize(near)
-    return F.softplus((F.normalize(now) * away).sum(1) / tau).mean()
+    return F.softplus((F.normalize(now) * away).sum(1) / tau)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Moon(Technique):
     """
 
     name: ClassVar[str] = "moon"
+    vectorises: ClassVar[bool] = True
     mu: float = 1.0
     tau: float = 0.5
     stage: str | None = None
@@ -104,7 +105,7 @@ class Moon(Technique):
         def loss(batch: Batch) -> Tensor:
             with torch.no_grad():
                 near, far = (batch.forward(model, place).flatten(1) for model in before)
-            return self.mu * contrast(now[0].flatten(1), near, far, self.tau)
+            return self.mu * batch.mean(contrast(now[0].flatten(1), near, far, self.tau))
 
         return Hooks(features={place: tap}, loss=loss, finish=finish)
 

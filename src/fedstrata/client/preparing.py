@@ -1,0 +1,104 @@
+"""What techniques prepare for clients that are trained at once: from one pass over everybody's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from fedstrata.client.dense import known_chain
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
+from fedstrata.client.hooks import open_view
+from fedstrata.client.padded_batches import find_pool
+from fedstrata.client.visit import personal_names
+from fedstrata.core.rng import derive, seed_global
+from fedstrata.core.types import Slots, replace_fields
+from fedstrata.data.examples import TensorExamples
+from fedstrata.models.norms import evaluation_mode
+from fedstrata.models.taps import watch_places
+
+ROWS_AT_ONCE = 4096
+"""Groups of more examples are looked at client by client: what goes through the model takes too much memory."""
+
+
+def prepare_group(group: ClientGroup, slots: Slots, memory: Slots) -> Slots:
+    """What each technique prepares for its hooks, a row per client.
+
+    Args:
+        group: the clients.
+        slots: what techniques sent; stacked, or shared by all.
+        memory: what clients remember, likewise.
+    """
+    method, replica, data = group.context.method, group.replica, UnreadableExamples()
+    if not any(method.at("prepare")):
+        return {}
+    passes = GroupPasses(group)
+    answers = replace_fields(shared_answers({}), observe=passes.observe, sum_rows=passes.sum_rows)
+    a = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
+    with torch.no_grad():
+        views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.at("prepare")}
+        return {t.name: t.prepare(view) for t, view in views.items()}
+
+
+class GroupPasses:
+    """Passes over all examples of a group with the model that its clients received, as the run would evaluate it.
+
+    The rows of a batch do not know of each other (`check_vectorises`). So in a model whose layers all have a row per
+    example, everybody's examples are one batch; else there is a pass per client.
+    """
+
+    def __init__(self, group: ClientGroup) -> None:
+        self._group = group
+        self._lengths: list[int] = []
+        """How many examples each client has in the batch at hand."""
+
+    def observe(self, watch: Mapping[str, Callable[[Tensor], None]]) -> None:
+        """Call each function with what is at its place, whenever the model runs it, for everybody's examples."""
+        inputs = self._pool_inputs()  # first: it looks at the model, on which nothing is to be attached then
+        with watch_places(self._group.replica.model, watch):
+            for run in self._runs(inputs):
+                run()
+
+    def sum_rows(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
+        """(sum of each client's rows, how many they are) of what was made of the batch at hand."""
+        many = len(rows) // sum(self._lengths)
+        counts = torch.tensor([length * many for length in self._lengths])
+        if len(set(self._lengths)) == 1:
+            sums = torch.unflatten(rows, 0, (len(counts), -1)).sum(1)
+        else:
+            sums = torch.segment_reduce(rows, "sum", lengths=counts)
+        return sums, counts.view(-1, *[1] * (rows.dim() - 1))
+
+    def _runs(self, inputs: Tensor | None) -> Iterator[Callable[[], Tensor]]:
+        """Batch by batch: what runs the model on it."""
+        group, replica = self._group, self._group.replica
+        if inputs is not None:
+            replace_fields(group.visit(0), memory={}).prepare()
+            self._lengths = group.examples_of_each
+            with torch.no_grad(), evaluation_mode(replica.model, group.context.method.buffers, len(inputs)):
+                yield lambda: replica.model(inputs)
+            return
+        for place, seed in enumerate(group.seeds):
+            visit = group.visit(place)
+            seed_global(derive(seed, "local"), group.context.device)
+            visit.prepare()
+            for run, y in visit.passes():
+                self._lengths = [len(y) if c == place else 0 for c in range(len(group))]
+                yield run
+
+    def _pool_inputs(self) -> Tensor | None:
+        """Everybody's inputs, client after client; None where they cannot go through the model as one batch."""
+        group = self._group
+        few = sum(group.examples_of_each) <= ROWS_AT_ONCE
+        if not few or personal_names(group.template) or known_chain(group) is None:
+            return None
+        everything = [torch.arange(count) for count in group.examples_of_each]
+        pool = find_pool(group)
+        if pool is not None:
+            examples, place = pool
+            return examples.batch(torch.cat(list(map(place, group.clients, everything))))[0]
+        data = [group.examples[client] for client in group.clients]
+        if not all(isinstance(d, TensorExamples) for d in data):  # one may draw random numbers
+            return None
+        return torch.cat([d.batch(index)[0] for d, index in zip(data, everything, strict=True)])
