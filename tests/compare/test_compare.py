@@ -636,6 +636,7 @@ def is_free(run: Path) -> bool:
 
 
 STARTER = """
+import gc
 import json
 import os
 import signal
@@ -643,6 +644,7 @@ import sys
 from fedstrata.__main__ import main
 import fedstrata.cli.main, fedstrata.compare.runner, fedstrata.federation
 
+gc.freeze()  # else every fork copies all that was imported when it looks for garbage at its end
 for line in sys.stdin:
     place, words = json.loads(line)
     child = os.fork()

@@ -372,6 +372,8 @@ print("done")
 """
 
 COMPILED = """
+import os
+del os.environ["LD_PRELOAD"]  # it is loaded here, where tensors are; the compiler's own processes go without
 import torch
 from torch import nn
 import fedstrata as fs
