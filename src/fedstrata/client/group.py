@@ -152,17 +152,21 @@ _REFUSAL = (
 )
 
 
-def shared_answers(prepared: Slots, counts: Callable[[], Tensor] | None = None) -> Answers:
+def shared_answers(prepared: Slots, drawn: Slots, counts: Callable[[], Tensor] | None = None) -> Answers:
     """What hooks that serve many clients are told.
 
     Args:
         prepared: what techniques prepared.
+        drawn: the random numbers of all steps, by technique.
         counts: gives the class counts, if they may be asked for.
     """
     data = UnreadableExamples()
     return Answers(
         rng=lambda name: torch.Generator(),  # vmap refuses whatever is drawn from it
         prepare=lambda technique, view: prepared.get(technique.name, {}),
+        draws=lambda technique, view: (
+            lambda batch: {n: t[batch.step] for n, t in drawn.get(technique.name, {}).items()}
+        ),
         counts=counts or data.counts,
         outputs=data.outputs,
         observe=data.observe,
