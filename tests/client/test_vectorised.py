@@ -226,7 +226,13 @@ def test_every_layer_of_a_chain(layer: type[nn.Module], monkeypatch: pytest.Monk
     check_close(run(model, **settings, engine="vmap"), run(model, **settings, engine="serial"))
 
 
-@pytest.mark.parametrize("method", ["fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"),
+        *("fednlr", "perturb(noise=0.5)", "fednlr + perturb + scaffold"),
+    ],
+)
 @pytest.mark.parametrize("how", [{}, {"optimizer": "momentum", "clip": 0.5}], ids=["sgd", "momentum"])
 def test_techniques_that_stack(method: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of a group remember something and others nothing yet; memories and control variates come out the same."""
@@ -282,6 +288,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
         FedImpro(split=1, sampled=0.4, noise=0.01, counts=True, std_cap=0.5),
         Scaffold(),
     ),
+    "noise on what is sent": (Perturb(noise=0.5), Pull(mu=0.5)),
     "a pass over all examples": (FedNLR(),),
     "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
@@ -545,8 +552,8 @@ def test_a_technique_that_only_works_on_the_server_needs_no_promise() -> None:
     assert not FedAvgM.vectorises
     assert not FedNova.vectorises
     assert federation(method=fs.chain(FedAvgM(), FedNova()), engine="vmap").engine == "vmap"
-    with pytest.raises(fs.UsageError, match="'perturb'"):
-        federation(method=fs.chain(Perturb()), engine="vmap")
+    with pytest.raises(fs.UsageError, match="'fedimpro'"):
+        federation(method=fs.chain(FedImpro(split="1", form="released")), engine="vmap")
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

@@ -71,7 +71,7 @@ ROWS = [
     Row(FedAdagrad(), None, order_free=False),
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
-    Row(Perturb(), Perturb(noise=0.0), serial="it draws noise"),
+    Row(Perturb(), Perturb(noise=0.0)),
     Row(Centralised(), None),
     Row(Local(), None),
 ]

@@ -145,6 +145,10 @@ class UnreadableExamples:
         """Refused."""
         raise UsageError(_REFUSAL)
 
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Refused."""
+        raise UsageError("a technique that vectorises draws random numbers in its doors prepare and draws alone")
+
 
 _REFUSAL = (
     "a technique that vectorises takes class counts from view.counts(), and reads no examples: what needs them belongs "
@@ -167,6 +171,7 @@ def shared_answers(prepared: Slots, drawn: Slots, counts: Callable[[], Tensor] |
         draws=lambda technique, view: (
             lambda batch: {n: t[batch.step] for n, t in drawn.get(technique.name, {}).items()}
         ),
+        normal=lambda name, rng: data.normal,
         counts=counts or data.counts,
         outputs=data.outputs,
         observe=data.observe,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -118,12 +118,14 @@ class Answers:
         rng: a technique's name → its random stream.
         prepare: (technique, its view) → what its door `prepare` gives.
         draws: (technique, its view) → what gives the random numbers of a step.
+        normal: (a technique's name, its random stream) → `ClientView.normal`.
         counts, outputs, observe, sum_rows: as `ClientView` has them.
     """
 
     rng: Callable[[str], torch.Generator]
     prepare: Callable[[Technique, ClientView], Tensors]
     draws: Callable[[Technique, ClientView], Callable[[Batch], Tensors]]
+    normal: Callable[[str, torch.Generator], Callable[[Sequence[int], torch.dtype], Tensor]]
     counts: Callable[[], Tensor]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
@@ -140,6 +142,7 @@ def open_view(
     answers: Answers,
 ) -> ClientView:
     """What a technique may see during a visit."""
+    rng = answers.rng(technique.name)
     return ClientView(
         model=replica.model,
         data=data,
@@ -147,13 +150,14 @@ def open_view(
         strata=replica.strata,
         slot=a.slots.get(technique.name, {}),
         memory=memory.get(technique.name, {}),
-        rng=answers.rng(technique.name),
+        rng=rng,
         width=lambda: replica.width,
         counts=answers.counts,
         statistics=partial(clone, {} if method.buffers == "drop" else replica.buffers),
         outputs=answers.outputs,
         observe=answers.observe,
         sum_rows=answers.sum_rows,
+        normal=answers.normal(technique.name, rng),
         prepare=partial(answers.prepare, technique),
         draws=partial(answers.draws, technique),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExam
 from fedstrata.client.hooks import open_view
 from fedstrata.client.padded_batches import find_pool
 from fedstrata.client.visit import personal_names
-from fedstrata.core.rng import derive, seed_global
+from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.stacks import UpdateStack
 from fedstrata.core.technique import ClientView, Technique, overrides
 from fedstrata.core.types import Slots, Update, replace_fields
@@ -36,11 +37,24 @@ def prepare_group(group: ClientGroup, slots: Slots, memory: Slots) -> Slots:
     if not any(method.at("prepare")):
         return {}
     passes = GroupPasses(group)
-    answers = replace_fields(shared_answers({}, {}), observe=passes.observe, sum_rows=passes.sum_rows)
+    answers = replace_fields(
+        shared_answers({}, {}),
+        observe=passes.observe,
+        sum_rows=passes.sum_rows,
+        normal=lambda name, rng: partial(_draw_normal, [generator(seed, name) for seed in group.seeds]),
+    )
     a = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
     with torch.no_grad():
         views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.at("prepare")}
         return {t.name: t.prepare(view) for t, view in views.items()}
+
+
+def _draw_normal(streams: Sequence[torch.Generator], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Numbers of N(0, 1), a row from each stream."""
+    numbers = torch.empty(len(streams), *shape, dtype=dtype)
+    for row, rng in zip(numbers, streams, strict=True):
+        row.normal_(generator=rng)
+    return numbers
 
 
 def open_views(group: ClientGroup) -> dict[Technique, list[ClientView]]:

@@ -102,6 +102,7 @@ class ClientVisit:
             rng=partial(generator, self.assignment.seed),
             prepare=lambda technique, view: technique.prepare(view),
             draws=_draw_step_by_step,
+            normal=lambda name, rng: lambda shape, dtype: torch.randn(shape, generator=rng, dtype=dtype),
             counts=partial(count_classes, self.data, replica),
             outputs=outputs,
             observe=observe,

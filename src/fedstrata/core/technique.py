@@ -135,6 +135,8 @@ class ClientView:
             its place whenever the model runs it.
         sum_rows: what such a function made of the rows that it was shown → (their sum, how many they are): of one
             client, or of each of many, a row per client, where `prepare` is asked once for all of them.
+        normal: (shape, type) → numbers of N(0, 1) from this technique's own stream: of one client, or of each of many,
+            a row per client, where `prepare` is asked once for all of them.
         prepare, draws: the technique's own doors, as `prepared` and `draw` go through them.
     """
 
@@ -151,6 +153,7 @@ class ClientView:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+    normal: Callable[[Sequence[int], torch.dtype], Tensor]
     prepare: Callable[[ClientView], Tensors]
     draws: Callable[[ClientView], Callable[[Batch], Tensors]]
 
@@ -307,10 +310,11 @@ class Technique:
         return {}
 
     def prepare(self, view: ClientView) -> Tensors:
-        """Client, before training: what `local` and its hooks need of the client's examples, as `view.prepared`.
+        """Client, when hooks look at `view.prepared`: what they need of the client's examples, or at random.
 
-        Where many clients are trained at once it is asked once for all of them, outside of `torch.func`: `view.observe`
-        then shows everybody's rows, `view.sum_rows` tells them apart, and what is given has a row per client in front.
+        Where many clients are trained at once it is asked once for all of them, before training and outside of
+        `torch.func`: `view.observe` then shows everybody's rows, `view.sum_rows` tells them apart, `view.normal` draws
+        from each one's stream, and what is given has a row per client in front.
         """
         return {}
 
