@@ -13,10 +13,12 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.client import vectorised
 from fedstrata.client.dense import POINTWISE
+from fedstrata.core.rng import derive, generator
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
@@ -224,7 +226,13 @@ def test_every_layer_of_a_chain(layer: type[nn.Module], monkeypatch: pytest.Monk
     check_close(run(model, **settings, engine="vmap"), run(model, **settings, engine="serial"))
 
 
-@pytest.mark.parametrize("method", ["fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"),
+        *("fednlr", "perturb(noise=0.5)", "fednlr + perturb + scaffold"),
+    ],
+)
 @pytest.mark.parametrize("how", [{}, {"optimizer": "momentum", "clip": 0.5}], ids=["sgd", "momentum"])
 def test_techniques_that_stack(method: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of a group remember something and others nothing yet; memories and control variates come out the same."""
@@ -275,6 +283,12 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "mean over rows": (Moon(),),
     "mean over rows, a layer's output": (Moon(stage="0"), Scaffold()),
     "mean over rows, class counts": (FedLC(denominator="others"),),
+    "draws in every step": (FedImpro(split="1"),),
+    "draws, fewer than rows, and what is packed": (
+        FedImpro(split=1, sampled=0.4, noise=0.01, counts=True, std_cap=0.5),
+        Scaffold(),
+    ),
+    "noise on what is sent": (Perturb(noise=0.5), Pull(mu=0.5)),
     "a pass over all examples": (FedNLR(),),
     "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
@@ -409,6 +423,44 @@ def test_what_is_prepared_is_each_clients_own(case: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dice(Technique):
+    """Doors `draws` and `pack`: what is drawn is summed up, and as many numbers travel as there were steps."""
+
+    name: ClassVar[str] = "dice"
+    vectorises: ClassVar[bool] = True
+
+    def draws(self, view: ClientView) -> Any:
+        return lambda rows: {"dice": torch.randint(1, 7, (rows,), generator=view.rng)}
+
+    def local(self, view: ClientView) -> Hooks:
+        def tally(total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
+            thrown = view.draw(batch)["dice"].sum()
+            return {"sum": total.get("sum", 0) + thrown, "steps": total.get("steps", torch.zeros(())) + 1}
+
+        return Hooks(tally=tally, finish=lambda delta, tally: (dict(tally), None))
+
+    def pack(self, slot: Tensors, view: ClientView) -> Tensors:
+        last = torch.randint(1, 7, (int(slot["steps"]),), generator=view.rng)
+        return {"all": torch.cat([slot["sum"][None], last])}
+
+    def apply(self, state: Tensors, delta: Tensors, round: Any) -> tuple[Tensors, Tensors]:
+        return delta, {str(u.client): u.slots["dice"]["all"] for u in round.updates}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_random_numbers_are_those_of_one_client_alone(workers: int) -> None:
+    """By hand: each client throws for its own rows, step by step, and goes on in the same stream when it packs."""
+    settings: dict[str, Any] = {"method": fs.chain(Dice()), "participation": 1.0, "rounds": 1}
+    found = run(**settings, engine="vmap", workers=workers).state.techniques["dice"]
+    assert found.keys() == {str(client) for client in range(len(SIZES))}
+    for client, size in enumerate(SIZES):
+        rng = generator(derive(0, "visit", 0, client), "dice")
+        steps = [min(5, size - begin) for begin in range(0, size, 5)]
+        thrown = sum(int(torch.randint(1, 7, (rows,), generator=rng).sum()) for rows in steps)
+        assert found[str(client)].tolist() == [thrown, *torch.randint(1, 7, (len(steps),), generator=rng).tolist()]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Nosy(Technique):
     """Promises to vectorise, and reads examples nevertheless."""
 
@@ -500,8 +552,8 @@ def test_a_technique_that_only_works_on_the_server_needs_no_promise() -> None:
     assert not FedAvgM.vectorises
     assert not FedNova.vectorises
     assert federation(method=fs.chain(FedAvgM(), FedNova()), engine="vmap").engine == "vmap"
-    with pytest.raises(fs.UsageError, match="'perturb'"):
-        federation(method=fs.chain(Perturb()), engine="vmap")
+    with pytest.raises(fs.UsageError, match="'fedimpro'"):
+        federation(method=fs.chain(FedImpro(split="1", form="released")), engine="vmap")
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

@@ -62,7 +62,7 @@ ROWS = [
     Row(FedSpeed(), None),
     Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
     Row(FedNLR(), FedNLR(mu=1.0)),
-    Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0), serial="it draws features in every step"),
+    Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0)),
     Row(InCo(), None, order_free=False),
     Row(HeteroAvg(), None),
     Row(GroupAvg(), GroupAvg(), idle=True),
@@ -71,7 +71,7 @@ ROWS = [
     Row(FedAdagrad(), None, order_free=False),
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
-    Row(Perturb(), Perturb(noise=0.0), serial="it draws noise"),
+    Row(Perturb(), Perturb(noise=0.0)),
     Row(Centralised(), None),
     Row(Local(), None),
 ]

@@ -18,6 +18,7 @@ from fedstrata.engines.auto import MANY_VISITS, SMALL_MODEL
 from fedstrata.engines.registry import ENGINES
 from fedstrata.system.machine import cores
 from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Pull, Turn
@@ -118,8 +119,8 @@ def test_a_layer_of_a_sub_model_that_cannot_be_vectorised() -> None:
 
 
 def test_a_technique_that_cannot_be_vectorised() -> None:
-    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'perturb': its hooks"):
-        federation(engine="vmap", method=fs.chain(Pull(), Perturb()))
+    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedimpro': its hooks"):
+        federation(engine="vmap", method=fs.chain(Pull(), FedImpro(split="1", form="released")))
 
 
 def test_dropout_of_nothing_can_be_vectorised() -> None:
@@ -160,14 +161,14 @@ def wide() -> nn.Module:
     [
         (dict, "vmap", "vmap"),
         (lambda: {"method": fs.chain(Pull(), Scaffold(), FedAvgM(), Turn())}, "vmap", "vmap"),
-        (lambda: {"method": fs.chain(Perturb())}, "serial", "processes"),
+        (lambda: {"method": fs.chain(FedImpro(split="1", form="released"))}, "serial", "processes"),
         (lambda: {"model": staged()}, "serial", "processes"),
         (lambda: {"model": noisy()}, "serial", "processes"),
         (lambda: {"model": wide()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "serial", "processes"),
     ],
-    ids=["dense", "techniques", "perturb", "batch norm", "dropout", "wide", "convolutions", "group norm"],
+    ids=["dense", "techniques", "fedimpro", "batch norm", "dropout", "wide", "convolutions", "group norm"],
 )
 def test_auto_takes_what_is_fastest(world: Any, serial: str, processes: str) -> None:
     assert federation(**world(), rounds=MANY_VISITS).engine == serial

@@ -133,6 +133,12 @@ def test_vectorised_clients_have_the_same_bits_for_any_number_of_workers(workers
     check_same(run(**settings, workers=workers), run(**settings, workers=1))
 
 
+@pytest.mark.parametrize("method", ["fednlr + perturb", "fedimpro(split='1', noise=0.1) + moon + fednlr + perturb"])
+def test_what_techniques_prepare_and_draw_for_vectorised_clients_has_the_same_bits(method: str) -> None:
+    settings = {"clients": flat(*range(3, 23)), "participation": 1.0, "engine": "vmap", "method": method}
+    check_same(run(**settings, workers=2), run(**settings, workers=1))
+
+
 # Stopping and going on -----------------------------------------------------------------------------------------------
 
 

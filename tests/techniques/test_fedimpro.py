@@ -625,9 +625,10 @@ def test_defaults() -> None:
     assert fs.method("fedimpro") == fs.method(f"{first}std_cap=None, form='paper', per='element', counts=False)")
 
 
-def test_many_clients_at_once_are_refused() -> None:
-    with pytest.raises(fs.UsageError, match="fedimpro"):
-        federation("fedimpro(split='1')", people(), net(), engine="vmap")
+@pytest.mark.parametrize("settings", ["form='released'", "weight='ramp'", "per='channel'"])
+def test_what_many_clients_at_once_are_refused(settings: str) -> None:
+    with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedimpro'"):
+        federation(f"fedimpro(split='1', {settings})", people(), net(), engine="vmap")
 
 
 # Beside others --------------------------------------------------------------------------------------------

@@ -6,17 +6,25 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.techniques.perturb import noise_like
+from fedstrata.techniques.perturb import deviation
 from tests.techniques.worlds import federation, flat, parties
 
 
 def test_the_noise_is_a_share_of_the_changes_own_deviation() -> None:
     """std(Δ) = 2 and a share of 0.5: noise of deviation 1, within five standard errors. None on one number."""
-    delta = {"a": torch.tensor([-2.0, 2.0]).repeat(20_000), "b": torch.tensor([7.0])}
-    noise = noise_like(delta, 0.5, torch.Generator().manual_seed(0))
-    assert abs(float(noise["a"].std()) - 1) < 5 / (2 * 40_000) ** 0.5
-    assert abs(float(noise["a"].mean())) < 5 / 40_000**0.5
-    assert float(noise["b"]) == 0
+    many, one, none = torch.tensor([-2.0, 2.0]).repeat(20_000).view(200, 200), torch.tensor([7.0]), torch.tensor(3.0)
+    noise = 0.5 * deviation(many, 2) * torch.randn(200, 200, generator=torch.Generator().manual_seed(0))
+    assert abs(float(noise.std()) - 1) < 5 / (2 * 40_000) ** 0.5
+    assert abs(float(noise.mean())) < 5 / 40_000**0.5
+    assert float(deviation(one, 1)) == float(deviation(none, 0)) == 0
+    assert deviation(torch.stack([many, 3 * many]), 2).flatten().tolist() == [2.0, 6.0]
+
+
+def test_many_clients_at_once_draw_what_each_draws_alone() -> None:
+    found, alone = (federation("perturb(noise=0.5)", parties(), rounds=2, engine=e) for e in ("vmap", "serial"))
+    for fed in (found, alone):
+        fed.fit()
+    assert abs(flat(found) - flat(alone)).max() < 1e-9
 
 
 def test_every_client_draws_its_own_and_the_mean_moves() -> None:

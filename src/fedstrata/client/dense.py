@@ -387,7 +387,9 @@ def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slot
     if not any(context.method.at("local")):
         return HookSet({})
     shared = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
-    hooks = build_hooks(context.method, group.replica, UnreadableExamples(), shared, memory, shared_answers(prepared))
+    hooks = build_hooks(
+        context.method, group.replica, UnreadableExamples(), shared, memory, shared_answers(prepared, {})
+    )
     for kind in ("features", "output", "loss"):
         if hooks.all(kind):
             raise UsageError(f"a technique that stacks has no {kind} hook: it sees many clients' tensors as one")

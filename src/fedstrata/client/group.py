@@ -145,6 +145,10 @@ class UnreadableExamples:
         """Refused."""
         raise UsageError(_REFUSAL)
 
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Refused."""
+        raise UsageError("a technique that vectorises draws random numbers in its doors prepare and draws alone")
+
 
 _REFUSAL = (
     "a technique that vectorises takes class counts from view.counts(), and reads no examples: what needs them belongs "
@@ -152,17 +156,22 @@ _REFUSAL = (
 )
 
 
-def shared_answers(prepared: Slots, counts: Callable[[], Tensor] | None = None) -> Answers:
+def shared_answers(prepared: Slots, drawn: Slots, counts: Callable[[], Tensor] | None = None) -> Answers:
     """What hooks that serve many clients are told.
 
     Args:
         prepared: what techniques prepared.
+        drawn: the random numbers of all steps, by technique.
         counts: gives the class counts, if they may be asked for.
     """
     data = UnreadableExamples()
     return Answers(
         rng=lambda name: torch.Generator(),  # vmap refuses whatever is drawn from it
         prepare=lambda technique, view: prepared.get(technique.name, {}),
+        draws=lambda technique, view: (
+            lambda batch: {n: t[batch.step] for n, t in drawn.get(technique.name, {}).items()}
+        ),
+        normal=lambda name, rng: data.normal,
         counts=counts or data.counts,
         outputs=data.outputs,
         observe=data.observe,

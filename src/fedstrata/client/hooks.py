@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -19,9 +19,15 @@ from fedstrata.core.types import Assignment, Examples, Slots
 
 @dataclass(frozen=True, eq=False)
 class HookSet:
-    """The hooks of a visit, sorted by what they do."""
+    """The hooks of a visit, sorted by what they do.
+
+    Args:
+        hooks: by technique.
+        pack: what techniques make of their slots before these travel.
+    """
 
     hooks: Mapping[str, Hooks]
+    pack: Mapping[str, Callable[[Tensors], Tensors]] = field(default_factory=dict)
 
     def all(self, kind: str) -> list[Any]:
         """Every technique's hook of a kind, left to right, where there is one."""
@@ -86,7 +92,7 @@ class HookSet:
             if hook.finish is not None:
                 slot, remembered = hook.finish(delta, tallies.get(name, {}))
                 if slot:
-                    slots[name] = slot
+                    slots[name] = self.pack[name](slot) if name in self.pack else slot
                 if remembered is not None:
                     whole[name] = remembered
         return slots, whole
@@ -111,11 +117,15 @@ class Answers:
     Args:
         rng: a technique's name → its random stream.
         prepare: (technique, its view) → what its door `prepare` gives.
+        draws: (technique, its view) → what gives the random numbers of a step.
+        normal: (a technique's name, its random stream) → `ClientView.normal`.
         counts, outputs, observe, sum_rows: as `ClientView` has them.
     """
 
     rng: Callable[[str], torch.Generator]
     prepare: Callable[[Technique, ClientView], Tensors]
+    draws: Callable[[Technique, ClientView], Callable[[Batch], Tensors]]
+    normal: Callable[[str, torch.Generator], Callable[[Sequence[int], torch.dtype], Tensor]]
     counts: Callable[[], Tensor]
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
@@ -132,6 +142,7 @@ def open_view(
     answers: Answers,
 ) -> ClientView:
     """What a technique may see during a visit."""
+    rng = answers.rng(technique.name)
     return ClientView(
         model=replica.model,
         data=data,
@@ -139,20 +150,22 @@ def open_view(
         strata=replica.strata,
         slot=a.slots.get(technique.name, {}),
         memory=memory.get(technique.name, {}),
-        rng=answers.rng(technique.name),
+        rng=rng,
         width=lambda: replica.width,
         counts=answers.counts,
         statistics=partial(clone, {} if method.buffers == "drop" else replica.buffers),
         outputs=answers.outputs,
         observe=answers.observe,
         sum_rows=answers.sum_rows,
+        normal=answers.normal(technique.name, rng),
         prepare=partial(answers.prepare, technique),
+        draws=partial(answers.draws, technique),
     )
 
 
 def build_hooks(
     method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots, answers: Answers
 ) -> HookSet:
-    """Every technique's hooks for a visit."""
-    techniques = method.at("local")
-    return HookSet({t.name: t.local(open_view(t, method, replica, data, a, memory, answers)) for t in techniques})
+    """Every technique's hooks for a visit; what they pack is left to the caller where a view is not of one client."""
+    views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.at("local")}
+    return HookSet({t.name: t.local(view) for t, view in views.items()})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExam
 from fedstrata.client.hooks import open_view
 from fedstrata.client.padded_batches import find_pool
 from fedstrata.client.visit import personal_names
-from fedstrata.core.rng import derive, seed_global
-from fedstrata.core.types import Slots, replace_fields
+from fedstrata.core.rng import derive, generator, seed_global
+from fedstrata.core.stacks import UpdateStack
+from fedstrata.core.technique import ClientView, Technique, overrides
+from fedstrata.core.types import Slots, Update, replace_fields
 from fedstrata.data.examples import TensorExamples
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import watch_places
@@ -34,11 +37,60 @@ def prepare_group(group: ClientGroup, slots: Slots, memory: Slots) -> Slots:
     if not any(method.at("prepare")):
         return {}
     passes = GroupPasses(group)
-    answers = replace_fields(shared_answers({}), observe=passes.observe, sum_rows=passes.sum_rows)
+    answers = replace_fields(
+        shared_answers({}, {}),
+        observe=passes.observe,
+        sum_rows=passes.sum_rows,
+        normal=lambda name, rng: partial(_draw_normal, [generator(seed, name) for seed in group.seeds]),
+    )
     a = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
     with torch.no_grad():
         views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.at("prepare")}
         return {t.name: t.prepare(view) for t, view in views.items()}
+
+
+def _draw_normal(streams: Sequence[torch.Generator], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Numbers of N(0, 1), a row from each stream."""
+    numbers = torch.empty(len(streams), *shape, dtype=dtype)
+    for row, rng in zip(numbers, streams, strict=True):
+        row.normal_(generator=rng)
+    return numbers
+
+
+def open_views(group: ClientGroup) -> dict[Technique, list[ClientView]]:
+    """Each client's own view, for techniques that draw random numbers in the steps, or pack what they send."""
+    chosen = [t for t in group.context.method.at("local") if overrides(t, "draws") or overrides(t, "pack")]
+    visits = [group.visit(place) for place in range(len(group))] if chosen else []
+    return {t: [visit.open_view(t) for visit in visits] for t in chosen}
+
+
+def draw_steps(group: ClientGroup, views: Mapping[Technique, Sequence[ClientView]], longest: int) -> Slots:
+    """The random numbers of all steps, by technique: [clients, steps, …], filled up with zeros to one shape."""
+    drawn: Slots = {}
+    for technique, of_each in views.items():
+        draws = [technique.draws(view) for view in of_each]
+        taken = [[draw(size) for size in sizes] for draw, sizes in zip(draws, group.batches, strict=True) if draw]
+        if taken:
+            drawn[technique.name] = {n: _fill_up([[s[n] for s in c] for c in taken], longest) for n in taken[0][0]}
+    return drawn
+
+
+def _fill_up(tensors: Sequence[Sequence[Tensor]], longest: int) -> Tensor:
+    """Tensors by client and step as one."""
+    like, width = tensors[0][0], max(len(t) for steps in tensors for t in steps)
+    filled = torch.zeros(len(tensors), longest, width, *like.shape[1:], dtype=like.dtype)
+    for client, steps in enumerate(tensors):
+        for step, tensor in enumerate(steps):
+            filled[client, step, : len(tensor)] = tensor
+    return filled
+
+
+def pack_slots(stack: UpdateStack, views: Mapping[Technique, Sequence[ClientView]]) -> Iterator[tuple[Update, Slots]]:
+    """The visits of a stack one by one, with what techniques make of their slots: they may differ in shape."""
+    for row in range(len(stack)):
+        update, memory = stack.visit(row)
+        packed = {t.name: t.pack(update.slots[t.name], v[row]) for t, v in views.items() if t.name in update.slots}
+        yield replace_fields(update, slots={**update.slots, **packed}), memory
 
 
 class GroupPasses:

@@ -23,7 +23,7 @@ from fedstrata.client.dense import chain_of, train_stacked
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
-from fedstrata.client.preparing import prepare_group
+from fedstrata.client.preparing import draw_steps, open_views, pack_slots, prepare_group
 from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import count_classes, personal_names, personal_params
@@ -123,6 +123,7 @@ class ClientTensors:
         slots: what techniques sent.
         memory: what the client remembers.
         prepared: what techniques prepared.
+        drawn: the random numbers of all steps.
         counts: its examples of each class, where a technique may ask for them.
     """
 
@@ -135,6 +136,7 @@ class ClientTensors:
     slots: Slots
     memory: Slots
     prepared: Slots
+    drawn: Slots
     counts: Tensor | None
 
 
@@ -211,7 +213,7 @@ class VectorisedVisit:
 
         work = replace_fields(self.assignment.work, lr=given.lr)
         assignment = replace_fields(self.assignment, params=given.params, slots=given.slots, work=work)
-        answers = shared_answers(given.prepared, counts)
+        answers = shared_answers(given.prepared, given.drawn, counts)
         return build_hooks(self.method, self.replica, UnreadableExamples(), assignment, given.memory, answers)
 
 
@@ -250,7 +252,8 @@ def train_vectorised(
             places = _longest_first(places, template, assignments, clients)
             chosen, slots = assignments.select(places), [assignments.template(i).slots for i in places]
             about = chosen.clients, chosen.seeds, clients, slots, [memories[i] for i in places]
-            yield places, _train_alike(ClientGroup(context, template, *about))
+            for rows, came in _train_alike(ClientGroup(context, template, *about)):
+                yield [places[row] for row in rows], came
             continue
         for place in places:
             a = assignments[place]
@@ -268,37 +271,51 @@ def _longest_first(
     return sorted(places, key=lambda place: -len(batch_sizes(size(assignments.clients[place]), template.work, False)))
 
 
-def _train_alike(group: ClientGroup) -> UpdateStack:
+def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     """Train clients that have all in common that one computation for all of them needs."""
     context = group.context
     flops, idle = group.estimate_costs()
     with timed("batches"):
         padded = draw_padded(group, context.compile)
     slots, memory = _stack_slots(group.slots), _stack_slots(group.memories)
+    chain = chain_of(group)
     with timed("techniques"):
         prepared = prepare_group(group, slots[0], memory[0])
-    chain = chain_of(group)
+        views = open_views(group)
+        drawn = draw_steps(group, views, padded.longest)
     if chain is not None:
-        given = slots[0], memory[0], prepared
         with timed("stacked visits"), torch.no_grad():
-            delta, sent, remembers, loss = train_stacked(group, chain, padded, idle, given)
-        return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
-    replace_fields(group.visit(0), memory={}).prepare()
-    ends = sorted(set(padded.steps))
-    if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
-        ends = list(range(1, padded.longest + 1))
-    shared = SharedAssignment(**vars(group.template))
-    visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
-    tensors, dims = _stack_tensors(group, padded, slots, memory, prepared)
-    with one_by_one(), timed("vectorised visits"):
-        delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
-    return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+            came = train_stacked(group, chain, padded, idle, (slots[0], memory[0], prepared))
+    else:
+        tensors, dims = _stack_tensors(group, padded, slots, memory, _by_client(prepared), _by_client(drawn))
+        with one_by_one(), timed("vectorised visits"):
+            came = _vectorise(group, padded, idle, tensors, dims)(*tensors)
+    delta, sent, remembers, loss = came
+    stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+    if not any(overrides(technique, "pack") for technique in views):
+        yield range(len(group)), stack
+        return
+    for row, visit in enumerate(pack_slots(stack, views)):
+        yield (row,), visit
+
+
+def _by_client(slots: Slots) -> tuple[Slots, Any]:
+    """(slots, that all their tensors have a row per client, as vmap wants to know)."""
+    return slots, {name: dict.fromkeys(tensors, 0) for name, tensors in slots.items()}
 
 
 def _stack_tensors(
-    group: ClientGroup, padded: PaddedBatches, slots: tuple[Slots, Any], memory: tuple[Slots, Any], prepared: Slots
+    group: ClientGroup,
+    padded: PaddedBatches,
+    slots: tuple[Slots, Any],
+    memory: tuple[Slots, Any],
+    prepared: tuple[Slots, Any],
+    drawn: tuple[Slots, Any],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know)."""
+    """(the fields of `ClientTensors` for all clients, which of them have a row per client, as vmap wants to know).
+
+    The last four come as such pairs already.
+    """
     a, replica, context = group.template, group.replica, group.context
     counts = None
     if context.task.has_classes and any(context.method.at("local")):
@@ -312,25 +329,30 @@ def _stack_tensors(
         "last": (torch.tensor(padded.steps), 0),
         "slots": slots,
         "memory": memory,
-        "prepared": (prepared, {name: dict.fromkeys(tensors, 0) for name, tensors in prepared.items()}),
+        "prepared": prepared,
+        "drawn": drawn,
         "counts": (counts, None if counts is None else 0),
     }
     return tuple(tensors for tensors, _ in table.values()), tuple(dims for _, dims in table.values())
 
 
 def _vectorise(
-    context: ClientContext,
-    visit: VectorisedVisit,
-    tensors: tuple[Any, ...],
-    dims: tuple[Any, ...],
-    kind: tuple[Any, ...],
+    group: ClientGroup, padded: PaddedBatches, idle: frozenset[str], tensors: tuple[Any, ...], dims: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """The visit of all clients, as a function of their tensors; compiled where that is asked for and feasible."""
+    context = group.context
+    replace_fields(group.visit(0), memory={}).prepare()
+    ends = sorted(set(padded.steps))
+    if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
+        ends = list(range(1, padded.longest + 1))
+    shared = SharedAssignment(**vars(group.template))
+    visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
     run = vmap(visit.train, in_dims=dims)
     if not context.compile or visit.steps > COMPILED_STEPS:
         return run
     given = ClientTensors(*tensors)
-    key = ("compiled", *kind, given.x.shape, given.rows is None, visit.ends, str(dims))
+    shapes = tuple(t.shape for slot in given.drawn.values() for t in slot.values())
+    key = ("compiled", *group.kind, given.x.shape, shapes, given.rows is None, visit.ends, str(dims))
     if key not in context.cache:
         context.cache[key] = compile_function(run, tensors)
     compiled: Callable[..., Any] = context.cache[key]

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.hooks import Answers, HookSet, build_hooks
+from fedstrata.client.hooks import Answers, HookSet, open_view
 from fedstrata.core.rng import generator
+from fedstrata.core.technique import Batch, ClientView, Technique, overrides
 from fedstrata.core.tensors import Tensors, load, match_layout
 from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
@@ -76,8 +77,20 @@ class ClientVisit:
 
     def build_hooks(self) -> HookSet:
         """Every technique's hooks; they see the parameters in the replica's layout."""
-        replica, method = self.replica, self.context.method
-        a = replace_fields(self.assignment, params=match_layout(self.assignment.params, replica.params))
+        a = replace_fields(self.assignment, params=match_layout(self.assignment.params, self.replica.params))
+        method, answers = self.context.method, self._answers()
+        views = {t: open_view(t, method, self.replica, self.data, a, self.memory, answers) for t in method.at("local")}
+        packs = {t.name: partial(t.pack, view=view) for t, view in views.items() if overrides(t, "pack")}
+        return HookSet({t.name: t.local(view) for t, view in views.items()}, packs)
+
+    def open_view(self, technique: Technique) -> ClientView:
+        """What a technique may see of this client."""
+        about = self.replica, self.data, self.assignment, self.memory
+        return open_view(technique, self.context.method, *about, self._answers())
+
+    def _answers(self) -> Answers:
+        """What techniques are told of this client."""
+        replica = self.replica
 
         def outputs(place: str) -> Iterator[tuple[Tensor, Tensor]]:
             for run, y in self.passes():
@@ -88,15 +101,16 @@ class ClientVisit:
                 for run, _ in self.passes():
                     run()
 
-        answers = Answers(
-            rng=partial(generator, a.seed),
+        return Answers(
+            rng=partial(generator, self.assignment.seed),
             prepare=lambda technique, view: technique.prepare(view),
+            draws=_draw_step_by_step,
+            normal=lambda name, rng: lambda shape, dtype: torch.randn(shape, generator=rng, dtype=dtype),
             counts=partial(count_classes, self.data, replica),
             outputs=outputs,
             observe=observe,
             sum_rows=lambda rows: (rows.sum(0), len(rows)),
         )
-        return build_hooks(method, replica, self.data, a, self.memory, answers)
 
     def passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         """Batch by batch over all of the client's data: (what runs the model on it, as in an evaluation; labels)."""
@@ -106,6 +120,12 @@ class ClientVisit:
             for index in eval_batches(data, policy, 256):
                 x, y = data.batch(index)
                 yield partial(replica.model, replica.inputs(x.to(device))), y.to(device)
+
+
+def _draw_step_by_step(technique: Technique, view: ClientView) -> Callable[[Batch], Tensors]:
+    """What draws the random numbers of each step of one client when it is taken."""
+    draw = technique.draws(view)
+    return lambda batch: {} if draw is None else draw(len(batch.y))
 
 
 def personal_names(assignment: Assignment) -> tuple[str, ...]:

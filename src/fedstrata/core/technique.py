@@ -135,7 +135,9 @@ class ClientView:
             its place whenever the model runs it.
         sum_rows: what such a function made of the rows that it was shown → (their sum, how many they are): of one
             client, or of each of many, a row per client, where `prepare` is asked once for all of them.
-        prepare: the technique's own door, as `prepared` goes through it.
+        normal: (shape, type) → numbers of N(0, 1) from this technique's own stream: of one client, or of each of many,
+            a row per client, where `prepare` is asked once for all of them.
+        prepare, draws: the technique's own doors, as `prepared` and `draw` go through them.
     """
 
     model: nn.Module
@@ -151,12 +153,19 @@ class ClientView:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+    normal: Callable[[Sequence[int], torch.dtype], Tensor]
     prepare: Callable[[ClientView], Tensors]
+    draws: Callable[[ClientView], Callable[[Batch], Tensors]]
 
     @cached_property
     def prepared(self) -> Tensors:
         """What this technique's `prepare` gives; asked for no earlier than somebody looks."""
         return self.prepare(self)
+
+    @cached_property
+    def draw(self) -> Callable[[Batch], Tensors]:
+        """Batch → the random numbers of this step, which this technique's `draws` says how to draw; once per step."""
+        return self.draws(self)
 
     def recall(self, names: Sequence[str]) -> Tensors:
         """What this technique remembers under parameters' names; zeros where there is nothing yet."""
@@ -251,10 +260,10 @@ class Technique:
         needs_classes: True if it has a meaning only where each example is of one class, and the model puts out a logit
             for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
-            they draw no random numbers, never look at a tensor's values (`.item()`, `if`), take class counts from
-            `view.counts()` and whatever else they need of the examples from `view.prepared`, average over a batch's
-            rows by `Batch.mean` alone, sum up over the steps in `tally` alone, and do not read the assignment's round,
-            client or seed. One that does nothing on clients needs no promise.
+            they draw no random numbers but by `view.draw`, never look at a tensor's values (`.item()`, `if`), take
+            class counts from `view.counts()` and whatever else they need of the examples from `view.prepared`, average
+            over a batch's rows by `Batch.mean` alone, sum up over the steps in `tally` alone, and do not read the
+            assignment's round, client or seed. One that does nothing on clients needs no promise.
         stacks: True as a promise, beyond `vectorises`, that its hooks are also right on tensors with one more axis in
             front, a row per client: they combine tensors of one name number by number, and are no others than
             `correct`, `scale`, `tally`, `upload` and `finish`. What is the same for all clients, such as the parameters
@@ -301,16 +310,33 @@ class Technique:
         return {}
 
     def prepare(self, view: ClientView) -> Tensors:
-        """Client, before training: what `local` and its hooks need of the client's examples, as `view.prepared`.
+        """Client, when hooks look at `view.prepared`: what they need of the client's examples, or at random.
 
-        Where many clients are trained at once it is asked once for all of them, outside of `torch.func`: `view.observe`
-        then shows everybody's rows, `view.sum_rows` tells them apart, and what is given has a row per client in front.
+        Where many clients are trained at once it is asked once for all of them, before training and outside of
+        `torch.func`: `view.observe` then shows everybody's rows, `view.sum_rows` tells them apart, `view.normal` draws
+        from each one's stream, and what is given has a row per client in front.
         """
         return {}
+
+    def draws(self, view: ClientView) -> Callable[[int], Tensors] | None:
+        """Client: what draws the random numbers of a step with so many rows from `view.rng`; None if there are none.
+
+        Hooks ask for them by `view.draw(batch)`. Always one client by itself, and only for steps that it takes. Where
+        many are trained at once, what is shorter along the first axis than others' is filled up with zeros.
+        """
+        return None
 
     def local(self, view: ClientView) -> Hooks:
         """Client, before training: what to do during the visit."""
         return Hooks()
+
+    def pack(self, slot: Tensors, view: ClientView) -> Tensors:
+        """Client, after `finish`: what travels of its slot. Always one client by itself.
+
+        For what cannot be done for many clients at once: shapes that depend on values, random numbers (`view.rng` goes
+        on where `draws` left it).
+        """
+        return slot
 
     def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]

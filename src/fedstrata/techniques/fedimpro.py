@@ -85,13 +85,16 @@ def shape_of(features: Tensor, per: Per) -> torch.Size:
     return torch.Size([features.shape[channel_axis(features.dim())]])
 
 
-def moments(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(n_c, mean, variance) of every class's rows; zeros for a class without any."""
-    member = F.one_hot(labels, classes).to(values.dtype)
+def moments(values: Tensor, labels: Tensor, classes: int, real: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(n_c, mean, variance) of every class's rows; zeros for a class without any. `real` is 0 for rows to leave out."""
+    member = (labels[:, None] == torch.arange(classes, device=labels.device)).to(values.dtype)
+    if real is not None:
+        member = member * real[:, None]
     count = member.sum(0)
     share = member.T / count.clamp(min=1)[:, None]
     mean = share @ values
-    return count, mean, share @ (values - mean[labels]).square_()
+    away = values - mean[labels]
+    return count, mean, share @ away.mul_(away)  # not square_, which vmap does not know
 
 
 def move_average(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
@@ -108,6 +111,18 @@ def draw_features(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Ge
         wide[channel_axis(noise.dim())] = -1
         mean, std = mean.view(wide), std.view(wide)
     return noise.mul_(std).add_(mean)
+
+
+Source = tuple["Tensor", "Tensor", "Tensor"]
+"""(classes, their means, their standard deviations) to sample from."""
+
+
+def sample(source: Source, count: int, shape: Sequence[int], rng: torch.Generator) -> Tensors:
+    """Features of classes that take turns, from a random one on, and their labels."""
+    classes, mean, std = source
+    first = int(torch.randint(len(classes), (), generator=rng))
+    turn = (torch.arange(count, device=classes.device) + first) % len(classes)
+    return {"features": draw_features(mean[turn], std[turn], shape, rng), "labels": classes[turn]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +221,51 @@ class FedImpro(Technique):
             return {}
         return _pack(state["known"].bool(), state["mean"], state["variance"])
 
+    @property
+    def vectorises(self) -> bool:  # type: ignore[override]
+        """Not where what is sampled depends on the visit's steps, the round, or a shape that only a pass tells."""
+        return self.form == "paper" and self.weight != "ramp" and self.per == "element"
+
+    def source(self, known: Tensor, mean: Tensor, variance: Tensor) -> Source:
+        """What to sample from, where these classes are known."""
+        std = variance.clamp(min=0).sqrt_()
+        return known.nonzero()[:, 0], mean, std if self.std_cap is None else std.clamp_(max=self.std_cap)
+
+    def counter(self, model: nn.Module) -> Callable[[int], int]:
+        """N → N̂, the sampled features beside a batch of N examples."""
+        least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()) else 1
+        return lambda real: max(round(self.sampled * real), least)
+
+    def draws(self, view: ClientView) -> Callable[[int], Tensors] | None:
+        """Features from the Gaussians that were sent; `real` are those that are not there to fill up a batch."""
+        slot = _sent(view)
+        if not len(slot["mean"]):
+            return None
+        source, shape = self.source(slot["known"].bool(), slot["mean"], slot["variance"]), slot["mean"].shape[1:]
+        count = self.counter(view.model)
+
+        def draw(rows: int) -> Tensors:
+            drawn = sample(source, count(rows), shape, view.rng)
+            return {**drawn, "real": torch.ones_like(drawn["labels"], dtype=torch.float32)}
+
+        return draw
+
     def local(self, view: ClientView) -> Hooks:
         """Sampled features beside the client's own, and its own statistics as they move."""
         if not self.weight or not view.assignment.trains:
             return Hooks()
         return _Visit(self, view).hooks()
+
+    def pack(self, slot: Tensors, view: ClientView) -> Tensors:
+        """The statistics of the classes that were seen, with noise and counts where these are asked for."""
+        packed = _pack(slot["seen"], slot["mean"], slot["variance"])
+        if self.noise:
+            for name in ("mean", "variance"):
+                noise = torch.randn(packed[name].shape, generator=view.rng, dtype=packed[name].dtype)
+                packed[name] = packed[name] + self.noise * noise.to(packed[name].device)
+        if self.counts:
+            packed["count"] = view.counts()[slot["seen"].cpu()].long()
+        return packed
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         """Refuse statistics that are incomplete, or of other shapes and types than what was sent."""
@@ -278,23 +333,27 @@ def _pack(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
     return {"known": known.to(torch.uint8), "mean": mean[known], "variance": variance[known]}
 
 
+def _sent(view: ClientView) -> Tensors:
+    """The Gaussians that were sent, where the model is."""
+    device = next(iter(view.assignment.params.values())).device
+    return {name: tensor.to(device) for name, tensor in view.slot.items()}
+
+
 class _Visit:
     """One client's visit: what it has been sent, what it has seen, what it samples."""
 
     def __init__(self, technique: FedImpro, view: ClientView) -> None:
         a, self.technique, self.view = view.assignment, technique, view
         self.place = place_of(technique.split, view.model, view.strata)
-        self.device = next(iter(a.params.values())).device
-        slot = {name: tensor.to(self.device) for name, tensor in view.slot.items()}
-        self.known, self.sent = slot["known"].bool(), slot
+        self.sent = _sent(view)
+        self.known = self.sent["known"].bool()
         self.strength = min(1.0, 2 * a.round / a.rounds) if technique.weight == "ramp" else technique.weight
         trains_above = not set(a.trains).isdisjoint(params_above(view.model, self.place))
-        self.samples = bool(self.strength) and trains_above and bool(self.known.any())
+        self.samples = bool(self.strength) and trains_above and len(self.sent["mean"]) > 0
         self.together = technique.form == "released"
-        self.least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in view.model.modules()) else 1
-        self.features, self.sampled, self.labels, self.logits = (torch.empty(0),) * 4
-        self.real, self.beside = 0, dict[str, "Tensor"]()
-        self.source = self._source(self.known, slot["mean"], slot["variance"])
+        self.features, self.logits = (torch.empty(0),) * 2
+        self.sampled, self.beside = Tensors(), Tensors()
+        self.real, self.source, self.count = 0, self._own_source(), technique.counter(view.model)
         self.own = self._start()
 
     def hooks(self) -> Hooks:
@@ -314,11 +373,11 @@ class _Visit:
             variant=self.samples,
         )
 
-    def _source(self, known: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(classes, their means, their standard deviations) to sample from."""
-        std = variance.clamp(min=0).sqrt_()
-        cap = self.technique.std_cap
-        return known.nonzero()[:, 0], mean, std if cap is None else std.clamp_(max=cap)
+    def _own_source(self) -> Source | None:
+        """What this visit samples from, where it may change or its shape is not known; else `draws` knows it."""
+        if self.technique.vectorises:
+            return None
+        return self.technique.source(self.known, self.sent["mean"], self.sent["variance"])
 
     def _start(self) -> Tensors:
         """The moving averages before the first step; `seen` are the classes of this visit."""
@@ -345,24 +404,23 @@ class _Visit:
                     f"and the server's model {wanted}"
                 )
             if self.samples:
-                self._draw(len(batch.y))
+                self.sampled = self._draw(batch)
         self.real = len(features)
-        return torch.cat([features, self.sampled]) if self.samples else features
+        return torch.cat([features, self.sampled["features"]]) if self.samples else features
 
-    def _draw(self, real: int) -> None:
-        """N̂ features of classes that take turns, from a random one on."""
-        count = max(round(self.technique.sampled * real), self.least)
-        classes, mean, std = self.source
-        first = int(torch.randint(len(classes), (), generator=self.view.rng))
-        turn = (torch.arange(count, device=self.device) + first) % len(classes)
-        self.labels = classes[turn]
-        sampled = draw_features(mean[turn], std[turn], self.features.shape[1:], self.view.rng)
+    def _draw(self, batch: Batch) -> Tensors:
+        """N̂ features, their labels and, where some may be there to fill up the batch, which ones are real."""
+        if self.source is None:
+            drawn = self.view.draw(batch)
+        else:
+            drawn = sample(self.source, self.count(len(batch.y)), self.features.shape[1:], self.view.rng)
+        sampled = drawn["features"]
         turned = sampled.dim() == 4 and self.features.is_contiguous(memory_format=torch.channels_last)
-        self.sampled = sampled.contiguous(memory_format=torch.channels_last) if turned else sampled
+        return {**drawn, "features": sampled.contiguous(memory_format=torch.channels_last) if turned else sampled}
 
     def _split_rows(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """(the rows that were there, the sampled ones); a layer may have made several rows of one."""
-        real = len(values) * self.real // (self.real + len(self.labels))
+        real = len(values) * self.real // (self.real + len(self.sampled["labels"]))
         own, sampled = torch.split(values, [real, len(values) - real])
         return own, sampled
 
@@ -390,13 +448,17 @@ class _Visit:
         return real
 
     def _loss(self, batch: Batch) -> Tensor:
-        return self.strength * F.cross_entropy(self.logits, self.labels)
+        labels = self.sampled["labels"]
+        if batch.rows is None:
+            return self.strength * F.cross_entropy(self.logits, labels)
+        losses, real = F.cross_entropy(self.logits, labels, reduction="none"), self.sampled["real"]
+        return self.strength * (losses * real).sum() / real.sum().clamp(min=1)
 
     def _tally(self, total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
         """Eq. 6."""
-        own, beta = self.own, self.technique.beta_client
+        own, technique, beta = self.own, self.technique, self.technique.beta_client
         values, labels = rows(self.features, batch.y, self.technique.per)
-        count, mean, variance = moments(values, labels, len(self.known))
+        count, mean, variance = moments(values, labels, len(self.known), batch.rows)
         mean, variance = (t.view_as(own["mean"]) for t in (mean, variance))
         known, here = own["known"], count > 0
         new = {
@@ -408,21 +470,11 @@ class _Visit:
             several = count > 1  # a single row has no spread
             std = move_average(own["variance"].sqrt(), variance.sqrt(), known, here & (several | ~known), beta)
             new["variance"] = std.square_()
-            if self.samples:
-                self.source = self._source(new["known"], new["mean"][new["known"]], new["variance"][new["known"]])
+            self.source = technique.source(new["known"], new["mean"][new["known"]], new["variance"][new["known"]])
         else:
             new["variance"] = move_average(own["variance"], variance, known, here, beta)
         self.own = new
         return new
 
     def _finish(self, delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
-        if not tally:
-            return {}, None
-        slot = _pack(tally["seen"], tally["mean"], tally["variance"])
-        if self.technique.noise:
-            for name in ("mean", "variance"):
-                noise = torch.randn(slot[name].shape, generator=self.view.rng, dtype=slot[name].dtype)
-                slot[name] = slot[name] + self.technique.noise * noise.to(self.device)
-        if self.technique.counts:
-            slot["count"] = self.view.counts()[tally["seen"].cpu()].long()
-        return slot, None
+        return {n: tally[n] for n in ("seen", "mean", "variance") if tally}, None

@@ -7,20 +7,22 @@ Federated Learning", ICLR 2024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import not_negative
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def noise_like(delta: Tensors, share: float, rng: torch.Generator) -> Tensors:
-    """N(0, (share·std(Δ))²) for every number, std over the tensor; none where there is but one number."""
-    return {
-        name: torch.randn(d.shape, generator=rng, dtype=d.dtype).to(d.device) * (share * d.std(correction=0))
-        for name, d in delta.items()
-    }
+
+def deviation(delta: Tensor, axes: int) -> Tensor:
+    """std(Δ) over the last axes of a tensor, which stay with one place each; 0 where there is but one number."""
+    if not axes:
+        return torch.zeros_like(delta)
+    return delta.std(dim=tuple(range(-axes, 0)), correction=0, keepdim=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +36,28 @@ class Perturb(Technique):
     """
 
     name: ClassVar[str] = "perturb"
+    vectorises: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     noise: float = 0.1
 
     def __post_init__(self) -> None:
         not_negative("perturb", noise=self.noise)
 
+    def prepare(self, view: ClientView) -> Tensors:
+        """N(0, 1) for every number that is sent."""
+        params = view.assignment.params
+        if not self.noise or not view.assignment.trains:
+            return {}
+        return {n: view.normal(params[n].shape, params[n].dtype) for n in view.assignment.uploads}
+
     def local(self, view: ClientView) -> Hooks:
         """Noise on what is sent."""
         if not self.noise or not view.assignment.trains:
             return Hooks()
-        return Hooks(upload=lambda delta: noise_like(delta, self.noise, view.rng))
+        axes = {n: p.dim() for n, p in view.assignment.params.items()}
+
+        def upload(delta: Tensors) -> Tensors:
+            drawn = view.prepared
+            return {n: drawn[n].to(d.device) * (self.noise * deviation(d, axes[n])) for n, d in delta.items()}
+
+        return Hooks(upload=upload)
