@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 from torch import nn
 
 import fedstrata as fs
+from fedstrata.core.types import Update
 from fedstrata.engines import pool
 from fedstrata.engines.processes import Processes
+from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory
+from fedstrata.engines.worker import _ResultWriter
 from tests.contract.standins import Keep, Turn
-from tests.engines.worlds import SIZES, check_same, convnet, flat, pictures, run, staged
+from tests.engines.worlds import SIZES, check_same, convnet, federation, flat, pictures, run, staged
 
 Worlds = dict[str, Callable[[], dict[str, Any]]]
 
@@ -84,3 +89,45 @@ def test_clients_of_different_models_are_not_in_one_job(jobs: list[list[int]]) -
     assert max(map(len, jobs)) > 2
     assert all(len({position % 2 for position in group}) == 1 for group in jobs)
     check_same(found, run(**settings, engine="serial"))
+
+
+@pytest.mark.parametrize("memory", [SharedMemory, OwnMemory])
+def test_visits_of_one_job_may_send_different_things(memory: type[SegmentedMemory]) -> None:
+    """What was written before a segment grew, and what is written after it, is all there."""
+    segments = memory()
+    writer = _ResultWriter(segments, 1, 0, 6)
+    for place in range(6):
+        delta = writer.reserve({"w": torch.zeros(2000)})
+        delta["w"].fill_(place + 1)
+        slots = {"t": {"s": torch.full((3000 * (place // 2 + 1),), float(place))}}
+        update = Update(0, place, "m", 1, 1, delta, slots=slots, metrics={"flops": 1.0, "train_loss": 1.0})
+        writer.write((place,), (update, {}))
+    reports = writer.finish()
+    assert [list(report.places) for report in reports] == [[0, 1], [2, 3], [4, 5]]
+    for report in reports:
+        stack = report.read(segments)
+        for row, place in enumerate(report.places):
+            assert torch.equal(stack.delta["w"][row], torch.full((2000,), float(place + 1)))
+            assert stack.slots["t"]["s"][row].eq(place).all()
+
+
+class Deadly:
+    """A client's data that ends whoever reads it."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        if multiprocessing.parent_process() is not None:
+            os._exit(9)
+        return torch.zeros(6), 0
+
+
+def test_a_client_that_ends_workers_is_found_among_the_others_of_its_job(jobs: list[list[int]]) -> None:
+    clients: list[Any] = flat(*[8] * 12)
+    clients[7] = Deadly()
+    fed = federation(clients=clients, participation=1.0, rounds=3, engine="processes", workers=1, test=())
+    fed._engine._pace = 1e-6  # type: ignore[attr-defined]
+    with pytest.raises(fs.FedstrataError, match=r"^client 7: its worker process died 3 times"):
+        fed.fit()
+    assert max(map(len, jobs)) > 2

@@ -228,6 +228,57 @@ def test_a_technique_that_looks_at_the_client_is_asked_for_each(reads: str) -> N
     assert after.round == 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlansEach(Technique):
+    """Plans by what it makes of the client, in ways in which one may look at it."""
+
+    name: ClassVar[str] = "plans_each"
+    way: str = "repr"
+
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        if self.way == "seed":
+            return replace(assignment, seed=7)
+        if self.way == "caught":
+            try:
+                even = assignment.client % 2 == 0
+            except TypeError:
+                even = True
+        else:
+            text = repr((assignment.client, "x")) if self.way == "repr" else f"{assignment.client!r}"
+            even = int(text.strip("(").partition(",")[0]) % 2 == 0
+        return replace(assignment, uploads=assignment.uploads[:1]) if even else assignment
+
+
+@pytest.mark.parametrize("way", ["repr", "format", "caught"])
+def test_however_a_plan_looks_at_a_client_it_sees_the_right_one(way: str) -> None:
+    made, state = server(PlansEach(way=way), population=9)
+    assert [len(a.uploads) for a in made.open(state, [1, 2, 4, 7], Work())] == [3, 1, 1, 3]
+
+
+def test_a_plan_may_give_a_seed() -> None:
+    made, state = server(PlansEach(way="seed"), population=9)
+    assert [a.seed for a in made.open(state, [1, 2, 4], Work())] == [7, 7, 7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusesEven(Technique):
+    """Refuses what clients of even numbers send."""
+
+    name: ClassVar[str] = "refuses_even"
+
+    def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
+        return None if assignment.client % 2 else "it is even"
+
+
+def test_techniques_validate_every_clients_own_assignment() -> None:
+    made, state = server(RefusesEven(), population=9)
+    asked = made.open(state, [1, 2, 3, 4], Work(epochs=9))
+    visits = visits_of(asked, False)
+    found, expected = close(made, state, asked, in_blocks(visits, [[0, 1, 2, 3]])), close(made, state, asked, visits)
+    assert [row["client"] for row in expected[1].refused] == [2, 4]
+    check_equal(found, expected)
+
+
 def test_some_of_a_rounds_assignments() -> None:
     made, state = server(population=9)
     asked = made.open(state, [1, 2, 5, 8], Work())

@@ -27,6 +27,7 @@ from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Work, replace_fields
 from fedstrata.errors import UsageError
+from fedstrata.models.passes import preserve_model
 
 POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
 """Layers that look at every number by itself."""
@@ -106,7 +107,7 @@ class Link:
             x = F.layer_norm(x, self.module.normalized_shape, None, None, self.module.eps)
             x = x * _over_rows(params[self.weight]) if self.weight else x
             return x + _over_rows(params[self.bias]) if self.bias else x
-        out: Tensor = self.module(x)
+        out: Tensor = self.module(x.clone() if getattr(self.module, "inplace", False) else x)
         return out
 
 
@@ -133,28 +134,39 @@ def _shared(tensor: Tensor, axes: int = 2) -> Tensor | None:
 
 
 def find_chain(replica: ModelReplica) -> tuple[Link, ...] | None:
-    """A model as a chain of layers that can be computed for many clients at once, or None."""
+    """A model as a chain of layers that can be computed for many clients at once, or None.
+
+    What the chain puts out is compared with what the model does, whatever its code may be.
+    """
     links: list[Link] = []
     x = replica.sample
-    if x is None or isinstance(x, Parts) or not _collect(replica.model, "", links):
+    if x is None or isinstance(x, Parts) or x.dtype != torch.float32 or not _collect(replica.model, "", links):
         return None
-    with torch.no_grad():
+    names = [name for link in links for name in (link.weight, link.bias) if name]
+    if sorted(names) != sorted(replica.params) or any(p.dtype != torch.float32 for p in replica.params.values()):
+        return None  # of weights that layers share, only one name is a parameter's
+    with torch.no_grad(), preserve_model(replica.model):
+        out = x.clone().unsqueeze(0)
         for link in links:
-            rows = x.dim() == 2 or not isinstance(link.module, nn.Linear | nn.LayerNorm)
-            if not rows or not x.is_floating_point() or x.dtype != torch.float32:
+            if out.dim() != 3 and isinstance(link.module, nn.Linear | nn.LayerNorm):
                 return None
-            x = link.module(x)
-    return tuple(links)
+            out, _ = link.run(out, {n: p.detach() for n, p in replica.params.items()}, ())
+        same = torch.allclose(out[0], replica.model(replica.inputs(x.clone())), rtol=1e-4, atol=1e-5)
+    return tuple(links) if same else None
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     """Add a module's layers, in order; False if one of them cannot be computed for many clients."""
     kind = type(module)
-    if kind is nn.Sequential:
-        return all(_collect(child, f"{name}.{key}" if name else key, links) for key, child in module.named_children())
-    hooked = module._forward_hooks or module._forward_pre_hooks
+    if any(getattr(module, hooks) for hooks in HOOKS) or "forward" in vars(module):
+        return False
+    if kind is nn.Sequential:  # a layer may stand in several places
+        return all(_collect(m, f"{name}.{key}" if name else key, links) for key, m in module._modules.items() if m)
     whole = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
-    if hooked or not (kind in POINTWISE or whole or kind in (nn.Linear, nn.LayerNorm)):
+    if not (kind in POINTWISE or whole or kind in (nn.Linear, nn.LayerNorm)):
         return False
     named = {key: f"{name}.{key}" if name else key for key, _ in module.named_parameters()}
     links.append(Link(module, named.get("weight", ""), named.get("bias", "")))
@@ -202,6 +214,7 @@ class StackedSteps(LocalSteps):
         self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
         self.rows: Tensor | None = None
         self._moved, self._rate, self._clients = moved, work.lr, 0
+        self._stacked = {n for n, t in params.items() if t.dim() > replica.params[n].dim()}
         super().__init__(replica, policy, hooks, work, params, moved)
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
@@ -227,8 +240,9 @@ class StackedSteps(LocalSteps):
     def _mean_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Each client's mean loss over its real rows; 0 where there are none."""
         losses, weights = (t.view(y.shape[:2]) for t in self._task.terms(outputs.flatten(0, 1), y.flatten(0, 1)))
-        if self.rows is not None:
-            losses, weights = losses * self.rows, weights * self.rows
+        if self.rows is not None:  # not as a product: what stands in a padded row may be no number
+            real = self.rows > 0
+            losses, weights = losses.where(real, 0.0), weights.where(real, 0.0)
         total = weights.sum(1)
         return losses.sum(1) / torch.where(total > 0, total, torch.ones_like(total))
 
@@ -250,7 +264,7 @@ class PlainStackedSteps(StackedSteps):
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of SGD of the first clients, as many as there are inputs of: each one's loss before it."""
         self._clients, at = len(x), self.objective.params
-        losses = self._pass_back(x, y, {n: t[: len(x)] if n in self._moved else t for n, t in at.items()}, self)
+        losses = self._pass_back(x, y, {n: t[: len(x)] if n in self._stacked else t for n, t in at.items()}, self)
         self.taken += 1
         return losses
 
@@ -398,7 +412,13 @@ def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slot
 
 def _expand(tensors: Tensors, like: Mapping[str, Tensor], clients: int) -> Tensors:
     """Tensors with a row per client, also where all clients have the same."""
-    return {
-        n: t.unsqueeze(0).expand(clients, *t.shape).clone() if n in like and t.shape == like[n].shape else t
-        for n, t in tensors.items()
-    }
+    return {n: _expand_one(n, t, like.get(n), clients) for n, t in tensors.items()}
+
+
+def _expand_one(name: str, tensor: Tensor, like: Tensor | None, clients: int) -> Tensor:
+    rows = (clients, *(tensor.shape[1:] if like is None else like.shape))
+    if tensor.shape == rows:
+        return tensor
+    if like is not None and tensor.shape == like.shape:
+        return tensor.unsqueeze(0).expand(rows).clone()
+    raise UsageError(f"a technique that stacks gave '{name}' for {clients} clients in the shape {list(tensor.shape)}")

@@ -63,7 +63,10 @@ def _draw_from_pool(
     """(inputs, targets), where one tensor holds everybody's examples: all batches are gathered from it in one go."""
     index = torch.zeros(shape, dtype=torch.int64)
     for c, (client, order) in enumerate(zip(group.clients, _draw_orders(group), strict=True)):
-        _pad(index[c], place(client, order), group.batches[c], None if rows is None else rows[c])
+        places = place(client, order)
+        if rows is not None:  # padded with an example of its own: nobody else's may get in, whatever is in it
+            index[c] = places[0]
+        _pad(index[c], places, group.batches[c], None if rows is None else rows[c])
     x, y = pool.batch(index.view(-1))
     inputs: Any = x.unflatten(0, shape) if isinstance(x, Parts) else torch.unflatten(x, 0, shape)
     return inputs, torch.unflatten(y, 0, shape)

@@ -86,7 +86,7 @@ class TensorExamples:
         return self.y if self.index is None else self.y[self.index]
 
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs, scaled, and labels of the examples at `index`."""
+        """Inputs, scaled, and labels of the examples at `index`, whole numbers from 0 on."""
         if self.index is not None:
             index = self.index[index]
         x = (

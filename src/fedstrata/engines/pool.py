@@ -10,6 +10,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
@@ -51,6 +52,7 @@ class PoolJob:
         segment: where its results are.
         deaths: how many workers died while they worked on it.
         stale: True if nobody waits for it any more.
+        split: queues its visits one by one instead; None if they belong together.
     """
 
     build_message: Callable[[int], Any]
@@ -63,6 +65,7 @@ class PoolJob:
     segment: int | None = None
     deaths: int = 0
     stale: bool = False
+    split: Callable[[int], None] | None = None
 
 
 @dataclass(eq=False)
@@ -235,6 +238,9 @@ class WorkerPool(ABC, Generic[W]):
         for job in reversed(jobs):
             if job.stale:
                 self._release(job)
+            elif job.deaths and job.split is not None:  # so that the one client that costs workers is found
+                self._release(job)
+                job.split(job.deaths)
             elif job.clients:
                 self._queue(job)
             else:
@@ -350,14 +356,21 @@ class WorkerPool(ABC, Generic[W]):
         now = answer.seconds / max(visits, 1)
         self._pace = now if self._pace is None else 0.7 * self._pace + 0.3 * now
 
-    def _queue_group(self, group: Sequence[int], round_: _Round, recall: Recall) -> None:
-        """Let the visits of a group wait for a worker, as one job."""
+    def _queue_group(self, group: Sequence[int], round_: _Round, recall: Recall, deaths: int = 0) -> None:
+        """Let the visits of a group wait for a worker, as one job; so many workers have died of it."""
         asked = round_.asked.select(group)
         job = self._train_job(group, asked, recall, round_.arrived)
         job.what, job.clients = _clients_text(asked.clients), tuple(asked.clients)
-        job.order = (-round_.size(group), group[0])
+        job.order, job.deaths = (-round_.size(group), group[0]), deaths
+        if len(group) > 1 and self._trainer.groups is None:
+            job.split = partial(self._queue_each, group, round_, recall)
         round_.add(group, job)
         self._queue(job)
+
+    def _queue_each(self, group: Sequence[int], round_: _Round, recall: Recall, deaths: int) -> None:
+        """Let the visits of a group wait for a worker one by one."""
+        for position in group:
+            self._queue_group([position], round_, recall, deaths)
 
     def _give_up(self, jobs: Iterable[PoolJob]) -> None:
         """Nobody waits for these jobs any more, nor for any that no worker has yet."""

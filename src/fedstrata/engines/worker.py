@@ -146,11 +146,21 @@ def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slot
 
 @dataclass(eq=False)
 class _DeltaBlock:
-    """Room for the deltas of visits that are trained one by one, a row for each; `used` rows are taken."""
+    """Room for the deltas of visits that are trained one by one, a row for each; `used` rows are taken.
+
+    Its tensors are read anew every time: a segment that grows may move.
+    """
 
     layout: Layout
-    rows: Tensors
+    like: Tensors
+    room: int
     used: int = 0
+
+    def fits(self, tensors: Tensors) -> bool:
+        """True if there is a row for such tensors."""
+        if self.used >= self.room or tensors.keys() != self.like.keys():
+            return False
+        return all(self.like[n].shape == t.shape and self.like[n].dtype == t.dtype for n, t in tensors.items())
 
 
 class _ResultWriter:
@@ -170,12 +180,13 @@ class _ResultWriter:
     def reserve(self, tensors: Tensors) -> Tensors:
         """Room in the segment for a visit's delta, tensors like these: what is computed there need not be copied."""
         block = self._block
-        if block is None or not _fits(tensors, block):
+        if block is None or not block.fits(tensors):
             self._report_waiting()
             stacked = {n: t.unsqueeze(0).expand(self._left, *t.shape) for n, t in tensors.items()}
             layout, self._end = plan_layout(stacked, self._end)
-            block = self._block = _DeltaBlock(layout, self._memory.read(self._segment, layout))
-        self._given = {n: t[block.used] for n, t in block.rows.items()}
+            block = self._block = _DeltaBlock(layout, dict(tensors), self._left)
+        rows = self._memory.read(self._segment, block.layout)
+        self._given = {n: t[block.used] for n, t in rows.items()}
         return self._given
 
     def reserve_stack(self, tensors: Tensors) -> Tensors:
@@ -219,7 +230,8 @@ class _ResultWriter:
         places, stacks = zip(*self._waiting, strict=True)
         self._waiting = []
         rows = slice(self._block.used - len(places), self._block.used)
-        delta = {n: t[rows] for n, t in self._block.rows.items()}
+        there = self._memory.read(self._segment, self._block.layout)
+        delta = {n: t[rows] for n, t in there.items()}
         self._report(places, replace(UpdateStack.join(stacks), delta=delta), (self._segment, self._block.layout), rows)
 
     def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: slice) -> None:
@@ -241,17 +253,6 @@ class _ResultWriter:
         return self._segment, layout
 
 
-def _fits(tensors: Tensors, block: _DeltaBlock) -> bool:
-    """True if there is a row for such tensors."""
-    rows = block.rows
-    if tensors.keys() != rows.keys():
-        return False
-    return all(
-        block.used < len(rows[n]) and rows[n].shape[1:] == t.shape and rows[n].dtype == t.dtype
-        for n, t in tensors.items()
-    )
-
-
 @dataclass(eq=False)
 class WorkerLoop:
     """What a worker has: its scratch models, clients' data, and the memory that tensors are in."""
@@ -266,7 +267,7 @@ class WorkerLoop:
     def train(self, job: TrainJob) -> TrainAnswer:
         """Train the visits of a job and write what comes of them to its segment."""
         start = time.perf_counter()
-        asked = replace_fields(job.asked, templates=tuple(map(self._read_template, job.templates)))
+        asked = replace_fields(job.asked, templates=tuple(self._read_templates(job.templates)))
         memories = [read_slots(self.memory, places) for places in job.memories] or [{}] * len(asked)
         writer = _ResultWriter(self.memory, job.segment, job.begin, len(asked))
         if self.context.device.type == "cpu":
@@ -276,14 +277,18 @@ class WorkerLoop:
             writer.write(places, came)
         return TrainAnswer(writer.finish(), time.perf_counter() - start)
 
-    def _read_template(self, spec: TemplateSpec) -> Assignment:
-        """An assignment with its tensors, in place."""
-        return replace_fields(
-            spec.assignment,
-            params=self.memory.read(*spec.params),
-            buffers=self.memory.read(*spec.buffers),
-            slots={name: self.memory.read(*ref) for name, ref in spec.slots.items()},
-        )
+    def _read_templates(self, specs: Sequence[TemplateSpec]) -> Iterator[Assignment]:
+        """Assignments with their tensors, in place; what they share, they share here too."""
+        found: dict[int, Tensors] = {}
+
+        def read(ref: TensorRef) -> Tensors:
+            if id(ref) not in found:
+                found[id(ref)] = self.memory.read(*ref)
+            return found[id(ref)]
+
+        for spec in specs:
+            slots = {name: read(ref) for name, ref in spec.slots.items()}
+            yield replace_fields(spec.assignment, params=read(spec.params), buffers=read(spec.buffers), slots=slots)
 
     def evaluate(self, job: EvaluateJob) -> list[BatchScore]:
         """Evaluate some batches of the test set."""

@@ -31,14 +31,17 @@ class Opener(Protocol):
 class _AnyClient:
     """Stands for a client's number, or its seed, in a template: it can be passed on, but not looked at."""
 
+    def __init__(self) -> None:
+        self.looked_at = False
+
     def _refuse(self, *others: object) -> Any:
+        self.looked_at = True
         raise TypeError("a technique has looked at a client where it is asked once for all of a kind")
 
-    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __format__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
-
-_ANY: Any = _AnyClient()
+    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __repr__ = __format__ = __reduce_ex__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __and__ = __or__ = __xor__ = _refuse
+    __add__ = __sub__ = __mul__ = __mod__ = __floordiv__ = __truediv__ = __pow__ = __lshift__ = __rshift__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rmod__ = __rfloordiv__ = __rtruediv__ = __rpow__ = __rxor__ = _refuse
 
 
 class AssignmentKinds:
@@ -53,8 +56,8 @@ class AssignmentKinds:
         self._known: dict[tuple[Any, ...], int] = {}
         self._per_client = False
 
-    def find(self, client: int, seed: int) -> int:
-        """The place of a client's template."""
+    def find(self, client: int, seed: int) -> tuple[int, int]:
+        """(the place of a client's template, its seed: a plan may have given it another)."""
         arch = self._opener.arch_of(client)
         if arch not in self._common:
             self._begin(arch)
@@ -63,25 +66,34 @@ class AssignmentKinds:
         if since > self._oldest[arch]:
             to_send = self._opener.names_to_send(self._state, since, self._common[arch])
         key = (arch, to_send, bool(self._remembers[client] >= 0))
-        if self._per_client:
-            return self._add(replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send), key[2])
-        if key not in self._known:
-            try:
-                self._known[key] = self._add(replace_fields(self._common[arch], to_send=to_send), key[2])
-            except Exception:  # it looked at the client, or something is wrong, which comes up again
-                self._per_client = True
-                return self.find(client, seed)
-        return self._known[key]
+        if not self._per_client and key not in self._known:
+            self._per_client = not self._add_template(key)
+        if not self._per_client:
+            return self._known[key], seed
+        asked = replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send)
+        self.templates.append(self._opener.complete(self._state, asked, key[2]))
+        return len(self.templates) - 1, self.templates[-1].seed
+
+    def _add_template(self, key: tuple[Any, ...]) -> bool:
+        """Ask techniques once for all clients of a kind; False if they have to be asked for each."""
+        arch, to_send, holds_statistics = key
+        client: Any = _AnyClient()
+        seed: Any = _AnyClient()
+        named: dict[str, Any] = {"client": client, "seed": seed, "to_send": to_send}
+        try:
+            made = self._opener.complete(self._state, replace_fields(self._common[arch], **named), holds_statistics)
+        except Exception:  # somebody looked at the client; or something is wrong, and will be told for a client
+            return False
+        if client.looked_at or seed.looked_at or made.client is not client or made.seed is not seed:
+            return False
+        self._known[key] = len(self.templates)
+        self.templates.append(replace_fields(made, client=-1, seed=0))
+        return True
 
     def _begin(self, arch: str) -> None:
         """Make what all clients of an architecture are asked for; nobody who holds an older round lacks anything."""
         common = self._opener.build_template(self._state, arch, self._work)
-        self._common[arch] = replace_fields(common, client=_ANY, seed=_ANY)
+        self._common[arch] = common
         self._oldest[arch] = min(
             (self._state.changed.get(n, -1) for n in (*common.params, *common.buffers)), default=-1
         )
-
-    def _add(self, asked: Assignment, holds_statistics: bool) -> int:
-        made = self._opener.complete(self._state, asked, holds_statistics)
-        self.templates.append(replace_fields(made, client=-1, seed=0) if made.client is _ANY else made)
-        return len(self.templates) - 1

@@ -83,7 +83,8 @@ class Server:
         ordered = sorted(clients)
         seeds = [derive(self.seed, "visit", state.round, client) for client in ordered]
         kinds = AssignmentKinds(self, state, work)
-        places = [kinds.find(client, seed) for client, seed in zip(ordered, seeds, strict=True)]
+        found = [kinds.find(client, seed) for client, seed in zip(ordered, seeds, strict=True)]
+        places, seeds = [place for place, _ in found], [seed for _, seed in found]
         return Assignments(tuple(kinds.templates), places, ordered, seeds)
 
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.core.method import Method
-from fedstrata.core.stacks import UpdateStack
+from fedstrata.core.stacks import Assignments, UpdateStack
 from fedstrata.core.tensors import all_finite, mismatch
 from fedstrata.core.types import Assignment, Slots, Update, Work
 from fedstrata.server.state import Architecture
@@ -49,20 +49,25 @@ class UpdateValidator:
         """The same for a round, of whose running statistics these show the shapes."""
         return RoundValidator(self, buffers)
 
-    def check_stack(self, assignment: Assignment, stack: UpdateStack, buffers: Mapping[str, Tensor]) -> bool:
+    def check_stack(self, asked: Assignments, stack: UpdateStack, buffers: Mapping[str, Tensor]) -> bool:
         """True if all updates of a stack are sound; where one may not be, each has to be looked at by itself."""
         if not stack.finite:
             stack.finite = all_finite(stack.tensors())
-        first, _ = stack.visit(0)
-        if not stack.finite or self(assignment, first, buffers) is not None:
+        kinds = {id(asked.template_of(client)): row for row, client in enumerate(stack.clients)}
+        one_each = [(asked.of_client(stack.clients[row]), stack.visit(row)[0]) for row in kinds.values()]
+        if not stack.finite or any(self(own, update, buffers) is not None for own, update in one_each):
             return False
         if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):
             return False
         counts = set(zip(stack.examples, stack.steps, strict=True))
-        if any(_check_counts(assignment, examples, steps) for examples, steps in counts):
+        works = [own for own, _ in one_each if own is not None]
+        if any(_check_counts(own, *numbers) for own in works for numbers in counts):
             return False
-        slots = map(stack.slots_of, range(1, len(stack)) if self._validates else ())
-        return all(self._validate_slots(assignment, own) is None for own in slots)
+        return not self._validates or all(
+            self._validate_slots(own, stack.slots_of(row)) is None
+            for row, own in enumerate(map(asked.of_client, stack.clients))
+            if own is not None
+        )
 
     def _check_answer(self, assignment: Assignment, update: Update) -> str | None:
         """Method, round, counts and metrics."""
@@ -118,9 +123,9 @@ class RoundValidator:
         """Why an update must be refused, or None if it is sound."""
         return self.validator(assignment, update, self.buffers)
 
-    def check_stack(self, assignment: Assignment, stack: UpdateStack) -> bool:
+    def check_stack(self, asked: Assignments, stack: UpdateStack) -> bool:
         """True if all updates of a stack are sound."""
-        return self.validator.check_stack(assignment, stack, self.buffers)
+        return self.validator.check_stack(asked, stack, self.buffers)
 
 
 def _check_counts(assignment: Assignment, examples: int, steps: int) -> str | None:
