@@ -36,6 +36,7 @@ from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running_statistics
+from fedstrata.system.devices import HOST, slots_on, visits_on
 from fedstrata.system.timing import timed
 
 
@@ -239,6 +240,7 @@ def train_vectorised(
     memories: Sequence[Slots],
 ) -> Iterator[Trained]:
     """Train clients at once, as far as they are alike."""
+    assignments, memories = visits_on(context.device, assignments, memories)
     kinds = [(a.arch, a.trains, a.uploads, a.work, structure_of(a.slots)) for a in assignments.templates]
     together: dict[tuple[Any, ...], list[int]] = {}
     for place, (kind, memory) in enumerate(zip(assignments.kinds, memories, strict=True)):
@@ -278,7 +280,17 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
         given = _stack_slots(group.slots)[0], _stack_slots(group.memories)[0]
         with timed("stacked visits"), torch.no_grad():
             delta, sent, remembers, loss = train_stacked(group, chain, padded, idle, given)
-        return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+    else:
+        delta, sent, remembers, loss = _train_mapped(group, padded, idle)
+    delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
+    return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+
+
+def _train_mapped(
+    group: ClientGroup, padded: PaddedBatches, idle: frozenset[str]
+) -> tuple[Tensors, Slots, Slots, Tensor]:
+    """Train clients with `torch.func.vmap`: (deltas, slots, memories, mean losses), a row for each."""
+    context = group.context
     replace_fields(group.visit(0), memory={}).prepare()
     ends = sorted(set(padded.steps))
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
@@ -287,8 +299,8 @@ def _train_alike(group: ClientGroup) -> UpdateStack:
     visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
     tensors, dims = _stack_tensors(group, padded)
     with one_by_one(), timed("vectorised visits"):
-        delta, sent, remembers, loss = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
-    return replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+        trained: tuple[Tensors, Slots, Slots, Tensor] = _vectorise(context, visit, tensors, dims, group.kind)(*tensors)
+    return trained
 
 
 def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -301,11 +313,11 @@ def _stack_tensors(group: ClientGroup, padded: PaddedBatches) -> tuple[tuple[Any
     memory, memory_dims = _stack_slots(group.memories)
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype), None),
+        "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype, device=context.device), None),
         "x": (padded.x, 0),
         "y": (padded.y, 0),
         "rows": (padded.rows, None if padded.rows is None else 0),
-        "last": (torch.tensor(padded.steps), 0),
+        "last": (torch.tensor(padded.steps, device=context.device), 0),
         "slots": (slots, slot_dims),
         "memory": (memory, memory_dims),
         "counts": (counts, None if counts is None else 0),
