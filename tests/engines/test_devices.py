@@ -1,7 +1,10 @@
-"""Devices: what may be named, who trains where, and the way of tensors."""
+"""Devices: what may be named, who trains where, the way of tensors; and all of it on a device that is not the CPU."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +27,9 @@ from fedstrata.system.devices import HOST, devices_by_name, slots_on, to_device
 from fedstrata.system.machine import cores
 from tests.engines.test_same_bits import CASES
 from tests.engines.worlds import check_same, federation, flat, run
-from tests.small_runs import fedstrata, one_sentence, options, same
+from tests.small_runs import LONG, fedstrata, one_sentence, options, same
 
+HERE = Path(__file__).parent
 CUDA = torch.device("cuda")
 TWO = (torch.device("cuda:0"), torch.device("cuda:1"))
 
@@ -242,3 +246,19 @@ def test_parts_are_pinned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
     parts = Parts({"a": torch.zeros(2), "b": torch.ones(2)}, True).pin_memory()
     assert {name: part.tolist() for name, part in parts.tensors.items()} == {"a": [1, 1], "b": [2, 2]}
+
+
+# A device of our own -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
+def test_a_device_that_is_not_the_cpu(tmp_path: Path) -> None:
+    """A device that refuses tensors of another one, as GPUs do; in a process of its own, for torch keeps it."""
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    paths = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PATH": tools, "PYTHONPATH": paths, "TOY_DEVICE_BUILD": str(tmp_path)}
+    script = [sys.executable, "-W", "ignore", str(HERE / "toy_device.py")]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["serial", "processes", "vmap", "vmap"]
