@@ -52,7 +52,8 @@ from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
 from fedstrata.server.state import ServerState
-from fedstrata.system.machine import device_by_name, keep_memory, peak_memory
+from fedstrata.system.devices import devices_by_name
+from fedstrata.system.machine import keep_memory, peak_memory
 from fedstrata.system.timing import Clock, timed, use_clock
 
 
@@ -136,7 +137,7 @@ class Federation:
             method=self.method,
             task=self.task,
             augment=build_augment(s.augment, setup.sample.shape[1:]),
-            device=device_by_name(s.device),
+            device=devices_by_name(s.device)[0],
             sample=setup.sample,
             channels_last=s.uses_channels_last,
             compile=s.compile,
@@ -185,9 +186,10 @@ class Federation:
         """(its name, the engine, what evaluates): one of the caller's own trains only, and the recipe may name it."""
         s = self.settings
         workers, visits = s.workers if isinstance(s.workers, int) else None, s.rounds * self.sampler.per_round
-        request = EngineRequest(self._context, self.clients, self.test, workers, s.threads, visits, s.model_dump())
+        about = workers, s.threads, visits, s.model_dump(), devices_by_name(s.device)
+        request = EngineRequest(self._context, self.clients, self.test, *about)
         if given is not None and not isinstance(given, str):
-            _, here = build_engine("serial", replace(request, workers=1))
+            _, here = build_engine("serial", replace(request, workers=1, devices=()))
             return str(recipe.get("engine", "own")), given, here.evaluate
         name, engine = build_engine(s.engine, request)
         return name, engine, engine.evaluate

@@ -29,10 +29,8 @@ from tests.engines.worlds import (
     convnet,
     federation,
     flat,
-    mlp,
     noisy,
     pictures,
-    points,
     run,
     seeded,
     staged,
@@ -277,9 +275,3 @@ def test_what_cannot_reach_a_spawned_worker() -> None:
         assert time.monotonic() < deadline, others  # multiprocessing's own tracker may not have begun yet
         time.sleep(0.01)
     check_same(run(**settings), run(clients=[Mapped(pair) for pair in flat()], engine="serial"))
-
-
-def test_devices_without_worker_processes() -> None:
-    """The meta device is no place to train, but every machine has it."""
-    with pytest.raises(fs.UsageError, match="worker processes train on the CPU; with device = meta use"):
-        federation(mlp(), flat(), points(9, 9), engine="processes", workers=2, device="meta")

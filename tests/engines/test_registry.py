@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 
-import fedstrata as fs
 from fedstrata.config.identity import ENGINE_FIELDS
 from fedstrata.config.schema import Settings
 from fedstrata.core.types import Assignment, Slots, Update
 from fedstrata.engines.protocol import Engine, Recall
-from fedstrata.engines.registry import ENGINES, EngineRequest, EngineSpec, build_engine, way_of_training
+from fedstrata.engines.registry import ENGINES, EngineRequest, EngineSpec, way_of_training
 from fedstrata.engines.serial import Serial
 from tests.engines.test_same_bits import CASES
 from tests.engines.worlds import check_same, federation, run
@@ -114,14 +112,6 @@ def test_a_row_with_many_workers_has_as_many(name: str) -> None:
     fed = federation(engine=name, workers=2)
     assert fed.workers == 2
     fed.close()
-
-
-@pytest.mark.parametrize("name", [name for name, spec in ENGINES.items() if spec.needs_cpu])
-def test_a_row_that_needs_the_cpu_refuses_another_device(name: str) -> None:
-    request = EngineRequest(federation()._context, [], workers=2)
-    request.context.device = torch.device("meta")
-    with pytest.raises(fs.UsageError, match="on the CPU; with device = meta use the engine 'serial'"):
-        build_engine(name, request)
 
 
 def test_a_builder_gets_the_settings_that_its_row_reads(monkeypatch: pytest.MonkeyPatch) -> None:

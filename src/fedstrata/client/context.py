@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedstrata.models.norms import constants, normalises_batches, running_statis
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
 from fedstrata.models.zoo.layers import Block
+from fedstrata.system.devices import use_device
 from fedstrata.system.machine import compute_with
 from fedstrata.tasks.classification import Classification
 
@@ -147,11 +148,15 @@ class ClientContext:
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:
         """torch as it is to be wherever one of this worker's models runs, and as it was before afterwards."""
-        with compute_with(threads):
+        with compute_with(threads), use_device(self.device):
             try:
                 yield
             finally:
                 release_guard()
+
+    def for_worker(self, device: torch.device) -> ClientContext:
+        """The same on a device, for another process: with what was counted, but without models and caches."""
+        return replace(self, device=device, replicas={}, flops=dict(self.flops), cache={})
 
     def replica(self, arch: str) -> ModelReplica:
         """The scratch model of an architecture, made at its first use."""

@@ -15,6 +15,7 @@ from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.rng import preserve_rng
 from fedstrata.models.flops import FlopCount
+from fedstrata.system.devices import to_device
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ def _count_step(visit: ClientVisit, steps: AutogradSteps, size: int) -> int:
     device = visit.context.device
     x, y = visit.data.batch(torch.arange(size), visit.context.augment)
     with FlopCount() as counter:
-        steps.step(visit.replica.inputs(x.to(device)), y.to(device))
+        steps.step(visit.replica.inputs(to_device(x, device)), to_device(y, device))
     return int(counter.total)
 
 

@@ -329,7 +329,7 @@ def train_stacked(
     a, clients = group.template, len(group)
     start = {n: a.params[n].unsqueeze(0).expand(clients, *a.params[n].shape) for n in a.trains}
     allocate = group.context.allocate_stack or (
-        lambda like: {n: torch.empty(t.shape, dtype=t.dtype) for n, t in like.items()}
+        lambda like: {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in like.items()}
     )
     trained = allocate(start)
     hooks = _build_hooks(group, *given)
@@ -348,7 +348,7 @@ def train_stacked(
     slots, remembers = hooks.finish(delta, steps.tallies, given[1])
     rows = {**a.params, **group.replica.buffers}
     sent, kept = ({name: _expand(slot, rows, clients) for name, slot in many.items()} for many in (slots, remembers))
-    return hooks.build_upload(delta), sent, kept, total / torch.tensor(padded.steps)
+    return hooks.build_upload(delta), sent, kept, total / torch.tensor(padded.steps, device=total.device)
 
 
 def _run_below(chain: Sequence[Link], padded: PaddedBatches, params: Tensors) -> PaddedBatches:
@@ -361,7 +361,7 @@ def _run_below(chain: Sequence[Link], padded: PaddedBatches, params: Tensors) ->
 
 def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
     """Train, each client for its own number of steps: the sum of each one's losses."""
-    total = torch.zeros(len(padded.steps))
+    total = torch.zeros(len(padded.steps), device=padded.y.device)
     for step in range(padded.longest):
         if step == 1:
             steps.objective.params = {**steps.objective.params, **trained}
@@ -376,7 +376,7 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) ->
 
     All go on as long as the longest; what counts of the others is kept at their own last step.
     """
-    total = torch.zeros(len(padded.steps))
+    total = torch.zeros(len(padded.steps), device=padded.y.device)
     ended: list[tuple[slice, Tensors]] = []
     left = len(padded.steps)
     for step in range(padded.longest):

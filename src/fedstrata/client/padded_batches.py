@@ -14,6 +14,7 @@ from fedstrata.client.visit import ClientVisit, owner_of
 from fedstrata.core.parts import Parts, zeros_of
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.data.examples import Split, TensorExamples
+from fedstrata.system.devices import to_device
 
 COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
@@ -50,7 +51,8 @@ def draw_padded(group: ClientGroup, compiles: bool) -> PaddedBatches:
     rows = None if full else torch.zeros(shape)
     pool = find_pool(group) if group.context.augment is None else None
     draw = _draw_each(group, shape, rows) if pool is None else _draw_from_pool(group, *pool, shape, rows)
-    return PaddedBatches(*draw, rows, steps)
+    x, y = (to_device(part, group.context.device) for part in draw)
+    return PaddedBatches(x, y, None if rows is None else to_device(rows, group.context.device), steps)
 
 
 Place = Callable[[int, Tensor], Tensor]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -29,6 +28,7 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.models.frozen_prefix import Cut, cut_at
 from fedstrata.models.in_place import work_in_place
+from fedstrata.system.devices import HOST, assignment_on, slots_on, to_device
 from fedstrata.system.timing import timed
 
 
@@ -65,8 +65,8 @@ def _open_visit(
 ) -> Iterator[tuple[ClientVisit, LargeParams]]:
     """(the visit, all its tensors on the context's device, and the replica ready for it; its large parameters)."""
     with timed("load the model"):
-        a = _assignment_on(context.device, assignment)
-        visit = ClientVisit(context, a, data, _slots_on(context.device, memory), context.replica(a.arch))
+        a = assignment_on(context.device, assignment)
+        visit = ClientVisit(context, a, data, slots_on(context.device, memory), context.replica(a.arch))
         large = find_large(visit)
         visit.prepare(but=large.names)
     with large.borrow():
@@ -107,7 +107,7 @@ def _take_steps(
         for index in order:
             with timed("batches"):
                 x, y = data.batch(index, context.augment)
-                x, y = replica.inputs(x.to(context.device)), y.to(context.device)
+                x, y = replica.inputs(to_device(x, context.device)), to_device(y, context.device)
                 if prefix is not None:
                     prefix.rows = index
             if large.names and index is order[-1]:
@@ -131,7 +131,7 @@ def _cache_prefix(visit: ClientVisit, steps: AutogradSteps, meter: CostMeter) ->
         return None
 
     def read(index: Tensor) -> Tensor:
-        return replica.inputs(data.batch(index)[0].to(context.device))
+        return replica.inputs(to_device(data.batch(index)[0], context.device))
 
     inputs = map(read, torch.split(torch.arange(len(data)), 256))
     with timed("prefix"):
@@ -214,19 +214,5 @@ def _bring_home(slots: Slots) -> Slots:
 
     Sums depend on it.
     """
-    home = _slots_on(torch.device("cpu"), slots)
+    home = slots_on(HOST, slots)
     return {name: {n: t.contiguous() for n, t in slot.items()} for name, slot in home.items()}
-
-
-def _slots_on(device: torch.device, slots: Slots) -> Slots:
-    """The tensors on a device, the very same ones where they are there already: a visit computes in one place."""
-    if all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
-        return slots
-    return {name: {n: t.to(device) for n, t in slot.items()} for name, slot in slots.items()}
-
-
-def _assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
-    if device.type == "cpu":
-        return assignment
-    params = _slots_on(device, {"": assignment.params})[""]
-    return replace(assignment, params=params, slots=_slots_on(device, assignment.slots))

@@ -37,6 +37,7 @@ from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError, one_line
 from fedstrata.models.norms import running_statistics
+from fedstrata.system.devices import HOST, slots_on, visits_on
 from fedstrata.system.timing import timed
 
 
@@ -242,6 +243,7 @@ def train_vectorised(
     memories: Sequence[Slots],
 ) -> Iterator[Trained]:
     """Train clients at once, as far as they are alike."""
+    assignments, memories = visits_on(context.device, assignments, memories)
     kinds = [(a.arch, a.trains, a.uploads, a.work, structure_of(a.slots)) for a in assignments.templates]
     together: dict[tuple[Any, ...], list[int]] = {}
     for place, (kind, memory) in enumerate(zip(assignments.kinds, memories, strict=True)):
@@ -291,6 +293,7 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
         with one_by_one(), timed("vectorised visits"):
             came = _vectorise(group, padded, idle, tensors, dims)(*tensors)
     delta, sent, remembers, loss = came
+    delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
     stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
     if not any(overrides(technique, "pack") for technique in views):
         yield range(len(group)), stack
@@ -322,11 +325,11 @@ def _stack_tensors(
         counts = torch.stack([count_classes(group.visit(c).data, replica) for c in range(len(group))])
     table: dict[str, tuple[Any, Any]] = {
         "params": (a.params, None),
-        "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype), None),
+        "lr": (torch.tensor(a.work.lr, dtype=replica.scalar_dtype, device=context.device), None),
         "x": (padded.x, 0),
         "y": (padded.y, 0),
         "rows": (padded.rows, None if padded.rows is None else 0),
-        "last": (torch.tensor(padded.steps), 0),
+        "last": (torch.tensor(padded.steps, device=context.device), 0),
         "slots": slots,
         "memory": memory,
         "prepared": prepared,

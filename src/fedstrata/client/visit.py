@@ -21,6 +21,7 @@ from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import value_at, watch_places
+from fedstrata.system.devices import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,7 @@ class ClientVisit:
         with torch.no_grad(), evaluation_mode(replica.model, policy, len(data)):
             for index in eval_batches(data, policy, 256):
                 x, y = data.batch(index)
-                yield partial(replica.model, replica.inputs(x.to(device))), y.to(device)
+                yield partial(replica.model, replica.inputs(to_device(x, device))), to_device(y, device)
 
 
 def _draw_step_by_step(technique: Technique, view: ClientView) -> Callable[[Batch], Tensors]:

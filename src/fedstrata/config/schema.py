@@ -64,7 +64,9 @@ class Settings(BaseModel):
     ray_gpus: float = Field(0.0, ge=0, description="GPUs that each of Ray's actors takes")
     channels_last: bool = Field(True, description="faster layout for convolutions; changes the last bits")
     compile: bool = Field(False, description="compile the training step; takes a while at first, changes the last bits")
-    device: str = Field("cpu", description="where training runs: cpu, cuda, cuda:1, mps")
+    device: str = Field(
+        "cpu", description="where training runs: cpu, cuda, cuda:1, mps; for workers also cuda:0,cuda:1"
+    )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     eval_clients: bool = Field(False, description="also evaluate the global model on every client's own data")
     holdout: float | None = Field(

@@ -142,6 +142,10 @@ class Parts:
         """As `Tensor.to`; only floating-point parts change their type."""
         return self.map(lambda part: part.to(*args, **kwargs))
 
+    def pin_memory(self) -> Parts:
+        """As `Tensor.pin_memory`."""
+        return self.map(lambda part: part.pin_memory())
+
     def clone(self) -> Parts:
         """A copy."""
         return self.map(torch.clone)

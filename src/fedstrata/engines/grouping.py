@@ -11,6 +11,7 @@ from fedstrata.client.vectorised import Trained, train_vectorised
 from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
 from fedstrata.core.types import Examples, Slots, Visit
 from fedstrata.data.examples import sizes
+from fedstrata.system.devices import visits_on
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def _train_one_by_one(
     memories: Sequence[Slots],
 ) -> Iterator[Trained]:
     """Train the clients of a group one after the other."""
+    assignments, memories = visits_on(context.device, assignments, memories)
     for place, (assignment, memory) in enumerate(zip(assignments, memories, strict=True)):
         yield (place,), train_client(context, assignment, clients[assignment.client], memory)
 

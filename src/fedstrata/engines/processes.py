@@ -14,11 +14,12 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
+import torch
 import torch.multiprocessing as mp
 
 from fedstrata.client.context import ClientContext
@@ -31,6 +32,7 @@ from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from fedstrata.engines.worker import STORE, ParentProcess, TrainAnswer, TrainJob, WorkerLoop, serve
 from fedstrata.errors import UsageError, one_line
+from fedstrata.system.devices import survive_fork
 from fedstrata.system.signals import block_signals
 from fedstrata.system.timing import current_clock
 
@@ -43,7 +45,8 @@ MANY_SEGMENTS = 64
 def build_processes(request: EngineRequest, trainer: Trainer = ONE_BY_ONE) -> Engine:
     """The engine `processes`; with another trainer, the workers of `vmap`."""
     assert request.workers is not None
-    return Processes(request.context, request.clients, request.test, request.workers, request.threads, trainer)
+    data, size = (request.clients, request.test), (request.workers, request.threads)
+    return Processes(request.context, *data, *size, trainer, request.devices)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,8 +62,9 @@ class Processes(WorkerPool[_Worker]):
     """Trains clients in worker processes.
 
     Args:
+        devices: that workers are dealt out to, in turn; empty for the context's own.
         start: how processes are started, as multiprocessing calls it; None forks where that is safe: on Linux, with one
-            thread each.
+            thread each, on the CPU.
     """
 
     kind: ClassVar[str] = "worker process"
@@ -73,13 +77,15 @@ class Processes(WorkerPool[_Worker]):
         workers: int,
         threads: int,
         trainer: Trainer,
+        devices: Sequence[torch.device] = (),
         start: str | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise UsageError("worker processes need Linux or macOS; on Windows use workers = 1 and another engine")
         super().__init__(context, clients, test, workers, threads, trainer)
+        self._devices = tuple(devices) or (context.device,)
         # A forked process inherits the main one's OpenMP pool without its threads: with more than one it would hang.
-        forks = sys.platform == "linux" and threads == 1
+        forks = sys.platform == "linux" and threads == 1 and survive_fork(self._devices)
         self._multiprocessing: Any = mp.get_context(start or ("fork" if forks else "spawn"))
         self._memory: SharedMemory | None = None
         self._closer: Any = None
@@ -107,7 +113,7 @@ class Processes(WorkerPool[_Worker]):
         ours, theirs = self._multiprocessing.Pipe()
         forks = self._multiprocessing.get_start_method() == "fork"
         others = [w.pipe for i, w in enumerate(self._workers) if i != place] + [ours] if forks else []
-        context = replace(self._context, replicas={}, flops=dict(self._context.flops))
+        context = self._context.for_worker(self._devices[place % len(self._devices)])
         loop = WorkerLoop(context, self._clients, self._test, self._memory, self._trainer, current_clock() is not None)
         lasting = threading.current_thread() is threading.main_thread()
         parent = ParentProcess(theirs, others, os.getpid(), lasting)

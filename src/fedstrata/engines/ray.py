@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +39,7 @@ from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
 from fedstrata.engines.worker import EvaluateJob, Failure, TrainAnswer, TrainJob, WorkerLoop
 from fedstrata.errors import UsageError, one_line
+from fedstrata.system.devices import HOST, accelerators, assigned
 from fedstrata.system.machine import cores, keep_memory
 from fedstrata.system.timing import Clock, current_clock, set_clock
 
@@ -54,7 +55,9 @@ FIRST = 3
 
 def build_ray(request: EngineRequest) -> Engine:
     """The engine `ray`."""
-    s = request.settings
+    s, device = request.settings, request.context.device
+    if device != HOST and not s["ray_gpus"]:
+        raise UsageError(f"with device = {device} each of Ray's actors wants a GPU: ray_gpus must be above 0")
     return RayActors(
         request.context,
         request.clients,
@@ -236,7 +239,7 @@ class RayActors(WorkerPool[_Actor]):
         self._cluster = cluster
         self._session: Session | None = None
         if cluster.address == "local":
-            workers = workers or cluster.room({"CPU": cores()})
+            workers = workers or cluster.room({"CPU": cores(), "GPU": accelerators()})
         else:
             self._join()
             workers = workers or cluster.room(self._ray.cluster_resources())
@@ -279,7 +282,7 @@ class RayActors(WorkerPool[_Actor]):
     def _put_context(self) -> None:
         if self._context_object is not None:
             return
-        context = replace(self._context, replicas={}, flops=dict(self._context.flops), cache={})
+        context = self._context.for_worker(assigned(self._context.device))
         try:
             self._context_object = self._ray.put(context)
         except Exception as error:

@@ -16,6 +16,8 @@ from fedstrata.core.spec import lookup
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from fedstrata.client.context import ClientContext
     from fedstrata.core.types import Examples
     from fedstrata.engines.protocol import Engine
@@ -37,6 +39,7 @@ class EngineRequest:
         threads: threads of each worker.
         visits: how many visits the whole run will have, about.
         settings: settings by name; a builder gets those that its row says it reads.
+        devices: that workers are dealt out to, in turn; the first is the context's own. Empty for that one alone.
     """
 
     context: ClientContext
@@ -46,6 +49,7 @@ class EngineRequest:
     threads: int = 1
     visits: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    devices: Sequence[torch.device] = ()
 
 
 Builder = Callable[[EngineRequest], "Engine"]
@@ -61,7 +65,6 @@ class EngineSpec:
         choose: names another row, which is taken instead; then `build` is not needed.
         parallel: True if it may have more than one worker.
         distributed: True if its workers are in a cluster: it counts itself how many there is room for.
-        needs_cpu: the beginning of a refusal if it trains on the CPU only: "worker processes train on the CPU".
         same_bits: True if its results have the same bits as those of `serial`, for any number of workers.
         way: how clients of one worker are trained.
         reads: settings that are for this engine.
@@ -72,7 +75,6 @@ class EngineSpec:
     choose: Callable[[EngineRequest], str] | None = None
     parallel: bool = False
     distributed: bool = False
-    needs_cpu: str = ""
     same_bits: bool = False
     way: WayOfTraining = "one by one"
     reads: tuple[str, ...] = ()
@@ -102,14 +104,12 @@ ENGINES: dict[str, EngineSpec] = {
         help="Clients at the same time in worker processes; the same bits as `serial`, for any number of workers.",
         build=import_when_called("fedstrata.engines.processes", "build_processes"),
         parallel=True,
-        needs_cpu="worker processes train on the CPU",
         same_bits=True,
     ),
     "vmap": EngineSpec(
         help="Many clients at once in one vectorised computation, in every worker; equals `serial` up to rounding.",
         build=import_when_called("fedstrata.engines.vmap", "build_vmap"),
         parallel=True,
-        needs_cpu="the engine 'vmap' trains on the CPU",
         way="many at once",
     ),
     "ray": EngineSpec(
@@ -136,6 +136,7 @@ def build_engine(name: str, request: EngineRequest) -> tuple[str, Engine]:
     """
     spec = lookup("engine", ENGINES, name)
     request = replace(request, workers=_count_workers(spec, request))
+    _check_devices(name, spec, request)
     if spec.choose is not None:
         name = spec.choose(request)
         spec = lookup("engine", ENGINES, name)
@@ -153,17 +154,27 @@ def _count_workers(spec: EngineSpec, request: EngineRequest) -> int | None:
     """How many workers an engine gets: as many as were asked for, or as this machine has room for."""
     if request.workers is not None or spec.distributed:
         return request.workers
-    if not spec.parallel or request.context.device.type != "cpu" or sys.platform == "win32":
+    if not spec.parallel or sys.platform == "win32":
         return 1
     from fedstrata.system.machine import cores
 
-    return cores()
+    return max(cores() if request.context.device.type == "cpu" else 1, len(request.devices))
 
 
 def _check_capabilities(name: str, spec: EngineSpec, request: EngineRequest) -> None:
     """Refuse in one sentence what an engine cannot do, before it is built."""
     if not spec.parallel and request.workers != 1:
         raise UsageError(f"the engine '{name}' trains one client at a time: workers must be 1, not {request.workers}")
-    device = request.context.device
-    if spec.needs_cpu and device.type != "cpu":
-        raise UsageError(f"{spec.needs_cpu}; with device = {device} use the engine 'serial'")
+
+
+def _check_devices(name: str, spec: EngineSpec, request: EngineRequest) -> None:
+    """Refuse in one sentence more devices than an engine, or its workers, can use."""
+    count, workers = len(request.devices), request.workers
+    if count < 2:
+        return
+    if spec.distributed:
+        raise UsageError(f"the engine '{name}' trains where its cluster says: device must name one, not {count}")
+    if not spec.parallel:
+        raise UsageError(f"the engine '{name}' trains on one device: device must name one, not {count}")
+    if workers is not None and workers < count:
+        raise UsageError(f"workers = {workers} cannot use {count} devices: give {count} or more, or auto")

@@ -22,6 +22,7 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.errors import UsageError
 from fedstrata.models.norms import evaluation_mode
+from fedstrata.system.devices import to_device
 from fedstrata.tasks.metrics import WholeOutputs
 
 
@@ -101,7 +102,7 @@ def score_batches(
         for part in which:
             seed_global(derive(request.seed, part), device, everything=not isinstance(examples, TensorExamples))
             x, y = examples.batch(parts[part])
-            outputs, y = model(replica.inputs(x.to(device))), y.to(device)
+            outputs, y = model(replica.inputs(to_device(x, device))), to_device(y, device)
             width = task.width(outputs)
             metrics = (build or metrics_of)(task, width) if metrics is None else metrics
             try:

@@ -45,7 +45,7 @@ from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
 from fedstrata.models.stages import mark_stages
 from fedstrata.server.compatibility import client_memory_mismatch
-from fedstrata.system.machine import device_by_name
+from fedstrata.system.devices import device_by_name
 from fedstrata.tasks.registry import build_task
 
 if TYPE_CHECKING:

@@ -41,7 +41,8 @@ from fedstrata.reproduce.parts import (
 from fedstrata.reproduce.plots import FULL, PART, save
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
-from fedstrata.system.machine import compute_with, device_by_name
+from fedstrata.system.devices import devices_by_name
+from fedstrata.system.machine import compute_with
 
 KINDS = {"noise": "noise on an image", "class": "images of one class"}
 STATES = {"trained": "trained", "new": "before training"}
@@ -310,7 +311,7 @@ def _measure_divergence(directory: Path, config: RunConfig, seed: int) -> dict[s
     dealt = partition(dataset.labels, config.partition, config.clients, derive(seed, "partition"), dataset.groups)
     model = final_model(directory, config, dataset)
     with compute_with(1):
-        gradients = client_gradients(model.to(device_by_name(config.device)), list(dataset.train.split(dealt)))
+        gradients = client_gradients(model.to(devices_by_name(config.device)[0]), list(dataset.train.split(dealt)))
         return divergence(gradients, strata(model))
 
 

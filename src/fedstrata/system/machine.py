@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.errors import UsageError
-
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
 _PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
@@ -105,16 +103,6 @@ def compute_with(threads: int) -> Iterator[None]:
 def _flushes() -> bool:
     """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
     return not (_TINY * 1.0).item()
-
-
-def device_by_name(name: str) -> torch.device:
-    """The device of a name, if it can be used here."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UsageError(f"the device '{name}' is unavailable on this machine") from None
-    return device
 
 
 def processor() -> str:
