@@ -8,7 +8,7 @@ leaves some ten calls per step for all clients together, and the gradients come 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client.context import ModelReplica
+from fedstrata.client.dropout import DropoutLayer, is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches
@@ -33,11 +34,12 @@ POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoi
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A layer of a chain, and the names of its parameters, where it has any."""
+    """A layer of a chain, the names of its parameters, where it has any, and what it draws, if it is dropout."""
 
     module: nn.Module
     weight: str = ""
     bias: str = ""
+    dropout: DropoutLayer | None = None
 
     def run(self, x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """What the layer puts out for inputs [clients, rows, …]; its parameters are stacked, or shared by all."""
@@ -93,33 +95,43 @@ def _shared(tensor: Tensor, axes: int = 2) -> Tensor | None:
     return None if tensor.stride(0) and len(tensor) > 1 else tensor[0]
 
 
-def find_chain(replica: ModelReplica) -> tuple[Link, ...] | None:
-    """A model as a chain of layers that can be computed for many clients at once, or None."""
+def find_chain(model: nn.Module, x: Tensor | None) -> tuple[Link, ...] | None:
+    """A model, for inputs like these, as a chain of layers that can be computed for many clients at once, or None."""
     links: list[Link] = []
-    x = replica.sample
-    if x is None or isinstance(x, Parts) or not _collect(replica.model, "", links):
+    if x is None or isinstance(x, Parts) or not _collect(model, "", links):
         return None
     with torch.no_grad():
-        for link in links:
+        for place, link in enumerate(links):
             rows = x.dim() == 2 or not isinstance(link.module, nn.Linear | nn.LayerNorm)
             if not rows or not x.is_floating_point() or x.dtype != torch.float32:
                 return None
-            x = link.module(x)
+            if link.dropout is None:
+                x = link.module(x)
+            else:
+                links[place] = replace(link, dropout=replace(link.dropout, shape=tuple(x.shape[1:])))
     return tuple(links)
 
 
 def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     """Add a module's layers, in order; False if one of them cannot be computed for many clients."""
     kind = type(module)
-    if kind is nn.Sequential:
-        return all(_collect(child, f"{name}.{key}" if name else key, links) for key, child in module.named_children())
+    if isinstance(module, nn.Sequential) and kind is nn.Sequential:  # iterated: named_children skips repetitions
+        named_layers = zip(module._modules, module, strict=True)
+        return all(_collect(child, f"{name}.{key}" if name else key, links) for key, child in named_layers)
     hooked = module._forward_hooks or module._forward_pre_hooks
+    if is_dropout(module) and not hooked:
+        links.append(Link(module, dropout=DropoutLayer(name, module.p, ())))
+        return True
     whole = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
-    if hooked or not (kind in POINTWISE or whole or kind in (nn.Linear, nn.LayerNorm)):
+    if hooked or not (kind in POINTWISE or whole or kind in (nn.Linear, nn.LayerNorm) or _does_nothing(module)):
         return False
     named = {key: f"{name}.{key}" if name else key for key, _ in module.named_parameters()}
     links.append(Link(module, named.get("weight", ""), named.get("bias", "")))
     return True
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return type(module) is nn.Dropout and module.p == 0
 
 
 class StackedSteps(LocalSteps):
@@ -151,6 +163,7 @@ class StackedSteps(LocalSteps):
     ) -> None:
         self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
         self.rows: Tensor | None = None
+        self.masks: Sequence[Tensor] = ()
         super().__init__(replica, policy, hooks, work, params, moved)
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
@@ -158,10 +171,11 @@ class StackedSteps(LocalSteps):
         at = self.objective.params
         leaves = {n: at[n].detach().requires_grad_() for n in self.names}
         params = {**at, **leaves}
+        masks = iter(self.masks)
         with torch.enable_grad():
             out = x
             for link in self._chain:
-                out = link.run(out, params)
+                out = link.run(out, params) if link.dropout is None else out * next(masks)
             losses = self._mean_losses(out, y)
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return self.objective.batch(x, y, self.taken, at), losses.detach(), grads
@@ -199,7 +213,7 @@ def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:
     """A group's model as a chain of layers, or None; found once for an architecture."""
     key, cache = ("chain", group.template.arch), group.context.cache
     if key not in cache:
-        cache[key] = find_chain(group.replica)
+        cache[key] = find_chain(group.replica.model, group.replica.sample)
     chain: tuple[Link, ...] | None = cache[key]
     return chain
 
@@ -252,6 +266,7 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) ->
         if step == 1:
             steps.objective.params = {**steps.objective.params, **trained}
         steps.rows = None if padded.rows is None else padded.rows[:, step]
+        steps.masks = [mask[:, step] for mask in padded.masks]
         total += steps.step(padded.x[:, step], padded.y[:, step])
         going = sum(count > step + 1 for count in padded.steps)
         if 0 < going < left:
