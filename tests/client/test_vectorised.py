@@ -154,6 +154,25 @@ def frozen() -> nn.Module:
     return model
 
 
+def dropping() -> nn.Sequential:
+    """Two layers that drop, one of them before a stage of several."""
+    inner = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5))  # noqa: E731
+    layers = lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 8), inner(), nn.Linear(8, 4))  # noqa: E731
+    model: nn.Sequential = seeded(layers)
+    return model
+
+
+def repeating() -> nn.Sequential:
+    """The same activation, and the same dropout, after two layers."""
+
+    def layers() -> nn.Module:
+        act, drop = nn.Tanh(), nn.Dropout(0.3)
+        return nn.Sequential(nn.Linear(6, 8), act, drop, nn.Linear(8, 8), act, drop, nn.Linear(8, 4))
+
+    model: nn.Sequential = seeded(layers)
+    return model
+
+
 CASES: dict[str, Any] = {
     "plain": dict,
     "everybody, epochs": lambda: {"participation": 1.0, "epochs": 3},
@@ -178,11 +197,18 @@ CASES: dict[str, Any] = {
     "some Datasets, some tensors": lambda: {"clients": [*flat()[:3], *map(Shaken, flat()[3:])], "participation": 1.0},
     "one tensor for all": lambda: {"clients": pooled(), "participation": 1.0},
     "server": lambda: {"method": "fedavg(weight='uniform', server_lr=0.5)"},
+    "dropout": lambda: {"model": dropping(), "participation": 1.0, "epochs": 2},
+    "dropout, one tensor for all": lambda: {"model": dropping(), "clients": pooled(), "participation": 1.0},
+    "dropout, random transforms": lambda: {"model": dropping(), "clients": [Shaken(p) for p in flat()]},
+    "layers that repeat": lambda: {"model": repeating(), "steps": 3},
     "more clients than a cohort": lambda: {"clients": flat(*range(2, 42)), "participation": 1.0},
 }
 
 
-STACKED = ["plain", "everybody, epochs", "equal clients", "adam, weight decay", "clip", "layer norm", "frozen", "steps"]
+STACKED = [
+    *("plain", "everybody, epochs", "equal clients", "adam, weight decay", "clip", "layer norm", "frozen", "steps"),
+    *("dropout", "dropout, one tensor for all", "dropout, random transforms", "layers that repeat"),
+]
 """Cases of dense models, which are trained by products of stacks; they must go through `torch.func` as well."""
 
 
@@ -309,6 +335,14 @@ def test_techniques_equal_one_after_the_other(name: str, how: dict[str, Any]) ->
 @pytest.mark.parametrize("method", ["moon(stage='second') + fednlr", "fednlr + scaffold"])
 def test_techniques_on_convolutions(method: str) -> None:
     settings = {"model": grouped(), **images(floats), "method": method, "rounds": 4, "participation": 3}
+    check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
+
+
+@pytest.mark.parametrize("method", ["fedspeed", "moon", "scaffold + fednlr + perturb", "fedlc(denominator='others')"])
+@pytest.mark.parametrize("how", [{"epochs": 2}, {"steps": 3}], ids=["epochs", "steps"])
+def test_techniques_beside_dropout(method: str, how: dict[str, Any]) -> None:
+    """One asks for a second gradient, for which dropout draws again; one for passes in which nothing is dropped."""
+    settings = {"model": dropping(), "method": method, "rounds": 4, "participation": 3, **how}
     check_close(run(**settings, engine="vmap"), run(**settings, engine="serial"))
 
 

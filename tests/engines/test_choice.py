@@ -80,16 +80,32 @@ class Choosy(nn.Module):
         return -logits if x.sum() > 1e9 else logits
 
 
+class Dropping(nn.Module):
+    """Code of its own, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(6, 4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.drop(self.layer(x))
+        return logits
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (staged, r"the layer 'norm' \(BatchNorm1d\): .* batch"),
-        (noisy, r"the layer '1' \(Dropout\): .* random"),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(0.5), nn.Linear(8, 4)),
+            r"'1' \(AlphaDropout\): .* random",
+        ),
+        (lambda: Dropping(), r"the layer 'drop' \(Dropout\): .* random"),
         (lambda: Recurrent(nn.LSTM), r"the layer 'cells' \(LSTM\)"),
         (lambda: Recurrent(nn.GRU), r"the layer 'cells' \(GRU\)"),
         (Choosy, "cannot train this model: "),
     ],
-    ids=["batch norm", "dropout", "lstm", "gru", "own code"],
+    ids=["batch norm", "another dropout", "dropout in own code", "lstm", "gru", "own code"],
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_layers_that_cannot_be_vectorised(model: Any, says: str, workers: int, tmp_path: Path) -> None:
@@ -108,7 +124,7 @@ def test_a_layer_of_a_sub_model_that_cannot_be_vectorised() -> None:
     whole.add_module("head", nn.Linear(8, 4))
     part = nn.Sequential()
     part.add_module("first", nn.Linear(6, 8))
-    part.add_module("drop", nn.Dropout(0.1))
+    part.add_module("drop", nn.FeatureAlphaDropout(0.1))
     part.add_module("head", nn.Linear(8, 4))
     settings: dict[str, Any] = {"archs": {"part": part}, "arch_of": lambda client: "part"}
     with pytest.raises(fs.UsageError, match="layer 'drop'"):
@@ -119,6 +135,13 @@ def test_a_layer_of_a_sub_model_that_cannot_be_vectorised() -> None:
 def test_a_technique_that_cannot_be_vectorised() -> None:
     with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedimpro': its hooks"):
         federation(engine="vmap", method=fs.chain(Pull(), FedImpro(split="1", form="released")))
+
+
+def test_dropout_beside_what_draws_in_steps() -> None:
+    with pytest.raises(
+        fs.UsageError, match=r"cannot train the layer '1' \(Dropout\) with 'fedimpro': both draw random"
+    ):
+        federation(noisy(), engine="vmap", method=fs.chain(FedImpro(split="1")))
 
 
 def test_dropout_of_nothing_can_be_vectorised() -> None:
@@ -161,7 +184,7 @@ def wide() -> nn.Module:
         (lambda: {"method": fs.chain(Pull(), Scaffold(), FedAvgM(), Turn())}, "vmap", "vmap"),
         (lambda: {"method": fs.chain(FedImpro(split="1", form="released"))}, "serial", "processes"),
         (lambda: {"model": staged()}, "serial", "processes"),
-        (lambda: {"model": noisy()}, "serial", "processes"),
+        (lambda: {"model": noisy()}, "vmap", "vmap"),
         (lambda: {"model": wide()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "serial", "processes"),

@@ -139,6 +139,11 @@ def test_what_techniques_prepare_and_draw_for_vectorised_clients_has_the_same_bi
     check_same(run(**settings, workers=2), run(**settings, workers=1))
 
 
+def test_dropout_of_vectorised_clients_has_the_same_bits() -> None:
+    settings = {"clients": flat(*range(3, 23)), "participation": 1.0, "engine": "vmap", "model": noisy()}
+    check_same(run(**settings, workers=2), run(**settings, workers=1))
+
+
 # Stopping and going on -----------------------------------------------------------------------------------------------
 
 

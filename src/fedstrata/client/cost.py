@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedstrata.client.dropout import count_calls
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
@@ -83,12 +84,14 @@ class FlopEstimate:
         steps: number of examples → FLOPs of a step with so many.
         after: FLOPs after the steps.
         idle: parameters that the steps do not use.
+        dropout_calls: how often a step calls a dropout layer.
     """
 
     before: dict[int, int] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     after: int = 0
     idle: frozenset[str] = frozenset()
+    dropout_calls: int = 0
 
     def total(self, examples: int, sizes: Iterable[int]) -> int:
         """FLOPs of a visit to a client with so many examples, in batches of these sizes."""
@@ -117,7 +120,9 @@ def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> 
         steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
         with steps.objective.attach_features():
             for size in missing if steps.names else ():
-                estimate.steps[size] = _count_step(visit, steps, size)
+                with count_calls(visit.replica.model) as calls:
+                    estimate.steps[size] = _count_step(visit, steps, size)
+                estimate.dropout_calls = calls[0]
         if known is None:
             estimate.after = _count_finish(visit, steps)
             estimate.idle = frozenset(n for n, g in zip(steps.names, steps.grads, strict=False) if g is None)

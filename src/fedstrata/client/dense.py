@@ -7,7 +7,7 @@ leaves some ten calls per step for all clients together, and the gradients come 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.client.context import ModelReplica
+from fedstrata.client.dropout import DropoutLayer, is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches
@@ -51,17 +52,24 @@ Back = Callable[[Tensor, bool, GradientSink], Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A layer of a chain, and the names of its parameters, where it has any."""
+    """A layer of a chain, the names of its parameters, where it has any, and what it draws, if it is dropout."""
 
     module: nn.Module
     weight: str = ""
     bias: str = ""
+    dropout: DropoutLayer | None = None
 
-    def run(self, x: Tensor, params: Mapping[str, Tensor], trains: Container[str]) -> tuple[Tensor, Back]:
+    def run(
+        self, x: Tensor, params: Mapping[str, Tensor], trains: Container[str], masks: Iterator[Tensor]
+    ) -> tuple[Tensor, Back]:
         """(what the layer puts out for inputs [clients, rows, …], its backward pass).
 
-        Parameters are stacked, or shared by all clients; gradients are taken of those that train.
+        Parameters are stacked, or shared by all clients; gradients are taken of those that train. A layer that drops
+        multiplies with the next mask.
         """
+        if self.dropout is not None:
+            mask = next(masks)
+            return x * mask, lambda g, wanted, sink: g * mask
         if isinstance(self.module, nn.Linear):
             return self._run_linear(x, params[self.weight], params.get(self.bias), trains)
         if isinstance(self.module, nn.Flatten):
@@ -133,25 +141,29 @@ def _shared(tensor: Tensor, axes: int = 2) -> Tensor | None:
     return None if tensor.stride(0) and len(tensor) > 1 else tensor[0]
 
 
-def find_chain(replica: ModelReplica) -> tuple[Link, ...] | None:
-    """A model as a chain of layers that can be computed for many clients at once, or None.
+def find_chain(model: nn.Module, x: Tensor | None) -> tuple[Link, ...] | None:
+    """A model, for inputs like these, as a chain of layers that can be computed for many clients at once, or None.
 
     What the chain puts out is compared with what the model does, whatever its code may be.
     """
     links: list[Link] = []
-    x = replica.sample
-    if x is None or isinstance(x, Parts) or x.dtype != torch.float32 or not _collect(replica.model, "", links):
+    if x is None or isinstance(x, Parts) or x.dtype != torch.float32 or not _collect(model, "", links):
         return None
+    params = {n: p.detach() for n, p in model.named_parameters()}
     names = [name for link in links for name in (link.weight, link.bias) if name]
-    if sorted(names) != sorted(replica.params) or any(p.dtype != torch.float32 for p in replica.params.values()):
+    if sorted(names) != sorted(params) or any(p.dtype != torch.float32 for p in params.values()):
         return None  # of weights that layers share, only one name is a parameter's
-    with torch.no_grad(), preserve_model(replica.model):
+    with torch.no_grad(), preserve_model(model):
         out = x.clone().unsqueeze(0)
-        for link in links:
+        for place, link in enumerate(links):
             if out.dim() != 3 and isinstance(link.module, nn.Linear | nn.LayerNorm):
                 return None
-            out, _ = link.run(out, {n: p.detach() for n, p in replica.params.items()}, ())
-        same = torch.allclose(out[0], replica.model(replica.inputs(x.clone())), rtol=1e-4, atol=1e-5)
+            if link.dropout is None:
+                out, _ = link.run(out, params, (), iter(()))
+            else:
+                links[place] = replace(link, dropout=replace(link.dropout, shape=tuple(out.shape[2:])))
+        whole = model(x.clone())
+        same = isinstance(whole, Tensor) and torch.allclose(out[0], whole, rtol=1e-4, atol=1e-5)
     return tuple(links) if same else None
 
 
@@ -165,8 +177,12 @@ def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
         return False
     if kind is nn.Sequential:  # a layer may stand in several places
         return all(_collect(m, f"{name}.{key}" if name else key, links) for key, m in module._modules.items() if m)
+    if is_dropout(module):
+        links.append(Link(module, dropout=DropoutLayer(name, module.p, ())))
+        return True
     whole = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
-    if not (kind in POINTWISE or whole or kind in (nn.Linear, nn.LayerNorm)):
+    idle = kind is nn.Dropout and module.p == 0
+    if not (kind in POINTWISE or whole or idle or kind in (nn.Linear, nn.LayerNorm)):
         return False
     named = {key: f"{name}.{key}" if name else key for key, _ in module.named_parameters()}
     links.append(Link(module, named.get("weight", ""), named.get("bias", "")))
@@ -213,6 +229,7 @@ class StackedSteps(LocalSteps):
     ) -> None:
         self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
         self.rows: Tensor | None = None
+        self.masks: Sequence[Tensor] = ()
         self._moved, self._rate, self._clients = moved, work.lr, 0
         self._stacked = {n for n, t in params.items() if t.dim() > replica.params[n].dim()}
         super().__init__(replica, policy, hooks, work, params, moved)
@@ -225,9 +242,9 @@ class StackedSteps(LocalSteps):
 
     def _pass_back(self, x: Tensor, y: Tensor, params: Tensors, sink: GradientSink) -> Tensor:
         """Run the model on a batch and hand its gradients on, the last layer's first: each client's loss."""
-        backs, trains = [], set(self.names)
+        backs, trains, masks = [], set(self.names), iter(self.masks)
         for link in self._chain:
-            x, back = link.run(x, params, trains)
+            x, back = link.run(x, params, trains, masks)
             backs.append(back)
         outputs = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -305,7 +322,7 @@ def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:
     """A group's model as a chain of layers, or None; found once for an architecture."""
     key, cache = ("chain", group.template.arch), group.context.cache
     if key not in cache:
-        cache[key] = find_chain(group.replica)
+        cache[key] = find_chain(group.replica.model, group.replica.sample)
     chain: tuple[Link, ...] | None = cache[key]
     return chain
 
@@ -353,10 +370,11 @@ def train_stacked(
 
 def _run_below(chain: Sequence[Link], padded: PaddedBatches, params: Tensors) -> PaddedBatches:
     """Batches as they go into the first layer that trains; what is below it is the same for all clients and steps."""
-    x = padded.x.flatten(0, 1)
+    x, drops = padded.x.flatten(0, 1), sum(link.dropout is not None for link in chain)
+    masks = iter([mask.flatten(0, 1) for mask in padded.masks[:drops]])
     for link in chain:
-        x, _ = link.run(x, params, ())
-    return replace(padded, x=torch.unflatten(x, 0, padded.x.shape[:2]))
+        x, _ = link.run(x, params, (), masks)
+    return replace(padded, x=torch.unflatten(x, 0, padded.x.shape[:2]), masks=padded.masks[drops:])
 
 
 def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
@@ -367,6 +385,7 @@ def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tenso
             steps.objective.params = {**steps.objective.params, **trained}
         going = sum(count > step for count in padded.steps)
         steps.rows = None if padded.rows is None else padded.rows[:going, step]
+        steps.masks = [mask[:going, step] for mask in padded.masks]
         total[:going] += steps.step(padded.x[:going, step], padded.y[:going, step])
     return total
 
@@ -383,6 +402,7 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) ->
         if step == 1:
             steps.objective.params = {**steps.objective.params, **trained}
         steps.rows = None if padded.rows is None else padded.rows[:, step]
+        steps.masks = [mask[:, step] for mask in padded.masks]
         total += steps.step(padded.x[:, step], padded.y[:, step])
         going = sum(count > step + 1 for count in padded.steps)
         if 0 < going < left:

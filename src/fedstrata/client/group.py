@@ -88,8 +88,8 @@ class ClientGroup:
         data = self.examples[self.clients[place]]
         return ClientVisit(self.context, assignment, data, self.memories[place], self.replica)
 
-    def estimate_costs(self) -> tuple[list[float], frozenset[str]]:
-        """(each client's FLOPs, the parameters that get no gradient), known from estimates of every size of batch."""
+    def estimate_costs(self) -> tuple[list[float], FlopEstimate]:
+        """(each client's FLOPs, the estimate that they are from), which knows every size of batch."""
         cache = self.context.cache
         key = ("group", *self.kind)
         known: dict[int, float] = cache.setdefault(("flops", *self.kind), {})
@@ -99,7 +99,7 @@ class ClientGroup:
                 cost = estimate_flops(self.visit(place), row, key)
                 known[examples] = float(cost.total(examples, row))
         estimate: FlopEstimate = cache[key]
-        return [known[examples] for examples in self.examples_of_each], estimate.idle
+        return [known[examples] for examples in self.examples_of_each], estimate
 
     def describe(self, loss: Sequence[float], flops: Sequence[float]) -> UpdateStack:
         """The updates of these visits, without tensors."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstrata.client.dropout import DropoutLayer, DropoutMasks
 from fedstrata.client.group import ClientGroup
-from fedstrata.client.visit import ClientVisit, owner_of
+from fedstrata.client.visit import owner_of
 from fedstrata.core.parts import Parts, zeros_of
 from fedstrata.core.rng import derive, seed_global
 from fedstrata.data.examples import Split, TensorExamples
@@ -22,12 +23,16 @@ COMPILED_STEPS = 16
 
 @dataclass(eq=False)
 class PaddedBatches:
-    """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps."""
+    """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps.
+
+    `masks` are what dropout multiplies with, in the order in which a step asks for them.
+    """
 
     x: Tensor
     y: Tensor
     rows: Tensor | None
     steps: list[int]
+    masks: Sequence[Tensor] = ()
 
     @property
     def longest(self) -> int:
@@ -35,12 +40,13 @@ class PaddedBatches:
         return self.y.shape[1]
 
 
-def draw_padded(group: ClientGroup, compiles: bool) -> PaddedBatches:
+def draw_padded(group: ClientGroup, compiles: bool, dropouts: Sequence[DropoutLayer] = ()) -> PaddedBatches:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape.
 
     Args:
         group: the clients.
         compiles: True if what they go through is compiled, for each shape on its own: there are few shapes then.
+        dropouts: the dropout layers that a step calls, in order.
     """
     steps, sizes = group.steps, {tuple(row) for row in group.batches}
     width, longest = max(max(row) for row in sizes), max(steps)
@@ -49,10 +55,25 @@ def draw_padded(group: ClientGroup, compiles: bool) -> PaddedBatches:
         longest = 1 << (longest - 1).bit_length()
     shape = (len(group), longest, width)
     rows = None if full else torch.zeros(shape)
+    masks = DropoutMasks(dropouts, shape)
     pool = find_pool(group) if group.context.augment is None else None
-    draw = _draw_each(group, shape, rows) if pool is None else _draw_from_pool(group, *pool, shape, rows)
-    x, y = (to_device(part, group.context.device) for part in draw)
-    return PaddedBatches(x, y, None if rows is None else to_device(rows, group.context.device), steps)
+    if pool is None:
+        drawn = _draw_each(group, shape, rows, masks)
+    else:
+        drawn = _draw_from_pool(group, *pool, shape, rows)
+        for client, seed in enumerate(group.seeds if dropouts else ()):
+            _draw_masks(masks, client, seed, group)
+    device = group.context.device
+    x, y = (to_device(part, device) for part in drawn)
+    held = [to_device(mask, device) for mask in masks.tensors]
+    return PaddedBatches(x, y, None if rows is None else to_device(rows, device), steps, held)
+
+
+def _draw_masks(masks: DropoutMasks, client: int, seed: int, group: ClientGroup) -> None:
+    """Draw a client's dropout, where nothing else is drawn while it trains."""
+    seed_global(derive(seed, "train"), group.context.device, everything=False)
+    for step, size in enumerate(group.batches[client]):
+        masks.draw(client, step, size)
 
 
 Place = Callable[[int, Tensor], Tensor]
@@ -107,12 +128,14 @@ def _draw_orders(group: ClientGroup) -> Iterator[Tensor]:
         yield flat
 
 
-def _draw_each(group: ClientGroup, shape: tuple[int, int, int], rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def _draw_each(
+    group: ClientGroup, shape: tuple[int, int, int], rows: Tensor | None, masks: DropoutMasks
+) -> tuple[Tensor, Tensor]:
     """(inputs, targets), client by client."""
     inputs: Any = None
     targets: Any = None
     for c, order in enumerate(_draw_orders(group)):
-        x, y = _read_visit(group.visit(c), order, group.batches[c])
+        x, y = _read_visit(group, c, order, masks)
         if inputs is None:
             inputs, targets = zeros_of(x, *shape), zeros_of(y, *shape)
         if rows is None:
@@ -125,17 +148,21 @@ def _draw_each(group: ClientGroup, shape: tuple[int, int, int], rows: Tensor | N
     return inputs, targets
 
 
-def _read_visit(visit: ClientVisit, order: Tensor, sizes: Sequence[int]) -> tuple[Any, Tensor]:
-    """The batches of one client after each other."""
-    a, examples, context = visit.assignment, visit.data, visit.context
+def _read_visit(group: ClientGroup, client: int, order: Tensor, masks: DropoutMasks) -> tuple[Any, Tensor]:
+    """The batches of one client after each other; what dropout draws comes after each batch's own random numbers."""
+    visit, sizes, context = group.visit(client), group.batches[client], group.context
+    a, examples = visit.assignment, visit.data
     if isinstance(examples, TensorExamples) and context.augment is None:  # nothing is drawn, and targets were checked
+        if masks.tensors:
+            _draw_masks(masks, client, a.seed, group)
         return examples.batch(order)
     seed_global(derive(a.seed, "train"), context.device, everything=not isinstance(examples, TensorExamples))
     read = []
-    for part in torch.split(order, list(sizes)):
+    for step, part in enumerate(torch.split(order, list(sizes))):
         x, y = examples.batch(part, context.augment)
         context.task.check_targets(y, visit.replica.width, owner_of(examples, a.client), part)
         read.append((x, y))
+        masks.draw(client, step, len(part))
     xs, ys = zip(*read, strict=True)
     return torch.cat(xs), torch.cat(ys)
 

@@ -50,6 +50,7 @@ class Objective:
         precision: that the loss is computed in; gradients are taken outside of it, as torch asks for.
         task_loss: (outputs, targets) → the task's loss.
         rows: which rows of the batch at hand are real; None where all are.
+        masks: what dropout layers multiply with, one after the other, where they do not draw themselves.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Objective:
     task_loss: Callable[[Tensor, Tensor], Tensor]
     precision: Precision = "fp32"
     rows: Tensor | None = None
+    masks: Iterator[Tensor] = field(default_factory=lambda: iter(()))
     _current: list[Batch] = field(default_factory=list)
     _nested: bool = False
     _silent: bool = False
@@ -107,6 +109,21 @@ class Objective:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def attach_masks(self, layers: Sequence[str]) -> Iterator[None]:
+        """Inside, these dropout layers multiply with what they are given, and draw nothing."""
+        modules = [self.model.get_submodule(name) for name in dict.fromkeys(layers)]
+        handles = [m.eval().register_forward_hook(self._drop) for m in dict.fromkeys(modules)]
+        try:
+            yield
+        finally:
+            for module, handle in zip(dict.fromkeys(modules), handles, strict=True):
+                module.train()
+                handle.remove()
+
+    def _drop(self, module: nn.Module, args: Any, there: Tensor) -> Tensor:
+        return there if self._silent else there * next(self.masks).to(there.dtype)
 
     def _replace_features(self, function: Callable[[Batch, Tensor], Tensor], there: Tensor) -> Tensor:
         return there if self._silent else function(self._current[-1], there)

@@ -19,7 +19,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.dense import chain_of, train_stacked
+from fedstrata.client.dense import chain_of, find_chain, known_chain, train_stacked
+from fedstrata.client.dropout import is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
@@ -63,13 +64,27 @@ def check_vectorises(method: Method, task: Task, model: nn.Module, sample: Tenso
                 f"the engine 'vmap' cannot train '{name}' in {kind}: its results would drift far from those of one "
                 "client after the other"
             )
+    chain = find_chain(model, sample)
     for name, module in model.named_modules():
+        if is_dropout(module) and chain is not None:
+            _check_dropout(name, method)
+            continue
         _check_layer(f"the engine 'vmap' cannot train the layer '{name}' ({type(module).__name__})", module)
     buffers = running_statistics(model)
     if buffers:
         raise CannotVectorise(f"the engine 'vmap' cannot train this model: it keeps a buffer ('{next(iter(buffers))}')")
-    if sample is not None and not all(type(m) in PLAIN for m in model.modules()):
+    if sample is not None and chain is None and not all(type(m) in PLAIN for m in model.modules()):
         _try_vectorising(model.train(), sample)
+
+
+def _check_dropout(name: str, method: Method) -> None:
+    """Refuse dropout beside a technique that may add rows of its own to a batch: each client's would be others."""
+    technique = next(method.at("draws"), None)
+    if technique is not None:
+        raise CannotVectorise(
+            f"the engine 'vmap' cannot train the layer '{name}' (Dropout) with '{technique.name}': both draw random "
+            "numbers in every step"
+        )
 
 
 def _check_layer(what: str, module: nn.Module) -> None:
@@ -79,7 +94,7 @@ def _check_layer(what: str, module: nn.Module) -> None:
     if isinstance(module, _NormBase) and module.track_running_stats:
         raise CannotVectorise(f"{what}: it keeps running statistics")
     if isinstance(module, _DropoutNd) and module.p > 0:
-        raise CannotVectorise(f"{what}: it draws random numbers")
+        raise CannotVectorise(f"{what}: it draws random numbers, which only a chain of dense layers may")
     if isinstance(module, nn.RNNBase):
         raise CannotVectorise(f"{what}: recurrent layers have no vectorised form")
 
@@ -125,6 +140,7 @@ class ClientTensors:
         memory: what the client remembers.
         prepared: what techniques prepared.
         drawn: the random numbers of all steps.
+        masks: what dropout multiplies with in every step, in the order in which it is asked for.
         counts: its examples of each class, where a technique may ask for them.
     """
 
@@ -138,6 +154,7 @@ class ClientTensors:
     memory: Slots
     prepared: Slots
     drawn: Slots
+    masks: Sequence[Tensor]
     counts: Tensor | None
 
 
@@ -156,6 +173,7 @@ class VectorisedVisit:
         steps: of the longest visit.
         ends: the steps after which some client is done.
         idle: parameters that get no gradient.
+        dropouts: the names of the layers that drop.
     """
 
     method: Method
@@ -164,6 +182,7 @@ class VectorisedVisit:
     steps: int
     ends: tuple[int, ...]
     idle: frozenset[str]
+    dropouts: tuple[str, ...]
 
     def train(self, *tensors: Any) -> tuple[Tensors, Slots, Slots, Tensor]:
         """One client's local training, as a function of tensors alone: (delta, slots, memory, mean loss).
@@ -194,10 +213,11 @@ class VectorisedVisit:
         steps = FunctionalSteps(self.replica, self.method.buffers, hooks, work, {**params, **start}, moved)
         total = _zero_like(given.last)
         final: Ended | None = None
-        with steps.objective.attach_features():
+        with steps.objective.attach_features(), steps.objective.attach_masks(self.dropouts):
             for step in range(self.steps):
                 if step == 1:  # all begin at the same place: the first pass is one product for all
                     steps.objective.params = {**params, **trained}
+                steps.objective.masks = iter([mask[step] for mask in given.masks])
                 steps.objective.rows = rows = None if given.rows is None else given.rows[step]
                 steps.objective.task_loss = partial(self.replica.task.padded_loss, rows)
                 total = total + steps.step(given.x[step], given.y[step])
@@ -276,9 +296,11 @@ def _longest_first(
 def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     """Train clients that have all in common that one computation for all of them needs."""
     context = group.context
-    flops, idle = group.estimate_costs()
+    flops, estimate = group.estimate_costs()
+    dropouts = [link.dropout for link in known_chain(group) or () if link.dropout is not None]
     with timed("batches"):
-        padded = draw_padded(group, context.compile)
+        passes = estimate.dropout_calls // max(len(dropouts), 1)  # more than one where a technique asks for a gradient
+        padded = draw_padded(group, context.compile, dropouts * passes)
     slots, memory = _stack_slots(group.slots), _stack_slots(group.memories)
     chain = chain_of(group)
     with timed("techniques"):
@@ -287,11 +309,12 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
         drawn = draw_steps(group, views, padded.longest)
     if chain is not None:
         with timed("stacked visits"), torch.no_grad():
-            came = train_stacked(group, chain, padded, idle, (slots[0], memory[0], prepared))
+            came = train_stacked(group, chain, padded, estimate.idle, (slots[0], memory[0], prepared))
     else:
         tensors, dims = _stack_tensors(group, padded, slots, memory, _by_client(prepared), _by_client(drawn))
         with one_by_one(), timed("vectorised visits"):
-            came = _vectorise(group, padded, idle, tensors, dims)(*tensors)
+            names = tuple(layer.name for layer in dropouts)
+            came = _vectorise(group, padded, estimate.idle, names, tensors, dims)(*tensors)
     delta, sent, remembers, loss = came
     delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
     stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
@@ -334,13 +357,19 @@ def _stack_tensors(
         "memory": memory,
         "prepared": prepared,
         "drawn": drawn,
+        "masks": (list(padded.masks), [0] * len(padded.masks)),
         "counts": (counts, None if counts is None else 0),
     }
     return tuple(tensors for tensors, _ in table.values()), tuple(dims for _, dims in table.values())
 
 
 def _vectorise(
-    group: ClientGroup, padded: PaddedBatches, idle: frozenset[str], tensors: tuple[Any, ...], dims: tuple[Any, ...]
+    group: ClientGroup,
+    padded: PaddedBatches,
+    idle: frozenset[str],
+    dropouts: tuple[str, ...],
+    tensors: tuple[Any, ...],
+    dims: tuple[Any, ...],
 ) -> Callable[..., Any]:
     """The visit of all clients, as a function of their tensors; compiled where that is asked for and feasible."""
     context = group.context
@@ -349,7 +378,7 @@ def _vectorise(
     if context.compile and padded.rows is not None:  # one graph for all clients of this shape, wherever they end
         ends = list(range(1, padded.longest + 1))
     shared = SharedAssignment(**vars(group.template))
-    visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle)
+    visit = VectorisedVisit(context.method, group.replica, shared, padded.longest, tuple(ends), idle, dropouts)
     run = vmap(visit.train, in_dims=dims)
     if not context.compile or visit.steps > COMPILED_STEPS:
         return run
