@@ -241,9 +241,20 @@ def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) ->
     assert any(not plain for _, plain in calls.seen) is channels_last
 
 
-def permuted_images(rows: int) -> tuple[Tensor, Tensor]:
-    """Images as many read them: the channels last in memory, first in the shape."""
-    return torch.randn(rows, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(rows) % 10
+class PermutedImages:
+    """Examples of one's own that give images as many read them: the channels last in memory, first in the shape."""
+
+    def __init__(self, rows: int) -> None:
+        self.x, self.y = torch.randn(rows, 8, 8, 3), torch.arange(rows) % 10
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor, augment: Any = None) -> tuple[Tensor, Tensor]:
+        return self.x[index].permute(0, 3, 1, 2), self.y[index]
+
+    def labels(self) -> Tensor:
+        return self.y
 
 
 @pytest.mark.slow
@@ -254,8 +265,8 @@ def test_inputs_that_are_permuted(channels_last: bool) -> None:
     with Calls() as calls:
         fs.Federation(
             model,
-            [permuted_images(24), permuted_images(24)],
-            permuted_images(16),
+            [PermutedImages(24), PermutedImages(24)],
+            PermutedImages(16),
             rounds=1,
             lr=1e-3,
             channels_last=channels_last,
