@@ -241,8 +241,13 @@ def test_a_federation_trains_evaluates_and_probes_safely(channels_last: bool) ->
     assert any(not plain for _, plain in calls.seen) is channels_last
 
 
+def permuted_images(rows: int) -> tuple[Tensor, Tensor]:
+    """Images as many read them: the channels last in memory, first in the shape."""
+    return torch.randn(rows, 8, 8, 3).permute(0, 3, 1, 2), torch.arange(rows) % 10
+
+
 class PermutedImages:
-    """Examples of one's own that give images as many read them: the channels last in memory, first in the shape."""
+    """Examples of one's own that give such images, batch by batch."""
 
     def __init__(self, rows: int) -> None:
         self.x, self.y = torch.randn(rows, 8, 8, 3), torch.arange(rows) % 10
