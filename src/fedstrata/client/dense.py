@@ -168,6 +168,7 @@ def find_chain(model: nn.Module, x: Tensor | None) -> tuple[Link, ...] | None:
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where torch keeps what is attached to a module: a chain would not run it."""
 
 
 def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
@@ -175,8 +176,9 @@ def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     kind = type(module)
     if any(getattr(module, hooks) for hooks in HOOKS) or "forward" in vars(module):
         return False
-    if kind is nn.Sequential:  # a layer may stand in several places
-        return all(_collect(m, f"{name}.{key}" if name else key, links) for key, m in module._modules.items() if m)
+    if kind is nn.Sequential:  # a layer may stand in several places, of which `named_children` tells one
+        layers = ((key, layer) for key, layer in module._modules.items() if layer is not None)
+        return all(_collect(layer, f"{name}.{key}" if name else key, links) for key, layer in layers)
     if is_dropout(module):
         links.append(Link(module, dropout=DropoutLayer(name, module.p, ())))
         return True

@@ -288,7 +288,7 @@ def _longest_first(
     assignments: Assignments,
     clients: Sequence[Examples] | Mapping[int, Examples],
 ) -> list[int]:
-    """Places of visits, those with most examples first: where all have as many steps, in client order."""
+    """Places of visits, those with most steps first; where all have as many, in client order."""
     size = sizes(clients)
     return sorted(places, key=lambda place: -len(batch_sizes(size(assignments.clients[place]), template.work, False)))
 
