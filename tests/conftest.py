@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,8 @@ import pytest
 
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 """torch's compiler takes the processor's word for its instructions: to try them all takes longer than our kernels."""
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""And it compiles in its own process: others would import torch first, for a few kernels."""
 
 T = TypeVar("T")
 
@@ -78,6 +82,23 @@ def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.path != SEARCHED:
             patch.setattr(feature_map, "_plane", plane)
         yield
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Each of several workers imports the files of tests from another one on.
+
+    pytest rewrites and keeps what is imported for the first time, which takes longer than all other imports: so each
+    worker rewrites its share, and finds what the others have kept.
+    """
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    chosen = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
+    files = sorted(file for file in HERE.rglob("test_*.py") if any(file.is_relative_to(path) for path in chosen))
+    first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest will meet it again, and tell of it
+            import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,20 +33,54 @@ from fedstrata.run import deal, models_of, open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
 from tests.engines.worlds import EIGHT, check_same, convnet, federation, flat, pictures, points, run, seeded, staged
+from tests.forks import SERVER, write_script
 from tests.small_runs import LONG, fedstrata, one_sentence, options, process
 from tests.small_runs import config as small
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
 
+IMPORTS = "import fedstrata.engines.ray, fedstrata.run, jsonschema, requests, tests.contract.standins, tests.small_runs"
+"""What Ray's workers import, but for Ray: that reads what a worker is told by its environment when it is imported."""
+RUN_WORKER = """
+import runpy
+from ray._private.workers.setup_worker import parser
+_, sys.argv = parser.parse_known_args(sys.argv)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""What Ray's own script for it does, but for another start of Python."""
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    """One Ray for all tests here: starting it takes longer than any of them."""
+def forks() -> Iterator[Path]:
+    """A script that starts Ray's workers as forks of one process: each would import Ray twice, and torch once."""
+    path = os.pathsep.join([*filter(None, sys.path), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:  # paths of sockets must be short
+        listens, script = Path(place, "forks"), Path(place, "worker.py")
+        write_script(script, str(listens))
+        command = [sys.executable, "-c", SERVER, str(listens), IMPORTS, RUN_WORKER]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
+            end = time.monotonic() + LONG
+            while not listens.exists():
+                assert server.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            yield script
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def nodes(forks: Path) -> Iterator[Any]:
+    """One Ray for all tests here: starting it takes longer than any of them.
+
+    `test_the_command_joins_a_cluster_that_asks_for_a_token` has one that starts everything as Ray does.
+    """
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    head = {"num_cpus": 4, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    made = Cluster(initialize_head=True, head_node_args={**head, "setup_worker_path": str(forks)})
     ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made
     ray.shutdown()
@@ -268,9 +302,9 @@ def test_an_actor_that_dies_leaves_no_trace(tmp_path: Path, on_ray: dict[str, An
     assert re.fullmatch(told, note)
 
 
-def test_a_node_that_dies(on_ray: dict[str, Any], nodes: Any) -> None:
+def test_a_node_that_dies(on_ray: dict[str, Any], nodes: Any, forks: Path) -> None:
     """With it an actor, for which there is no other room: the rest go on without."""
-    node = nodes.add_node(num_cpus=3)
+    node = nodes.add_node(num_cpus=3, setup_worker_path=str(forks))
     settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold()), "rounds": 4}
     fed = federation(**settings, **{**on_ray, "ray_cpus": 3}, workers=2)
     for record in fed.rounds():
@@ -604,7 +638,7 @@ def started(home: Path) -> Iterator[str]:
     port = free_port()
     # Paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        command = f"ray start --head --block --num-cpus 2 --include-dashboard false --disable-usage-stats --port {port}"
+        command = f"ray start --head --block --num-cpus 1 --include-dashboard false --disable-usage-stats --port {port}"
         words = [*command.split(), "--ray-client-server-port", str(free_port()), "--temp-dir", place]
         path = os.pathsep.join(map(str, (Path(fs.__file__).parents[1], Path(__file__).parents[2])))
         environment = {**os.environ, "HOME": str(home), "PYTHONPATH": path}

@@ -9,7 +9,10 @@
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <torch/extension.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <torch/library.h>
 
 namespace {
@@ -212,4 +215,4 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { at::RegisterPrivateUse1HooksInterface(new Hooks()); }
+const bool HOOKS = (at::RegisterPrivateUse1HooksInterface(new Hooks()), true);

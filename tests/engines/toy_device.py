@@ -33,7 +33,8 @@ def make_devices() -> None:
     module.get_rng_state = lambda device: torch.zeros(1)
     module.set_rng_state = lambda state, device: None
     rename_privateuse1_backend("toy")
-    load("toy_device", [str(SOURCE)], ["-O0", "-w"], build_directory=os.environ["TOY_DEVICE_BUILD"])
+    build = os.environ["TOY_DEVICE_BUILD"]
+    load("toy_device", [str(SOURCE)], ["-O0", "-w"], build_directory=build, is_python_module=False)
     torch._register_device_module("toy", module)
 
 

@@ -22,6 +22,7 @@ import fedstrata as fs
 from fedstrata.flower.certs import write_certs
 from fedstrata.flower.template import write_app
 from tests.flower import task
+from tests.forks import SERVER, write_script
 
 PATIENCE = float(os.environ.get("FEDSTRATA_TEST_PATIENCE", "1"))
 """Factor of all limits of time, for machines that are busy."""
@@ -116,61 +117,17 @@ def make_app(
 APPS = ("flwr-clientapp", "flwr-serverapp")
 """Flower's commands that run an app: the first for every message to a client."""
 
-FORKING = """
-import gc, os, signal, socket, sys, threading, json
+IMPORTS = """
 import fedstrata.flower, fedstrata.run, fedstrata.engines.serial, flwr.serverapp, flwr.clientapp, httpcore, numpy.random
 from flwr.superlink.cli import flwr_serverapp
 from flwr.supernode.cli import flwr_clientapp
-
-def accept(path):
-    # Fork for every connection; returns in a fork, with what it is asked for.
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.bind(path)
-    server.listen(64)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
-    gc.freeze()  # else every fork copies all that was imported when it looks for garbage at its end
-    while True:
-        near, _ = server.accept()
-        data, streams, _, _ = socket.recv_fds(near, 1 << 20, 3)
-        if os.fork() == 0:
-            server.close()
-            return near, streams, json.loads(data)
-        for number in (near.detach(), *streams):
-            os.close(number)
-
-def end_with(near):
-    # End with the process that asked: whoever kills that one means this one.
-    near.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-near, streams, asked = accept(sys.argv[1])
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-for number, stream in enumerate(streams):
-    os.dup2(stream, number)
-    os.close(stream)
-os.chdir(asked["cwd"])
-os.environ.clear()
-os.environ.update(asked["environment"])
-sys.argv = asked["arguments"]
-threading.Thread(target=end_with, args=(near,), daemon=True).start()
-{"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}[sys.argv[0]]()
 """
-"""A process that has imported what apps import, and forks whenever one should run."""
-
-ASKING = """
-import json, os, socket, sys
-path, *arguments = sys.argv[1:]
-asked = {"arguments": arguments, "cwd": os.getcwd(), "environment": dict(os.environ)}
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as far:
-    far.connect(path)
-    socket.send_fds(far, [json.dumps(asked).encode()], [0, 1, 2])
-    far.recv(1)
-"""
-"""Asks for a fork, and lasts as long as that."""
+"""What apps import."""
+RUN_APP = "{'flwr-clientapp': flwr_clientapp, 'flwr-serverapp': flwr_serverapp}[sys.argv[0]]()"
 
 COMMAND = """#!/bin/sh
 mkdir '{first}' 2>/dev/null && exec '{real}' "$@"
-exec '{python}' -IS '{asking}' '{socket}' {name} "$@"
+exec '{python}' -IS '{asking}' {name} "$@"
 """
 """Stands for one of Flower's commands: the first time it is that, and then a fork that need not import anything."""
 
@@ -179,12 +136,10 @@ def write_commands(directory: Path, socket_path: str, path: str) -> None:
     """Write commands that stand for those of Flower's that run apps."""
     directory.mkdir()
     asking = directory / "asking.py"
-    asking.write_text(ASKING)
+    write_script(asking, socket_path)
     for name in APPS:
         first, real = directory / f"first-{name}", shutil.which(name, path=path)
-        text = COMMAND.format(
-            first=first, real=real, python=sys.executable, asking=asking, socket=socket_path, name=name
-        )
+        text = COMMAND.format(first=first, real=real, python=sys.executable, asking=asking, name=name)
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
 
@@ -280,7 +235,7 @@ class Deployment:
         self.environment["PATH"] = os.pathsep.join([str(directory / "bin"), self.environment["PATH"]])
 
     def __enter__(self) -> Deployment:
-        self.start("apps", sys.executable, "-c", FORKING, str(self._socket))
+        self.start("apps", sys.executable, "-c", SERVER, str(self._socket), IMPORTS, RUN_APP)
         self.superlink = self.start_superlink()
         waited(self._socket.exists, 180, "the process that forks")
         return self

@@ -25,6 +25,8 @@ pytestmark = [
 ]
 
 ROUNDS = 12
+SCREEN = {"width": 1240, "height": 900}
+LISTS = ("quantity", "embedding-colour")
 READY = "html[data-ready=true]"
 LINES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => plot.data
   .filter((trace) => trace.meta?.line === LINE).map((trace) => trace.visible ?? true))"""
@@ -48,7 +50,7 @@ class Visit:
     """A page that was opened, and all that went wrong on it."""
 
     def __init__(self, browser: Any, address: str, **how: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1240, "height": 900}, **how)
+        self.context = browser.new_context(viewport=SCREEN, **how)
         self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
@@ -76,14 +78,7 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def looked_at(browser: Any, comparison: Path) -> Iterator[Visit]:
-    """The page for tests that leave it as it was: opening it costs more than any of them."""
-    found = Visit(browser, comparison.as_uri(), color_scheme="light")
-    yield found
-    found.context.close()
-
-
-@pytest.fixture
-def visit(browser: Any, comparison: Path) -> Iterator[Visit]:
+    """The page for tests that leave it as it was, which also shows that all can be undone; opening it takes seconds."""
     found = Visit(browser, comparison.as_uri(), color_scheme="light")
     yield found
     found.context.close()
@@ -127,45 +122,59 @@ def test_a_method_is_hidden_in_all_figures_at_once(looked_at: Visit) -> None:
     assert looked_at.wrong == []
 
 
-def test_a_legend_hides_in_all_figures_too(visit: Visit) -> None:
-    visit.page.locator("[data-figure=accuracy] .legendtoggle").first.click()
-    visit.until("document.querySelectorAll('input[data-line]:not(:checked)').length === 1")
-    hidden = visit.ask("Number(document.querySelector('input[data-line]:not(:checked)').dataset.line)")
-    assert set(visit.ask(LINES.replace("LINE", str(hidden)))) == {"legendonly"}
+def test_a_legend_hides_in_all_figures_too(looked_at: Visit) -> None:
+    looked_at.page.locator("[data-figure=accuracy] .legendtoggle").first.click()
+    looked_at.until("document.querySelectorAll('input[data-line]:not(:checked)').length === 1")
+    hidden = looked_at.ask("Number(document.querySelector('input[data-line]:not(:checked)').dataset.line)")
+    assert set(looked_at.ask(LINES.replace("LINE", str(hidden)))) == {"legendonly"}
+    looked_at.page.locator(f"input[data-line='{hidden}']").check()
+    assert set(looked_at.ask(LINES.replace("LINE", str(hidden)))) == {True}
 
 
-def test_the_slider_is_moved_by_keys(visit: Visit) -> None:
-    slider = visit.page.locator("[data-control=divergence-round] input")
-    before = visit.ask(f"{visit.plot('divergence-profile')}.data[0].x")
+def test_the_slider_is_moved_by_keys(looked_at: Visit) -> None:
+    slider = looked_at.page.locator("[data-control=divergence-round] input")
+    before = looked_at.ask(f"{looked_at.plot('divergence-profile')}.data[0].x")
     slider.focus()
-    visit.page.keyboard.press("Home")
+    looked_at.page.keyboard.press("Home")
     assert slider.get_attribute("aria-valuetext") == "round 1"
-    assert visit.page.locator("[data-control=divergence-round] output").inner_text() == "1"
-    assert visit.ask(f"{visit.plot('divergence-profile')}.data[0].x") != before
-    assert visit.ask(f"{visit.plot('divergence')}.layout.shapes[0].x0") == 1
-    visit.page.keyboard.press("ArrowRight")
-    assert visit.ask(f"{visit.plot('divergence')}.layout.shapes[0].x0") == 2
+    assert looked_at.page.locator("[data-control=divergence-round] output").inner_text() == "1"
+    assert looked_at.ask(f"{looked_at.plot('divergence-profile')}.data[0].x") != before
+    assert looked_at.ask(f"{looked_at.plot('divergence')}.layout.shapes[0].x0") == 1
+    looked_at.page.keyboard.press("ArrowRight")
+    assert looked_at.ask(f"{looked_at.plot('divergence')}.layout.shapes[0].x0") == 2
+    looked_at.page.keyboard.press("End")
+    assert looked_at.ask(f"{looked_at.plot('divergence-profile')}.data[0].x") == before
 
 
-def test_lists_choose_what_is_drawn(visit: Visit) -> None:
-    before = visit.ask(f"{visit.plot('divergence')}.data[0].z[0]")
-    visit.page.locator("[data-control=quantity] select").select_option(label="cosine of updates")
-    assert visit.ask(f"{visit.plot('divergence')}.data[0].z[0]") != before
-    visit.page.locator("[data-control=embedding-colour] select").select_option(label="by client")
-    names = visit.ask(f"{visit.plot('embedding')}.data.map((t) => t.name)")
-    assert all(name.startswith("client ") for name in names)
+def test_lists_choose_what_is_drawn(looked_at: Visit) -> None:
+    heat = f"{looked_at.plot('divergence')}.data[0].z[0]"
+    names = f"{looked_at.plot('embedding')}.data.map((t) => t.name)"
+    before = [looked_at.ask(drawn) for drawn in (heat, names)]
+    quantity, colour = (looked_at.page.locator(f"[data-control={name}] select") for name in LISTS)
+    chosen = [found.input_value() for found in (quantity, colour)]
+    quantity.select_option(label="cosine of updates")
+    assert looked_at.ask(heat) != before[0]
+    colour.select_option(label="by client")
+    assert all(name.startswith("client ") for name in looked_at.ask(names))
+    quantity.select_option(chosen[0])
+    colour.select_option(chosen[1])
+    assert [looked_at.ask(drawn) for drawn in (heat, names)] == before
 
 
-def test_what_may_be_negative_stays_linear(visit: Visit) -> None:
-    visit.page.locator("#log").check()
-    profile = f"{visit.plot('divergence-profile')}.layout.xaxis.type"
-    heat = f"'customdata' in {visit.plot('divergence')}.data[0]"
-    assert visit.ask(profile) == "log"
-    assert visit.ask(heat)
-    visit.page.locator("[data-control=quantity] select").select_option(label="cosine of updates")
-    assert visit.ask(profile) == "linear"
-    assert not visit.ask(heat)
-    assert visit.wrong == []
+def test_what_may_be_negative_stays_linear(looked_at: Visit) -> None:
+    looked_at.page.locator("#log").check()
+    profile = f"{looked_at.plot('divergence-profile')}.layout.xaxis.type"
+    heat = f"'customdata' in {looked_at.plot('divergence')}.data[0]"
+    assert looked_at.ask(profile) == "log"
+    assert looked_at.ask(heat)
+    quantity = looked_at.page.locator("[data-control=quantity] select")
+    chosen = quantity.input_value()
+    quantity.select_option(label="cosine of updates")
+    assert looked_at.ask(profile) == "linear"
+    assert not looked_at.ask(heat)
+    quantity.select_option(chosen)
+    looked_at.page.locator("#log").uncheck()
+    assert looked_at.wrong == []
 
 
 def test_axes_become_logarithmic(looked_at: Visit) -> None:
@@ -178,25 +187,27 @@ def test_axes_become_logarithmic(looked_at: Visit) -> None:
     assert looked_at.wrong == []
 
 
-def test_a_figure_is_saved_as_a_picture_and_zooming_undone(visit: Visit) -> None:
-    with visit.page.expect_download() as download:
-        visit.page.locator("[data-figure=loss] button", has_text="PNG").click()
+def test_a_figure_is_saved_as_a_picture_and_zooming_undone(looked_at: Visit) -> None:
+    with looked_at.page.expect_download() as download:
+        looked_at.page.locator("[data-figure=loss] button", has_text="PNG").click()
     assert download.value.suggested_filename == "loss.png"
     assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
-    visit.ask(f"Plotly.relayout({visit.plot('loss')}, {{'xaxis.range': [2, 3], 'xaxis.autorange': false}})")
-    visit.page.locator("[data-figure=loss] button", has_text="Reset").click()
-    assert visit.ask(f"{visit.plot('loss')}._fullLayout.xaxis.range[1]") > 10
-    assert visit.ask("document.querySelectorAll('.modebar-btn').length") == 0  # one of Plotly's own shares data
-    assert visit.wrong == []
+    looked_at.ask(f"Plotly.relayout({looked_at.plot('loss')}, {{'xaxis.range': [2, 3], 'xaxis.autorange': false}})")
+    looked_at.page.locator("[data-figure=loss] button", has_text="Reset").click()
+    assert looked_at.ask(f"{looked_at.plot('loss')}._fullLayout.xaxis.range[1]") > 10
+    assert looked_at.ask("document.querySelectorAll('.modebar-btn').length") == 0  # one of Plotly's own shares data
+    assert looked_at.wrong == []
 
 
-def test_light_becomes_dark(visit: Visit) -> None:
+def test_light_becomes_dark(browser: Any, comparison: Path) -> None:
+    found = Visit(browser, comparison.as_uri(), color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
-    light, ink = visit.ask(ground), visit.ask(f"{visit.plot('accuracy')}._fullLayout.font.color")
-    visit.page.locator("#theme").click()
-    assert visit.ask(ground) != light
-    assert visit.ask(f"{visit.plot('accuracy')}._fullLayout.font.color") != ink
-    assert visit.page.locator("#theme").inner_text() == "Light"
+    light, ink = found.ask(ground), found.ask(f"{found.plot('accuracy')}._fullLayout.font.color")
+    found.page.locator("#theme").click()
+    assert found.ask(ground) != light
+    assert found.ask(f"{found.plot('accuracy')}._fullLayout.font.color") != ink
+    assert found.page.locator("#theme").inner_text() == "Light"
+    found.context.close()
 
 
 def test_a_dark_system_gets_a_dark_page(browser: Any, comparison: Path) -> None:
@@ -205,27 +216,29 @@ def test_a_dark_system_gets_a_dark_page(browser: Any, comparison: Path) -> None:
     found.context.close()
 
 
-def test_a_table_is_copied_as_markdown(visit: Visit) -> None:
-    visit.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    visit.page.locator("#results button.copy").click()
-    visit.until("window.copied")
-    head, rule, *rows = visit.ask("window.copied").strip().split("\n")
+def test_a_table_is_copied_as_markdown(looked_at: Visit) -> None:
+    looked_at.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    looked_at.page.locator("#results button.copy").click()
+    looked_at.until("window.copied")
+    head, rule, *rows = looked_at.ask("window.copied").strip().split("\n")
     assert head.startswith("| method | buffers | accuracy |")
     assert rule.startswith("| :-- | :-- | --: |")
     assert len(rows) == 3
     assert any(row.startswith("| fedprox(mu=0.01) | average | ") for row in rows)
-    assert visit.page.locator(".status").inner_text() == "Copied as Markdown"
+    assert looked_at.page.locator(".status").inner_text() == "Copied as Markdown"
 
 
-def test_every_figure_has_its_data_as_a_table(visit: Visit) -> None:
-    for summary in visit.page.locator("details.data > summary").all():
-        summary.click()
-    visit.until("[...document.querySelectorAll('details.data')].every((d) => d.querySelector('table'))")
-    rows = visit.page.locator("[data-figure=accuracy] tbody tr")
+def test_every_figure_has_its_data_as_a_table(looked_at: Visit) -> None:
+    open_or_close = "document.querySelectorAll('details.data > summary').forEach((summary) => summary.click())"
+    looked_at.ask(open_or_close)
+    looked_at.until("[...document.querySelectorAll('details.data')].every((d) => d.querySelector('table'))")
+    rows = looked_at.page.locator("[data-figure=accuracy] tbody tr")
     assert rows.count() == ROUNDS
     assert rows.first.locator("td").first.inner_text().endswith(" %")
-    assert visit.page.locator("[data-figure=divergence] tbody tr").count() == 21
-    assert visit.wrong == []
+    assert looked_at.page.locator("[data-figure=divergence] tbody tr").count() == 21
+    looked_at.ask(open_or_close)
+    assert looked_at.ask("document.querySelectorAll('details.data[open]').length") == 0
+    assert looked_at.wrong == []
 
 
 def test_controls_and_figures_have_names(looked_at: Visit) -> None:
@@ -238,18 +251,18 @@ def test_controls_and_figures_have_names(looked_at: Visit) -> None:
     assert looked_at.ask("['header', 'nav', 'main', 'footer'].every((name) => document.querySelector(name))")
 
 
-def test_a_narrow_screen_is_not_wider_than_it_is(browser: Any, comparison: Path) -> None:
-    found = Visit(browser, comparison.as_uri())
-    found.page.set_viewport_size({"width": 400, "height": 800})
+def test_a_narrow_screen_is_not_wider_than_it_is(looked_at: Visit) -> None:
+    looked_at.page.set_viewport_size({"width": 400, "height": 800})
     widest = "Math.max(...[...document.querySelectorAll('.plot > *')].map((part) => part.scrollWidth))"
-    found.until(f"document.documentElement.scrollWidth <= 400 && {widest} < 400")
-    found.context.close()
+    looked_at.until(f"document.documentElement.scrollWidth <= 400 && {widest} < 400")
+    looked_at.page.set_viewport_size(SCREEN)
+    looked_at.until(f"{widest} > 400")
 
 
-def test_it_prints(visit: Visit) -> None:
-    assert visit.page.pdf(format="A4").startswith(b"%PDF")
-    assert visit.wrong == []
-    assert visit.ask("document.documentElement.dataset.theme") is None
+def test_it_prints(looked_at: Visit) -> None:
+    assert looked_at.page.pdf(format="A4").startswith(b"%PDF")
+    assert looked_at.wrong == []
+    assert looked_at.ask("document.documentElement.dataset.theme") is None
 
 
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
