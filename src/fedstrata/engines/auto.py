@@ -19,9 +19,9 @@ from fedstrata.models.flops import count_flops
 
 FASTER = 0.9
 """The largest share of the time one by one at which many are trained at once: a smaller gain may be noise."""
-WORTH: dict[Family, float] = {"dense": 1.0, "dense, torch.func": 3.0, "convolutional": 3.0}
-"""Seconds of processor time that a run must gain to be worth other last bits than `serial`'s; torch.func takes 1.5 to
-load."""
+WORTH: dict[Family, float] = {"dense": 0.2, "dense, torch.func": 2.0, "convolutional": 2.0}
+"""Seconds of processor time that a run must gain to be worth other last bits than those of `serial`; torch.func takes
+1.5 to load."""
 FEWEST = 3
 """Clients per round from which on there is something to gain by training them at once."""
 LOOKED_AT = 1_000
