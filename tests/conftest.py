@@ -64,6 +64,14 @@ def _one_command() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _never_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever runs the tests may have measured the machine, and `auto` would choose by that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSTRATA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
     """A map of features is searched for in as few steps as there may be, except where it is looked at."""

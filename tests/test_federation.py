@@ -101,7 +101,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         return update, kept
 
     monkeypatch.setattr(grouping, "train_client", train_client)
-    monkeypatch.setattr("fedstrata.engines.auto.vectorised_is_faster", lambda context: False)
+    monkeypatch.setattr("fedstrata.engines.auto.judge_ways", lambda request, table: (False, "watched"))
     return watched
 
 

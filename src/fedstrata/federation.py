@@ -29,7 +29,7 @@ from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines.protocol import Engine, Recall
-from fedstrata.engines.registry import EngineRequest, build_engine, way_of_training
+from fedstrata.engines.registry import EngineRequest, build_engine, parse_way, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.models.inputs import release_model
@@ -123,8 +123,8 @@ class Federation:
         self.clients = self.sampler.clients
         self._server = self._build_server(setup)
         self.state = self._start(setup)
-        self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
         self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._server.check_memory, store)
+        self._engine, evaluate = self._choose_engine(engine, recipe or {}, resume)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
         self._facts = self._describe(setup, class_names)
         self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
@@ -182,17 +182,22 @@ class Federation:
         whole = setup.models[""]
         return self._server.start(clone(dict(whole.named_parameters())), clone(running_statistics(whole)), offered[""])
 
-    def _choose_engine(self, given: str | Engine | None, recipe: Mapping[str, Any]) -> tuple[str, Engine, Evaluate]:
-        """(its name, the engine, what evaluates): one of the caller's own trains only, and the recipe may name it."""
-        s = self.settings
-        workers, visits = s.workers if isinstance(s.workers, int) else None, s.rounds * self.sampler.per_round
-        about = workers, s.threads, visits, s.model_dump(), devices_by_name(s.device)
+    def _choose_engine(
+        self, given: str | Engine | None, recipe: Mapping[str, Any], resume: bool
+    ) -> tuple[Engine, Evaluate]:
+        """(the engine, what evaluates); one of the caller's own trains only, and the recipe may name it."""
+        s, way = self.settings, parse_way(self._recorder.versions.get("clients", "")) if resume else None
+        visits = s.rounds, self.sampler.per_round, self._work(0)
+        workers = s.workers if isinstance(s.workers, int) else None
+        about = workers, s.threads, *visits, way, s.model_dump(), devices_by_name(s.device)
         request = EngineRequest(self._context, self.clients, self.test, *about)
         if given is not None and not isinstance(given, str):
             _, here = build_engine("serial", replace(request, workers=1, devices=()))
-            return str(recipe.get("engine", "own")), given, here.evaluate
-        name, engine = build_engine(s.engine, request)
-        return name, engine, engine.evaluate
+            self.engine, self.engine_reason = str(recipe.get("engine", "own")), ""
+            return given, here.evaluate
+        chosen, engine = build_engine(s.engine, request)
+        self.engine, self.engine_reason, self.notes = chosen.name, chosen.why, (*self.notes, *chosen.notes)
+        return engine, engine.evaluate
 
     def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
         """What evaluates the states."""
@@ -259,7 +264,8 @@ class Federation:
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
         way = way_of_training(self.engine)
-        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}"}
+        chosen = ": ".join(filter(None, (self.engine, self.engine_reason)))
+        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}", "engine": chosen}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.

@@ -134,6 +134,7 @@ LIGHT = [
     ("--help", "Commands:"),
     ("run --help", "--participation"),
     ("attack invert --help", "--noise"),
+    ("machine tune --help", "--seconds"),
     *((f"list {what}", what) for what in registries.TABLES if what != "engines"),
     ("report runs/one", "report.html"),
     ("report runs", "report.html"),

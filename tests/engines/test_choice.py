@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.engines.auto import MANY_VISITS, SMALL_MODEL
-from fedstrata.engines.registry import ENGINES
+from fedstrata.engines import auto
+from fedstrata.engines.auto import FASTER, FEWEST, WORTH, find_usual_visit
+from fedstrata.engines.known_speeds import table_path
+from fedstrata.engines.registry import ENGINES, EngineRequest
+from fedstrata.engines.speed_table import Cell, Family, SpeedTable
 from fedstrata.system.machine import cores
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.fedimpro import FedImpro
@@ -170,11 +174,34 @@ def test_the_command_refuses(
 
 
 def images() -> dict[str, Any]:
-    return {"clients": [pictures(9, 1), pictures(8, 2)], "test": pictures(9, 3), "participation": 2}
+    return {"clients": [pictures(9, n) for n in range(3)], "test": pictures(9, 3), "participation": 3}
+
+
+def convolution(width: int, **about: Any) -> nn.Module:
+    layers = nn.Conv2d(3, width, **{"kernel_size": 3, **about}), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(width, 4))
+
+
+def table(*cells: Cell) -> SpeedTable:
+    return SpeedTable(cells, "a processor", "2.0", "2026-01-31")
+
+
+def cell(family: Family = "dense", at_once: float = 0.1, flops: int = 10**6, clients: int = 8) -> Cell:
+    """What nearly everything is most like: a second of processor time per step one by one, and so little at once."""
+    return Cell(family, flops, 5, 3, clients, 1e6, 1e6 * at_once)
+
+
+FAST = table(cell("dense"), cell("dense, torch.func"), cell("convolutional"))
+
+
+@pytest.fixture
+def go_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpeedTable], None]:
+    """Let `auto` choose by a table."""
+    return lambda table: monkeypatch.setattr(auto, "load_table", lambda: (table, ""))
 
 
 def wide() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, SMALL_MODEL // 10), nn.ReLU(), nn.Linear(SMALL_MODEL // 10, 4))
+    return nn.Sequential(nn.Linear(6, 60_000), nn.ReLU(), nn.Linear(60_000, 4))  # 1.2 million FLOPs
 
 
 @pytest.mark.parametrize(
@@ -187,24 +214,188 @@ def wide() -> nn.Module:
         (lambda: {"model": noisy()}, "vmap", "vmap"),
         (lambda: {"model": wide()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet()}, "serial", "processes"),
-        (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "serial", "processes"),
+        (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "vmap", "vmap"),
     ],
     ids=["dense", "techniques", "fedimpro", "batch norm", "dropout", "wide", "convolutions", "group norm"],
 )
-def test_auto_takes_what_is_fastest(world: Any, serial: str, processes: str) -> None:
-    assert federation(**world(), rounds=MANY_VISITS).engine == serial
-    assert federation(**world(), rounds=MANY_VISITS, workers=2).engine == processes
+def test_auto_takes_what_is_fastest(
+    world: Any, serial: str, processes: str, go_by: Callable[[SpeedTable], None]
+) -> None:
+    go_by(FAST)
+    assert federation(**world()).engine == serial
+    assert federation(**world(), workers=2).engine == processes
+    go_by(table(*(replace(cell, at_once=1e6) for cell in FAST.cells)))
+    assert federation(**world()).engine == "serial"
+    assert federation(**world(), workers=2).engine == "processes"
 
 
-def test_auto_does_not_vectorise_a_short_run() -> None:
-    assert federation(rounds=MANY_VISITS // 3, participation=3).engine == "serial"
-    assert federation(rounds=MANY_VISITS // 3 + 1, participation=3).engine == "vmap"
+@pytest.mark.parametrize(
+    ("settings", "family"),
+    [
+        ({}, "dense"),
+        ({"method": "fedprox", "steps": 3}, "dense"),
+        ({"method": "fedprox"}, "dense, torch.func"),  # clients take unlike numbers of steps
+        ({"method": "fedlc", "steps": 3}, "dense, torch.func"),
+        ({"method": "local"}, "dense, torch.func"),
+        ({"precision": "bf16"}, "dense, torch.func"),
+        ({"model": seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)))}, None),
+        ({**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "convolutional"),
+        ({**images(), "model": seeded(lambda: convolution(4))}, "convolutional"),
+        ({**images(), "model": seeded(lambda: convolution(4, kernel_size=1))}, "convolutional"),
+        ({**images(), "model": seeded(lambda: convolution(4, kernel_size=1, stride=2))}, None),
+        ({**images(), "model": seeded(lambda: convolution(6, groups=3))}, None),
+    ],
+    ids=str,
+)
+def test_what_decides_is_what_clients_would_be_trained_by(
+    settings: dict[str, Any], family: Family | None, go_by: Callable[[SpeedTable], None]
+) -> None:
+    """Of all cells only the one of their own family counts."""
+    for name in get_args(Family):
+        go_by(table(*(replace(cell, at_once=1.0 if cell.family == name else 1e7) for cell in FAST.cells)))
+        assert federation(**settings).engine == ("vmap" if name == family else "serial")
 
 
-def test_auto_is_one_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.engines.auto.MANY_VISITS", 1)
+def test_the_size_of_groups_decides(go_by: Callable[[SpeedTable], None]) -> None:
+    """Of 40 clients per round ten go together, of 100 twenty-five; sixteen would be half-way from 8 to 32."""
+    go_by(table(cell(at_once=2.0, clients=8), cell(at_once=0.5, clients=32)))
+    assert federation(clients=flat(*[9] * 40), participation=1.0).engine == "serial"
+    assert federation(clients=flat(*[9] * 100), participation=1.0).engine == "vmap"
+
+
+def test_a_small_gain_is_none(go_by: Callable[[SpeedTable], None]) -> None:
+    go_by(table(cell(at_once=FASTER)))
+    assert federation().engine == "vmap"
+    go_by(table(cell(at_once=FASTER + 0.01)))
+    assert federation().engine == "serial"
+
+
+def test_auto_does_not_vectorise_a_short_run(go_by: Callable[[SpeedTable], None]) -> None:
+    """100 µs less per step, 4 clients per round, 3 steps of the usual one: 166 rounds gain just less than 0.2 s."""
+    assert WORTH["dense"] == 0.2
+    go_by(table(Cell("dense", 10**6, 5, 3, 8, 150.0, 50.0)))
+    assert federation(rounds=166).engine == "serial"
+    assert federation(rounds=167).engine == "vmap"
+    assert "too short a run" in federation(rounds=166).engine_reason
+
+
+def test_one_model_that_is_slower_at_once_is_enough(go_by: Callable[[SpeedTable], None]) -> None:
+    go_by(table(cell(flops=1_000, at_once=2.0), cell()))
+    parts: dict[str, Any] = {"archs": {"small": seeded(lambda: nn.Sequential(nn.Linear(6, 4)))}}
+    whole = seeded(lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 20_000), nn.Linear(20_000, 4)))
+    assert federation(whole).engine == "vmap"
+    assert federation(whole, **parts, arch_of=lambda client: "small" if client == 1 else "").engine == "serial"
+
+
+def test_few_clients_per_round_are_trained_one_by_one(go_by: Callable[[SpeedTable], None]) -> None:
+    go_by(FAST)
+    assert federation(participation=FEWEST).engine == "vmap"
+    assert federation(participation=FEWEST - 1).engine == "serial"
+    assert federation(method="centralised").engine == "serial"
+
+
+@pytest.mark.parametrize(
+    ("work", "batch", "steps", "even"),
+    [
+        ({}, 5, 3, False),  # of 3, 9, 12, 14, 21 and 30 examples the fourth has 14
+        ({"batch_size": 20}, 14, 1, False),
+        ({"epochs": 2}, 5, 6, False),
+        ({"steps": 7}, 5, 7, True),
+        ({"batch_size": 30}, 14, 1, True),
+    ],
+)
+def test_the_usual_visit(work: dict[str, Any], batch: int, steps: int, even: bool) -> None:
+    fed = federation()
+    given = EngineRequest(fed._context, fed.clients, work=fs.Work(**{"batch_size": 5, **work}))
+    assert find_usual_visit(given) == auto.UsualVisit(batch, steps, even)
+
+
+def test_the_usual_visit_of_many_clients() -> None:
+    """A thousand of them are looked at, from the first to the last."""
+    everybody = fs.TensorExamples(torch.zeros(7_500, 6), torch.zeros(7_500, dtype=torch.int64))
+    parts = [torch.arange(1 if client < 2_000 else 2) for client in range(2_500)]
+    request = EngineRequest(federation()._context, everybody.split(parts), work=fs.Work(batch_size=1))
+    assert find_usual_visit(request) == auto.UsualVisit(1, 1, even=False)
+
+
+def test_why_auto_chose(go_by: Callable[[SpeedTable], None], tmp_path: Path) -> None:
+    """In a sentence, by the attribute, in versions.json and, in a terminal, in the header of the run."""
+    go_by(FAST)
+    fed = federation(out=tmp_path / "run")
+    assert fed.engine_reason == (
+        "100000 µs of processor time per step at once, 1000000 one by one (measured here on 2026-01-31)"
+    )
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["engine"] == f"vmap: {fed.engine_reason}"
+    assert federation(engine="serial").engine_reason == ""
+    assert "such layers" in federation(staged()).engine_reason
+    assert "as large" in federation(wide()).engine_reason
+    assert "cannot run 'fedimpro'" in federation(method=fs.chain(FedImpro(split="1", form="released"))).engine_reason
+    assert federation(participation=1).engine_reason == "only 1 client per round"
+
+
+def test_a_damaged_table_is_a_note_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path))
+    table_path().write_text("{")
+    assert [note for note in federation().notes if f"{table_path()} is damaged" in note]
+    assert not federation(engine="serial").notes
+    table_path().unlink()
+    assert not federation().notes
+
+
+def test_auto_is_one_of_the_others(go_by: Callable[[SpeedTable], None]) -> None:
+    go_by(FAST)
     check_same(run(engine="auto"), run(engine="vmap"))
     check_same(run(staged(), engine="auto", workers=2), run(staged(), engine="serial"))
+
+
+SLOW = table(*(replace(cell, at_once=1e7) for cell in FAST.cells))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "engines"),
+    [(FAST, SLOW, ("vmap", "vmap")), (SLOW, FAST, ("serial", "processes"))],
+    ids=["at once", "one by one"],
+)
+def test_a_run_goes_on_as_it_began_whatever_the_table_says_by_then(
+    first: SpeedTable,
+    then: SpeedTable,
+    engines: tuple[str, str],
+    go_by: Callable[[SpeedTable], None],
+    tmp_path: Path,
+) -> None:
+    """To the same bits, with another number of workers, and without a note."""
+    go_by(first)
+    whole = run()
+    assert whole.engine == engines[0]
+    rounds = federation(out=tmp_path / "run", checkpoint_seconds=0.0).rounds()
+    next(rounds)
+    rounds.close()
+    go_by(then)
+    assert federation().engine != engines[0]
+    resumed = federation(out=tmp_path / "run", checkpoint_seconds=0.0, resume=True, workers=2)
+    assert (resumed.engine, resumed.notes) == (engines[1], ())
+    assert resumed.engine_reason.endswith("as the run began")
+    resumed.fit()
+    check_same(resumed, whole)
+
+
+def test_a_run_that_tells_no_way_is_resumed_by_the_table(go_by: Callable[[SpeedTable], None], tmp_path: Path) -> None:
+    """As one of which versions.json was edited or lost; who asks for an engine gets it, and a note."""
+    go_by(FAST)
+    settings: dict[str, Any] = {"out": tmp_path / "run", "checkpoint_seconds": 0.0}
+    rounds = federation(**settings).rounds()
+    next(rounds)
+    rounds.close()
+    del rounds
+    asked = federation(**settings, resume=True, engine="serial")
+    assert asked.engine == "serial"
+    assert asked.notes == ("begun with clients trained many at once, now trained one by one: the last bits may differ",)
+    go_by(SLOW)
+    about = tmp_path / "run" / "versions.json"
+    about.write_text(about.read_text().replace("trained many at once", "trained with care"))
+    edited = federation(**settings, resume=True)
+    assert edited.engine == "serial"
+    assert "begun with clients trained with care, now trained one by one" in edited.notes[0]
 
 
 def test_auto_workers_are_one_a_core() -> None:

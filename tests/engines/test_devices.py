@@ -18,7 +18,6 @@ from torch import Tensor
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
 from fedstrata.core.parts import Parts
-from fedstrata.engines.auto import MANY_VISITS
 from fedstrata.engines.grouping import ONE_BY_ONE
 from fedstrata.engines.processes import Processes
 from fedstrata.engines.registry import EngineRequest, build_engine
@@ -158,7 +157,9 @@ def test_workers_on_a_gpu_are_spawned() -> None:
 def asked(where: Sequence[torch.device], workers: int | None = None, **settings: Any) -> EngineRequest:
     """A request for an engine on devices that this machine may not have, of a model that is fit for `vmap`."""
     context = replace(federation()._context, device=where[0])
-    return EngineRequest(context, [], None, workers, 1, MANY_VISITS, settings, where)
+    return EngineRequest(
+        context, federation().clients, None, workers, rounds=10**6, per_round=5, settings=settings, devices=where
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,8 +174,8 @@ def asked(where: Sequence[torch.device], workers: int | None = None, **settings:
     ],
 )
 def test_what_auto_means(where: tuple[torch.device, ...], workers: int | None, engine: str, count: int) -> None:
-    name, built = build_engine("auto", asked(where, workers))
-    assert (name, built.workers) == (engine, count)
+    chosen, built = build_engine("auto", asked(where, workers))
+    assert (chosen.name, built.workers) == (engine, count)
 
 
 @pytest.mark.parametrize("name", ["processes", "vmap"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import platform
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedstrata.system.machine import compute_with, cores, keep_memory
+from fedstrata.system.machine import cache_directory, compute_with, cores, installed_memory, keep_memory
 
 TINY = 1e-40
 """A denormal number in single precision."""
@@ -98,3 +99,20 @@ def test_keeping_memory_twice() -> None:
 def test_keeping_memory_where_there_is_no_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda *_: ("", ""))
     assert keep_memory() is False
+
+
+def test_where_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FEDSTRATA_CACHE", raising=False)
+    assert cache_directory() == Path("/home/somebody/.cache/fedstrata")
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")  # which its specification says to ignore
+    assert cache_directory() == Path("/home/somebody/.cache/fedstrata")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_directory() == Path("/caches/fedstrata")
+    monkeypatch.setenv("FEDSTRATA_CACHE", "~/own")
+    assert cache_directory() == Path("/home/somebody/own")
+
+
+def test_a_machine_has_memory() -> None:
+    assert installed_memory() > 10**8

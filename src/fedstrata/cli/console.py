@@ -44,6 +44,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
         "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round{_judged(federation)}",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
+        **({"because": federation.engine_reason} if federation.engine_reason else {}),
     }
     if federation.records:
         shown["resumed"] = f"after round {len(federation.records)}"

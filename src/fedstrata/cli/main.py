@@ -18,6 +18,7 @@ from fedstrata.cli import compare, diagnose, list_names, report, reproduce, run
 from fedstrata.cli.attack import app as attack_app
 from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
+from fedstrata.cli.machine import app as machine_app
 from fedstrata.cli.model import app as model_app
 from fedstrata.config.registries import load_table
 from fedstrata.errors import FedstrataError, Stopped, one_line
@@ -52,6 +53,7 @@ for command in (
 app.command(name="list")(list_names.list_)
 app.add_typer(data_app, name="data")
 app.add_typer(model_app, name="model")
+app.add_typer(machine_app, name="machine")
 app.add_typer(attack_app, name="attack")
 app.add_typer(flower_app, name="flower")
 

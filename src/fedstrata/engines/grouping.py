@@ -46,6 +46,11 @@ MIN_SIZE, MAX_SIZE, MIN_GROUPS = 8, 32, 4
 """Clients of the smallest and the largest group, and how many groups a round should have at least."""
 
 
+def group_size(clients: int) -> int:
+    """How many clients go together, of so many that are alike."""
+    return min(MAX_SIZE, max(MIN_SIZE, -(-clients // MIN_GROUPS)))
+
+
 def _group_by_steps(assignments: Assignments, clients: Sequence[Examples]) -> list[list[int]]:
     """Clients with about the same number of steps go together: the others would only wait for the longest."""
     size_of = sizes(clients)
@@ -60,7 +65,7 @@ def _group_by_steps(assignments: Assignments, clients: Sequence[Examples]) -> li
 
     groups = []
     for positions in kinds.values():
-        size = min(MAX_SIZE, max(MIN_SIZE, -(-len(positions) // MIN_GROUPS)))
+        size = group_size(len(positions))
         ordered = sorted(positions, key=steps, reverse=True)
         groups += [ordered[i : i + size] for i in range(0, len(ordered), size)]
     return groups

@@ -10,9 +10,10 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedstrata.core.spec import lookup
+from fedstrata.core.types import Work
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class EngineRequest:
         workers: how many clients train at the same time; None for as many as there is room for. A builder gets None
             only if its engine is distributed, and must then count itself.
         threads: threads of each worker.
-        visits: how many visits the whole run will have, about.
+        rounds: how many there will be, about.
+        per_round: how many clients take part in each.
+        work: how clients train in the first round.
+        way: how the run's clients were trained so far, for an engine that chooses: it keeps to it. None for a new run.
         settings: settings by name; a builder gets those that its row says it reads.
         devices: that workers are dealt out to, in turn; the first is the context's own. Empty for that one alone.
     """
@@ -47,9 +51,21 @@ class EngineRequest:
     test: Examples | None = None
     workers: int | None = 1
     threads: int = 1
-    visits: int = 1
+    rounds: int = 1
+    per_round: int = 1
+    work: Work = field(default_factory=Work)
+    way: WayOfTraining | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[torch.device] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine by name, why it was chosen among others, and what a reader of the run must know of that."""
+
+    name: str
+    why: str = ""
+    notes: tuple[str, ...] = ()
 
 
 Builder = Callable[[EngineRequest], "Engine"]
@@ -62,7 +78,7 @@ class EngineSpec:
     Args:
         help: one line for `fedstrata list engines`.
         build: makes the engine; `import_when_called` imports the engine's module when it is called.
-        choose: names another row, which is taken instead; then `build` is not needed.
+        choose: chooses another row, which is taken instead; then `build` is not needed.
         parallel: True if it may have more than one worker.
         distributed: True if its workers are in a cluster: it counts itself how many there is room for.
         same_bits: True if its results have the same bits as those of `serial`, for any number of workers.
@@ -72,7 +88,7 @@ class EngineSpec:
 
     help: str
     build: Builder | None = None
-    choose: Callable[[EngineRequest], str] | None = None
+    choose: Callable[[EngineRequest], Choice] | None = None
     parallel: bool = False
     distributed: bool = False
     same_bits: bool = False
@@ -91,7 +107,7 @@ def import_when_called(module: str, function: str) -> Callable[[EngineRequest], 
 
 ENGINES: dict[str, EngineSpec] = {
     "auto": EngineSpec(
-        help="What is fastest for the model and the number of workers: one of those below.",
+        help="What was measured to be fastest for such a model, and fits the number of workers: one of those below.",
         choose=import_when_called("fedstrata.engines.auto", "choose_fastest"),
         parallel=True,
     ),
@@ -128,8 +144,8 @@ ENGINES: dict[str, EngineSpec] = {
 }
 
 
-def build_engine(name: str, request: EngineRequest) -> tuple[str, Engine]:
-    """(the name of the engine, the engine); the name is another where the row chooses among others.
+def build_engine(name: str, request: EngineRequest) -> tuple[Choice, Engine]:
+    """(which engine it is, the engine): another than that of the name where its row chooses among others.
 
     Raises:
         UsageError: if there is no such engine, or it cannot do what is asked.
@@ -137,17 +153,23 @@ def build_engine(name: str, request: EngineRequest) -> tuple[str, Engine]:
     spec = lookup("engine", ENGINES, name)
     request = replace(request, workers=_count_workers(spec, request))
     _check_devices(name, spec, request)
+    chosen = Choice(name)
     if spec.choose is not None:
-        name = spec.choose(request)
-        spec = lookup("engine", ENGINES, name)
-    _check_capabilities(name, spec, request)
+        chosen = spec.choose(request)
+        spec = lookup("engine", ENGINES, chosen.name)
+    _check_capabilities(chosen.name, spec, request)
     assert spec.build is not None
-    return name, spec.build(replace(request, settings={read: request.settings[read] for read in spec.reads}))
+    return chosen, spec.build(replace(request, settings={read: request.settings[read] for read in spec.reads}))
 
 
 def way_of_training(name: str) -> WayOfTraining:
     """How an engine trains the clients of one worker; one that is not in the table, such as Flower's, one by one."""
     return ENGINES[name].way if name in ENGINES else "one by one"
+
+
+def parse_way(told: str) -> WayOfTraining | None:
+    """The way of training that a run's files tell of, as in "trained one by one"; None if they tell of none."""
+    return next((way for way in get_args(WayOfTraining) if told == f"trained {way}"), None)
 
 
 def _count_workers(spec: EngineSpec, request: EngineRequest) -> int | None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from fedstrata.models.passes import preserve_model
 
 
 def _recurrent(inputs: Tensor, weights: tuple[Tensor, ...], passes: int) -> int:
@@ -51,3 +53,11 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif packet in self._extra:
             self.total += self._extra[packet](*args)
         return out
+
+
+def count_flops(model: nn.Module, inputs: Tensor) -> int:
+    """FLOPs of a forward pass per example, the model as in evaluation; nothing is changed by it."""
+    count = FlopCount()
+    with preserve_model(model), count:
+        model(inputs[:1])
+    return count.total

@@ -63,6 +63,11 @@ class RunRecorder:
         """The run's directory."""
         return None if self._directory is None else self._directory.path
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """What versions.json of a run that goes on says; empty where there is none."""
+        return {} if self._directory is None else self._directory.versions()
+
     def begin(
         self,
         config: Mapping[str, Any],

@@ -15,12 +15,16 @@ from pathlib import Path
 
 import torch
 
+from fedstrata.errors import UsageError
+
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
 _PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
 _LOOK = 0.5  # seconds between looks at the parent
 _TINY = torch.tensor(1e-40)
 
+CACHE_VARIABLE = "FEDSTRATA_CACHE"
+"""The variable that says where what was measured once is kept; otherwise where the user's other caches are."""
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 """Variables that tell torch, oneDNN and MKL to use fewer instruction sets than there are."""
 
@@ -111,11 +115,16 @@ def processor() -> str:
     Kernels of other instruction sets add numbers in another order. torch says which set its own kernels use; oneDNN and
     MKL take the largest that there is, unless the environment says otherwise.
     """
-    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
-    return ", ".join([_processor_name(), torch.backends.cpu.get_cpu_capability(), *limits])
+    return ", ".join([processor_name(), torch.backends.cpu.get_cpu_capability(), *kernel_limits()])
 
 
-def _processor_name() -> str:
+def kernel_limits() -> list[str]:
+    """What the environment says of the instruction sets that may be used."""
+    return [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+
+
+def processor_name() -> str:
+    """The processor as it calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -131,3 +140,27 @@ def peak_memory() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def installed_memory() -> int:
+    """The machine's memory in bytes; 0 where that cannot be told."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def cache_directory() -> Path:
+    """Where what was measured once is kept for later runs: FEDSTRATA_CACHE, or a folder among the user's other caches.
+
+    Raises:
+        UsageError: if there is no such place.
+    """
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(caches if os.path.isabs(caches) else os.path.expanduser("~/.cache"))  # as its specification asks
+    if not home.is_absolute():
+        raise UsageError(f"there is no home directory: say where to keep what is measured, in {CACHE_VARIABLE}")
+    return home / "fedstrata"
