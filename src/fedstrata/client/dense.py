@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from fedstrata.client.dropout import DropoutLayer, is_dropout
 from fedstrata.client.group import ClientGroup
-from fedstrata.client.visit import personal_names
 from fedstrata.core.parts import Parts
 from fedstrata.core.tensors import Tensors
 from fedstrata.models.passes import preserve_model
@@ -181,18 +180,6 @@ def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     named = {key: f"{name}.{key}" if name else key for key, _ in module.named_parameters()}
     links.append(Link(module, named.get("weight", ""), named.get("bias", "")))
     return True
-
-
-def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
-    """The chain of layers that a group can be trained by; None where `torch.func` has to do it."""
-    context, a = group.context, group.template
-    local = tuple(context.method.at("local"))
-    uneven = len(set(group.steps)) > 1
-    if context.compile or a.work.precision != "fp32" or personal_names(a):
-        return None
-    if not all(technique.stacks for technique in local) or (local and uneven):
-        return None
-    return known_chain(group)
 
 
 def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:

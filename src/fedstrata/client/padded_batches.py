@@ -60,13 +60,19 @@ class PaddedBatches:
         return StepBatch(some(self.x), some(self.y), rows, [some(mask) for mask in self.masks])
 
 
-def draw_padded(group: ClientGroup, compiles: bool, dropouts: Sequence[DropoutLayer] = ()) -> PaddedBatches:
+def draw_padded(
+    group: ClientGroup,
+    compiles: bool,
+    dropouts: Sequence[DropoutLayer] = (),
+    below: Callable[[Tensor], Tensor] | None = None,
+) -> PaddedBatches:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape.
 
     Args:
         group: the clients.
         compiles: True if what they go through is compiled, for each shape on its own: there are few shapes then.
         dropouts: the dropout layers that a step calls, in order.
+        below: what inputs go through, once for each example; the examples are parts of one tensor then.
     """
     steps, sizes = group.steps, {tuple(row) for row in group.batches}
     width, longest = max(max(row) for row in sizes), max(steps)
@@ -77,6 +83,8 @@ def draw_padded(group: ClientGroup, compiles: bool, dropouts: Sequence[DropoutLa
     rows = None if full else torch.zeros(shape)
     masks = DropoutMasks(dropouts, shape)
     pool = find_pool(group) if group.context.augment is None else None
+    if pool is not None and below is not None:
+        pool = _run_once(group, *pool, below)
     if pool is None:
         drawn = _draw_each(group, shape, rows, masks)
     else:
@@ -98,6 +106,16 @@ def _draw_masks(masks: DropoutMasks, client: int, seed: int, group: ClientGroup)
 
 FindPlaces = Callable[[Sequence[int], Sequence[Tensor]], Tensor]
 """(clients, places among each one's own examples) → places in the pool, client after client."""
+
+
+def _run_once(
+    group: ClientGroup, pool: TensorExamples, places: FindPlaces, below: Callable[[Tensor], Tensor]
+) -> tuple[TensorExamples, FindPlaces]:
+    """A pool of what comes of the inputs of all examples of these clients, and of no others."""
+    everything = [torch.arange(count) for count in group.examples_of_each]
+    x, y = pool.batch(places(group.clients, everything))
+    own = TensorExamples(below(x), y).split(torch.split(torch.arange(len(y)), group.examples_of_each))
+    return own.pool, lambda clients, orders: own.places(range(len(orders)), orders)
 
 
 def _draw_from_pool(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fedstrata.client.context import ModelReplica
-from fedstrata.client.dense import GradientSink, Link
+from fedstrata.client.dense import GradientSink, Link, known_chain
 from fedstrata.client.gram import GramLayer, saves_work
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
-from fedstrata.client.padded_batches import PaddedBatches, StepBatch
+from fedstrata.client.padded_batches import PaddedBatches, StepBatch, find_pool
 from fedstrata.client.step import LocalSteps
+from fedstrata.client.visit import personal_names
 from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.task import Task
 from fedstrata.core.technique import Batch, Buffers
@@ -159,11 +160,60 @@ def _first(tensors: Tensors, clients: int) -> Tensors:
     return {n: t[:clients] for n, t in tensors.items()}
 
 
-def is_plain(work: Work, hooks: HookSet) -> bool:
-    """True if a step is w ← w − lr·∇ and nothing else."""
+def is_plain(work: Work) -> bool:
+    """True if a step of which no technique knows is w ← w − lr·∇ and nothing else."""
     optimizer = build_optimizer(work.optimizer)
-    plain = isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay
-    return plain and work.clip is None and not hooks.hooks
+    return optimizer == Sgd() and work.clip is None
+
+
+def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
+    """The chain of layers that a group can be trained by; None where `torch.func` has to do it.
+
+    Where compiling is asked for, `torch.func` does whatever is quicker so: all but plain steps.
+    """
+    context, a = group.context, group.template
+    local = tuple(context.method.at("local"))
+    uneven = len(set(group.steps)) > 1
+    if a.work.precision != "fp32" or personal_names(a):
+        return None
+    if context.compile and (local or not is_plain(a.work)):
+        return None
+    if not all(technique.stacks for technique in local) or (local and uneven):
+        return None
+    return known_chain(group)
+
+
+def find_prefix(group: ClientGroup, chain: Sequence[Link], idle: frozenset[str]) -> tuple[Link, ...]:
+    """The layers below everything that trains, if the plan lets them be computed once per visit and that is less."""
+    a, context = group.template, group.context
+    moved = set(a.trains) - idle
+    below = tuple(chain[: _find_lowest(chain, moved)])
+    rows, examples = sum(map(sum, group.batches)), sum(group.examples_of_each)
+    if not a.cache_prefix or context.augment is not None or context.device.type != "cpu" or rows <= examples:
+        return ()
+    if any(link.dropout is not None for link in below) or not count_flops(below) or find_pool(group) is None:
+        return ()
+    return below
+
+
+def count_flops(links: Sequence[Link]) -> int:
+    """FLOPs of a forward pass of one row."""
+    layers = [link.module for link in links if isinstance(link.module, nn.Linear)]
+    return sum(2 * layer.in_features * layer.out_features for layer in layers)
+
+
+def run_links(links: Sequence[Link], params: Tensors, x: Tensor) -> Tensor:
+    """What comes of inputs [rows, …] behind layers that are the same for all clients, none of which drops anything."""
+    x = x.unsqueeze(0)
+    with torch.no_grad():
+        for link in links:
+            x, _ = link.run(x, params, (), iter(()))
+    return x.squeeze(0)
+
+
+def _find_lowest(chain: Sequence[Link], moved: Collection[str]) -> int:
+    """Where the first layer is that moves."""
+    return next((at for at, link in enumerate(chain) if link.weight in moved or link.bias in moved), 0)
 
 
 def train_stacked(
@@ -177,7 +227,7 @@ def train_stacked(
 
     Args:
         group: the clients, those with most steps first.
-        chain: their model.
+        chain: their model, or what of it is above a prefix that the batches went through.
         padded: their batches.
         idle: parameters that get no gradient.
         given: what techniques sent, what clients remember, and what was prepared; stacked, or shared by all.
@@ -189,11 +239,11 @@ def train_stacked(
     for name in idle & trained.keys():
         trained[name].copy_(start[name])
     moved = {n: t for n, t in trained.items() if n not in idle}
-    lowest = next((at for at, link in enumerate(chain) if {link.weight, link.bias} & moved.keys()), 0)
+    lowest = _find_lowest(chain, moved)
     padded = _run_below(chain[:lowest], padded, a.params)
     tallies: Slots = {}
     done: frozenset[str] = frozenset()
-    if is_plain(a.work, hooks):
+    if is_plain(a.work) and not hooks.hooks:
         total, done = _take_plain_steps(group, chain[lowest:], padded, start, moved)
     else:
         steps = StackedSteps(
