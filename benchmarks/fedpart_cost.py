@@ -76,6 +76,7 @@ def begin(method: str, args: argparse.Namespace) -> tuple[Iterator[fs.Record], i
         lr=1e-3,
         engine=args.engine,
         workers=args.workers,
+        ray_cpus=1 / len(METHODS),  # all runs have their actors at the same time, and one of them works at a time
     )
     return federation.rounds(), len(federation.strata)
 
