@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
+from fedstrata.client import vectorised
 from fedstrata.client.compiling import compile_function, compiler_options
-from tests.engines.worlds import check_close, federation, flat, paced, run, seeded
+from tests.engines.worlds import check_close, check_same, federation, flat, paced, run, seeded
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")
 
@@ -30,7 +31,8 @@ def _as_new() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_compiled_cohort_equals_one_that_is_not() -> None:
-    """Two rounds of SGD at a rate far from 1: a step that forgot it, as torch's compiler makes some do, would show.
+    """Two rounds with momentum at a rate far from 1: a step that forgot it, as torch's compiler makes some do, would
+    show.
 
     Clients of two steps and of one; the schedule changes the rate from round to round, which must not be compiled in.
     """
@@ -40,6 +42,7 @@ def test_a_compiled_cohort_equals_one_that_is_not() -> None:
         "participation": 1.0,
         "rounds": 2,
         "lr": 0.3,
+        "optimizer": "momentum",
         "schedule": "step(every=1, factor=0.1)",
         "engine": "vmap",
     }
@@ -47,6 +50,13 @@ def test_a_compiled_cohort_equals_one_that_is_not() -> None:
     check_close(found, reference)
     start = federation(**settings).state.params
     assert max((reference.state.params[n] - p).abs().max().item() for n, p in start.items()) > 0.01
+
+
+def test_plain_steps_of_dense_models_are_quicker_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of stacks are what `compile` gives there, to the last bit."""
+    monkeypatch.setattr(vectorised, "compile_function", None)
+    settings: dict[str, Any] = {"clients": flat(7, 3, 12), "participation": 1.0, "engine": "vmap"}
+    check_same(run(**settings, compile=True), run(**settings))
 
 
 @pytest.mark.slow

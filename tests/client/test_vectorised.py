@@ -274,6 +274,28 @@ def test_techniques_that_stack(method: str, how: dict[str, Any], monkeypatch: py
                 torch.testing.assert_close(ours[name][n], value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("fedpart", {"epochs": 3}),
+        ("fedpart", {"steps": 20, "clients": pooled()}),
+        ("scaffold + fedpart", {"steps": 20}),
+    ],
+)
+def test_what_lies_below_is_computed_once_per_visit(
+    method: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the FLOPs of one after the other, which are fewer than without `cache_prefix`."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
+    plans = [f"{method}(full_rounds=1, rounds_per_stratum=1, cache_prefix={cached})" for cached in (True, False)]
+    monkeypatch.setattr(vectorised, "vmap", None)
+    settings: dict[str, Any] = {"rounds": 4, "participation": 1.0, **how}
+    cached, other = (run(model, method=plan, **settings, engine="vmap") for plan in plans)
+    check_close(cached, run(model, method=plans[0], **settings, engine="serial"))
+    fewer = [a.flops < b.flops for a, b in zip(cached.records, other.records, strict=True)]
+    assert fewer == [False, False, True, True]
+
+
 def test_a_technique_that_stacks_has_no_other_hooks() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Technique):

@@ -197,6 +197,36 @@ def test_the_mean_loss_is_what_is_trained_on(case: str) -> None:
     assert task.padded_loss(torch.zeros(ROWS), outputs, targets).item() == 0
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_for_many_clients(case: str) -> None:
+    """Of one client whose rows are all real, one with padding that is no number, and one without real rows.
+
+    Against differences of the mean loss, (L(z + h) − L(z − h)) / 2h, at some of the outputs.
+    """
+    text, outputs, targets, loss, _ = CASES[case]()
+    task = build_task(text)
+    padding = torch.full_like(outputs, float("nan"))
+    z = torch.stack([torch.cat([outputs, outputs]), torch.cat([outputs, padding]), torch.cat([padding, padding])])
+    real = torch.tensor([[1, 1], [1, 0], [0, 0]]).bool().repeat_interleave(ROWS, 1)
+    losses, gradient = task.differentiate(z, torch.stack([torch.cat([targets, targets])] * 3), real)
+    assert losses.tolist() == pytest.approx([loss, loss, 0.0], rel=1e-6)
+    assert gradient.shape == z.shape
+    assert not gradient[1, ROWS:].any()
+    assert not gradient[2].any()
+    whole = task.differentiate(z[:1], torch.cat([targets, targets])[None], None)
+    torch.testing.assert_close(whole, (losses[:1], gradient[:1]))
+    flat, step, compared = outputs.flatten(), 1e-5, 0
+    for place in range(0, len(flat), max(len(flat) // 20, 1)):
+        there = torch.zeros_like(flat)
+        there[place] = step
+        up, down = (task.mean_loss((flat + h).view_as(outputs), targets) for h in (there, -there))
+        expected = (up - down).item() / (2 * step)
+        assert gradient[1].flatten()[place].item() == pytest.approx(expected, rel=1e-4, abs=1e-8)
+        assert gradient[0].flatten()[place].item() == pytest.approx(expected / 2, rel=1e-4, abs=1e-8)
+        compared += abs(expected) > 1e-4
+    assert compared
+
+
 GUESSES: dict[str, tuple[str, Tensor, float]] = {
     "accuracy": ("classification", torch.tensor([0, 1, 1, 2]), 0.5),
     "auroc": ("binary", torch.tensor([0, 1, 1, 1]), 0.5),

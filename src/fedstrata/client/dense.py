@@ -7,7 +7,7 @@ leaves some ten calls per step for all clients together, and the gradients come 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,19 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.client.context import ModelReplica
 from fedstrata.client.dropout import DropoutLayer, is_dropout
-from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
-from fedstrata.client.hooks import HookSet, build_hooks
-from fedstrata.client.padded_batches import PaddedBatches
-from fedstrata.client.step import LocalSteps
-from fedstrata.client.visit import personal_names
-from fedstrata.core.optim import Sgd, build_optimizer
+from fedstrata.client.group import ClientGroup
 from fedstrata.core.parts import Parts
-from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Slots, Work, replace_fields
-from fedstrata.errors import UsageError
 from fedstrata.models.passes import preserve_model
 
 POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
@@ -191,135 +182,6 @@ def _collect(module: nn.Module, name: str, links: list[Link]) -> bool:
     return True
 
 
-class _Gradients(dict[str, Tensor]):
-    """Keeps the gradients."""
-
-    def take_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        self[name] = torch.bmm(left.mT, right)
-
-    def take(self, name: str, gradient: Tensor) -> None:
-        self[name] = gradient
-
-
-class StackedSteps(LocalSteps):
-    """The steps of many clients, their parameters stacked.
-
-    No client's loss depends on another's parameters, so the gradient of their sum is each one's own.
-
-    Args:
-        chain: the model's layers from the first one on that trains.
-        replica: the model.
-        policy: for running statistics.
-        hooks: of the techniques; they work on stacked tensors.
-        work: how to train.
-        params: the parameters that the first step begins with; those that move have an axis of clients without memory
-            of its own.
-        moved: those that the steps move, in memory of their own.
-    """
-
-    functional = False
-
-    def __init__(
-        self,
-        chain: Sequence[Link],
-        replica: ModelReplica,
-        policy: Buffers,
-        hooks: HookSet,
-        work: Work,
-        params: Tensors,
-        moved: Tensors,
-    ) -> None:
-        self.untracked, self._chain, self._task = torch.no_grad(), chain, replica.task
-        self.rows: Tensor | None = None
-        self.masks: Sequence[Tensor] = ()
-        self._moved, self._rate, self._clients = moved, work.lr, 0
-        self._stacked = {n for n, t in params.items() if t.dim() > replica.params[n].dim()}
-        super().__init__(replica, policy, hooks, work, params, moved)
-
-    def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
-        """Forward and backward pass of all clients together; the loss is one per client."""
-        grads, at = _Gradients(), self.objective.params
-        losses = self._pass_back(x, y, at, grads)
-        return self.objective.batch(x, y, self.taken, at), losses, [grads.get(n) for n in self.names]
-
-    def _pass_back(self, x: Tensor, y: Tensor, params: Tensors, sink: GradientSink) -> Tensor:
-        """Run the model on a batch and hand its gradients on, the last layer's first: each client's loss."""
-        backs, trains, masks = [], set(self.names), iter(self.masks)
-        for link in self._chain:
-            x, back = link.run(x, params, trains, masks)
-            backs.append(back)
-        outputs = x.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = self._mean_losses(outputs, y)
-            (g,) = torch.autograd.grad(losses.sum(), [outputs])
-        for at in range(len(backs) - 1, -1, -1):
-            g = backs[at](g, at > 0, sink)  # type: ignore[assignment]  # nobody looks at the last one
-        return losses.detach()
-
-    def _mean_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Each client's mean loss over its real rows; 0 where there are none."""
-        losses, weights = (t.view(y.shape[:2]) for t in self._task.terms(outputs.flatten(0, 1), y.flatten(0, 1)))
-        if self.rows is not None:  # not as a product: what stands in a padded row may be no number
-            real = self.rows > 0
-            losses, weights = losses.where(real, 0.0), weights.where(real, 0.0)
-        total = weights.sum(1)
-        return losses.sum(1) / torch.where(total > 0, total, torch.ones_like(total))
-
-    def clip_gradients(self, grads: Tensors) -> Tensors:
-        """Every client's gradients, scaled down where their norm is above the limit."""
-        if self.clip is None or not grads:
-            return grads
-        norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads.values()]).norm(dim=0)
-        factor = torch.clamp(self.clip / (norm + 1e-6), max=1.0)
-        return {n: g * factor.view(-1, *(1,) * (g.dim() - 1)) for n, g in grads.items()}
-
-
-class PlainStackedSteps(StackedSteps):
-    """The same steps where nothing comes between a gradient and the move along it: w − lr·gᵀx is one product.
-
-    Nothing is kept from step to step, so clients that are done are left out.
-    """
-
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """One step of SGD of the first clients, as many as there are inputs of: each one's loss before it."""
-        self._clients, at = len(x), self.objective.params
-        losses = self._pass_back(x, y, {n: t[: len(x)] if n in self._stacked else t for n, t in at.items()}, self)
-        self.taken += 1
-        return losses
-
-    def take_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Move a weight."""
-        weight, rate = self._moved[name][: self._clients], -self._rate
-        if self.taken:
-            weight.baddbmm_(left.mT, right, alpha=rate)
-        else:
-            torch.baddbmm(self.objective.params[name], left.mT, right, alpha=rate, out=weight)
-
-    def take(self, name: str, gradient: Tensor) -> None:
-        """Move any other parameter."""
-        moved = self._moved[name][: self._clients]
-        torch.add(moved if self.taken else self.objective.params[name], gradient, alpha=-self._rate, out=moved)
-
-
-def is_plain(work: Work, hooks: HookSet) -> bool:
-    """True if a step is w ← w − lr·∇ and nothing else."""
-    optimizer = build_optimizer(work.optimizer)
-    plain = isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay
-    return plain and work.clip is None and not hooks.hooks
-
-
-def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
-    """The chain of layers that a group can be trained by; None where `torch.func` has to do it."""
-    context, a = group.context, group.template
-    local = tuple(context.method.at("local"))
-    uneven = len(set(group.steps)) > 1
-    if context.compile or a.work.precision != "fp32" or personal_names(a):
-        return None
-    if not all(technique.stacks for technique in local) or (local and uneven):
-        return None
-    return known_chain(group)
-
-
 def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:
     """A group's model as a chain of layers, or None; found once for an architecture."""
     key, cache = ("chain", group.template.arch), group.context.cache
@@ -327,120 +189,3 @@ def known_chain(group: ClientGroup) -> tuple[Link, ...] | None:
         cache[key] = find_chain(group.replica.model, group.replica.sample)
     chain: tuple[Link, ...] | None = cache[key]
     return chain
-
-
-def train_stacked(
-    group: ClientGroup,
-    chain: Sequence[Link],
-    padded: PaddedBatches,
-    idle: frozenset[str],
-    given: tuple[Slots, Slots, Slots],
-) -> tuple[Tensors, Slots, Slots, Tensor]:
-    """Train clients from the same parameters on: (deltas, slots, memories, mean losses), a row for each.
-
-    Args:
-        group: the clients, those with most steps first.
-        chain: their model.
-        padded: their batches.
-        idle: parameters that get no gradient.
-        given: what techniques sent, what clients remember, and what was prepared; stacked, or shared by all.
-    """
-    a, clients = group.template, len(group)
-    start = {n: a.params[n].unsqueeze(0).expand(clients, *a.params[n].shape) for n in a.trains}
-    allocate = group.context.allocate_stack or (
-        lambda like: {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in like.items()}
-    )
-    trained = allocate(start)
-    hooks = _build_hooks(group, *given)
-    moved = {n: t for n, t in trained.items() if n not in idle}
-    kind = PlainStackedSteps if is_plain(a.work, hooks) else StackedSteps
-    for name in trained if kind is StackedSteps else idle & trained.keys():
-        trained[name].copy_(start[name])
-    policy = group.context.method.buffers
-    lowest = next((at for at, link in enumerate(chain) if {link.weight, link.bias} & moved.keys()), 0)
-    padded = _run_below(chain[:lowest], padded, a.params)
-    steps = kind(chain[lowest:], group.replica, policy, hooks, a.work, {**a.params, **start}, moved)
-    total = (
-        _take_plain_steps(steps, padded, trained) if kind is PlainStackedSteps else _take_steps(steps, padded, trained)
-    )
-    delta = {n: trained[n].sub_(a.params[n]) for n in a.uploads}
-    slots, remembers = hooks.finish(delta, steps.tallies, given[1])
-    rows = {**a.params, **group.replica.buffers}
-    sent, kept = ({name: _expand(slot, rows, clients) for name, slot in many.items()} for many in (slots, remembers))
-    return hooks.build_upload(delta), sent, kept, total / torch.tensor(padded.steps, device=total.device)
-
-
-def _run_below(chain: Sequence[Link], padded: PaddedBatches, params: Tensors) -> PaddedBatches:
-    """Batches as they go into the first layer that trains; what is below it is the same for all clients and steps."""
-    x, drops = padded.x.flatten(0, 1), sum(link.dropout is not None for link in chain)
-    masks = iter([mask.flatten(0, 1) for mask in padded.masks[:drops]])
-    for link in chain:
-        x, _ = link.run(x, params, (), masks)
-    return replace(padded, x=torch.unflatten(x, 0, padded.x.shape[:2]), masks=padded.masks[drops:])
-
-
-def _take_plain_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
-    """Train, each client for its own number of steps: the sum of each one's losses."""
-    total = torch.zeros(len(padded.steps), device=padded.y.device)
-    for step in range(padded.longest):
-        if step == 1:
-            steps.objective.params = {**steps.objective.params, **trained}
-        going = sum(count > step for count in padded.steps)
-        steps.rows = None if padded.rows is None else padded.rows[:going, step]
-        steps.masks = [mask[:going, step] for mask in padded.masks]
-        total[:going] += steps.step(padded.x[:going, step], padded.y[:going, step])
-    return total
-
-
-def _take_steps(steps: StackedSteps, padded: PaddedBatches, trained: Tensors) -> Tensor:
-    """Train, each client for its own number of steps: the sum of each one's losses.
-
-    All go on as long as the longest; what counts of the others is kept at their own last step.
-    """
-    total = torch.zeros(len(padded.steps), device=padded.y.device)
-    ended: list[tuple[slice, Tensors]] = []
-    left = len(padded.steps)
-    for step in range(padded.longest):
-        if step == 1:
-            steps.objective.params = {**steps.objective.params, **trained}
-        steps.rows = None if padded.rows is None else padded.rows[:, step]
-        steps.masks = [mask[:, step] for mask in padded.masks]
-        total += steps.step(padded.x[:, step], padded.y[:, step])
-        going = sum(count > step + 1 for count in padded.steps)
-        if 0 < going < left:
-            rows = slice(going, left)
-            ended.append((rows, {n: t[rows].clone() for n, t in trained.items()}))
-            left = going
-    for rows, kept in ended:
-        for name, tensor in kept.items():
-            trained[name][rows] = tensor
-    return total
-
-
-def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slots) -> HookSet:
-    """The techniques' hooks, on stacked tensors."""
-    context = group.context
-    if not any(context.method.at("local")):
-        return HookSet({})
-    shared = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
-    hooks = build_hooks(
-        context.method, group.replica, UnreadableExamples(), shared, memory, shared_answers(prepared, {})
-    )
-    for kind in ("features", "output", "loss"):
-        if hooks.all(kind):
-            raise UsageError(f"a technique that stacks has no {kind} hook: it sees many clients' tensors as one")
-    return hooks
-
-
-def _expand(tensors: Tensors, like: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Tensors with a row per client, also where all clients have the same."""
-    return {n: _expand_one(n, t, like.get(n), clients) for n, t in tensors.items()}
-
-
-def _expand_one(name: str, tensor: Tensor, like: Tensor | None, clients: int) -> Tensor:
-    rows = (clients, *(tensor.shape[1:] if like is None else like.shape))
-    if tensor.shape == rows:
-        return tensor
-    if like is not None and tensor.shape == like.shape:
-        return tensor.unsqueeze(0).expand(rows).clone()
-    raise UsageError(f"a technique that stacks gave '{name}' for {clients} clients in the shape {list(tensor.shape)}")

@@ -21,6 +21,16 @@ COMPILED_STEPS = 16
 """Visits of more steps are not compiled: the compiler takes them apart, and would take minutes."""
 
 
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """The batches of one step, of some clients: `PaddedBatches` without its axis of steps."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor | None
+    masks: Sequence[Tensor]
+
+
 @dataclass(eq=False)
 class PaddedBatches:
     """The batches of many clients: inputs [clients, steps, rows, …], which rows are real, and each one's steps.
@@ -39,14 +49,30 @@ class PaddedBatches:
         """Steps that all clients go through, those with fewer on padding."""
         return self.y.shape[1]
 
+    def cut(self, step: int, clients: int) -> StepBatch:
+        """The batches of a step, of the first clients."""
 
-def draw_padded(group: ClientGroup, compiles: bool, dropouts: Sequence[DropoutLayer] = ()) -> PaddedBatches:
+        def some(tensor: Tensor) -> Tensor:
+            there = tensor.select(1, step)
+            return there if clients == len(there) else there[:clients]
+
+        rows = None if self.rows is None else some(self.rows)
+        return StepBatch(some(self.x), some(self.y), rows, [some(mask) for mask in self.masks])
+
+
+def draw_padded(
+    group: ClientGroup,
+    compiles: bool,
+    dropouts: Sequence[DropoutLayer] = (),
+    below: Callable[[Tensor], Tensor] | None = None,
+) -> PaddedBatches:
     """Every client's batches, drawn from its own random streams as if it were alone, and padded to one shape.
 
     Args:
         group: the clients.
         compiles: True if what they go through is compiled, for each shape on its own: there are few shapes then.
         dropouts: the dropout layers that a step calls, in order.
+        below: what inputs go through, once for each example; the examples are parts of one tensor then.
     """
     steps, sizes = group.steps, {tuple(row) for row in group.batches}
     width, longest = max(max(row) for row in sizes), max(steps)
@@ -57,6 +83,8 @@ def draw_padded(group: ClientGroup, compiles: bool, dropouts: Sequence[DropoutLa
     rows = None if full else torch.zeros(shape)
     masks = DropoutMasks(dropouts, shape)
     pool = find_pool(group) if group.context.augment is None else None
+    if pool is not None and below is not None:
+        pool = _run_once(group, *pool, below)
     if pool is None:
         drawn = _draw_each(group, shape, rows, masks)
     else:
@@ -76,30 +104,39 @@ def _draw_masks(masks: DropoutMasks, client: int, seed: int, group: ClientGroup)
         masks.draw(client, step, size)
 
 
-Place = Callable[[int, Tensor], Tensor]
-"""(client, places among its own examples) → places in the pool."""
+FindPlaces = Callable[[Sequence[int], Sequence[Tensor]], Tensor]
+"""(clients, places among each one's own examples) → places in the pool, client after client."""
+
+
+def _run_once(
+    group: ClientGroup, pool: TensorExamples, places: FindPlaces, below: Callable[[Tensor], Tensor]
+) -> tuple[TensorExamples, FindPlaces]:
+    """A pool of what comes of the inputs of all examples of these clients, and of no others."""
+    everything = [torch.arange(count) for count in group.examples_of_each]
+    x, y = pool.batch(places(group.clients, everything))
+    own = TensorExamples(below(x), y).split(torch.split(torch.arange(len(y)), group.examples_of_each))
+    return own.pool, lambda clients, orders: own.places(range(len(orders)), orders)
 
 
 def _draw_from_pool(
-    group: ClientGroup, pool: TensorExamples, place: Place, shape: tuple[int, int, int], rows: Tensor | None
+    group: ClientGroup, pool: TensorExamples, places: FindPlaces, shape: tuple[int, int, int], rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(inputs, targets), where one tensor holds everybody's examples: all batches are gathered from it in one go."""
-    index = torch.zeros(shape, dtype=torch.int64)
-    for c, (client, order) in enumerate(zip(group.clients, _draw_orders(group), strict=True)):
-        places = place(client, order)
-        if rows is not None:  # padded with an example of its own: nobody else's may get in, whatever is in it
-            index[c] = places[0]
-        _pad(index[c], places, group.batches[c], None if rows is None else rows[c])
+    orders = list(_draw_orders(group))
+    index = places(group.clients, orders)
+    if rows is not None:
+        parts = torch.split(index, [len(order) for order in orders])
+        index = torch.empty(shape, dtype=torch.int64)
+        for c, (part, sizes) in enumerate(zip(parts, group.batches, strict=True)):
+            index[c] = part[0]  # padded with an example of its own: nobody else's may get in, whatever is in it
+            _pad(index[c], part, sizes, rows[c])
     x, y = pool.batch(index.view(-1))
     inputs: Any = x.unflatten(0, shape) if isinstance(x, Parts) else torch.unflatten(x, 0, shape)
     return inputs, torch.unflatten(y, 0, shape)
 
 
-def _pad(into: Tensor, flat: Tensor, sizes: Sequence[int], rows: Tensor | None) -> None:
+def _pad(into: Tensor, flat: Tensor, sizes: Sequence[int], rows: Tensor) -> None:
     """Lay one client's batches, which come after each other, into a block of [steps, rows]."""
-    if rows is None:
-        into.copy_(flat.view(into.shape))
-        return
     width, step = into.shape[1], 0
     while step < len(sizes):  # full batches in one go
         many = step
@@ -167,7 +204,7 @@ def _read_visit(group: ClientGroup, client: int, order: Tensor, masks: DropoutMa
     return torch.cat(xs), torch.cat(ys)
 
 
-def find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
+def find_pool(group: ClientGroup) -> tuple[TensorExamples, FindPlaces] | None:
     """The tensors that all clients' examples are parts of, and where each one's are; None if they share none."""
     held = group.examples
     if isinstance(held, Split):
@@ -179,8 +216,8 @@ def find_pool(group: ClientGroup) -> tuple[TensorExamples, Place] | None:
     if not all(isinstance(d, TensorExamples) and d.x is first.x and d.y is first.y for d in data.values()):
         return None
 
-    def place(client: int, order: Tensor) -> Tensor:
-        index = data[client].index  # type: ignore[attr-defined]
-        return order if index is None else index[order]
+    def places(clients: Sequence[int], orders: Sequence[Tensor]) -> Tensor:
+        held = [data[client].index for client in clients]  # type: ignore[attr-defined]
+        return torch.cat([order if index is None else index[order] for index, order in zip(held, orders, strict=True)])
 
-    return replace(first, index=None), place
+    return replace(first, index=None), places

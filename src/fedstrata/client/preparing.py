@@ -148,8 +148,8 @@ class GroupPasses:
         everything = [torch.arange(count) for count in group.examples_of_each]
         pool = find_pool(group)
         if pool is not None:
-            examples, place = pool
-            return examples.batch(torch.cat(list(map(place, group.clients, everything))))[0]
+            examples, places = pool
+            return examples.batch(places(group.clients, everything))[0]
         data = [group.examples[client] for client in group.clients]
         if not all(isinstance(d, TensorExamples) for d in data):  # one may draw random numbers
             return None

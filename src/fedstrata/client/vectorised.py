@@ -19,12 +19,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.dense import chain_of, find_chain, known_chain, train_stacked
+from fedstrata.client.dense import find_chain, known_chain
 from fedstrata.client.dropout import is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
 from fedstrata.client.preparing import draw_steps, open_views, pack_slots, prepare_group
+from fedstrata.client.stacked import chain_of, count_flops, find_prefix, run_links, train_stacked
 from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import count_classes, personal_names, personal_params
@@ -298,18 +299,20 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     context = group.context
     flops, estimate = group.estimate_costs()
     dropouts = [link.dropout for link in known_chain(group) or () if link.dropout is not None]
+    chain = chain_of(group)
+    prefix = find_prefix(group, chain or (), estimate.idle)
     with timed("batches"):
         passes = estimate.dropout_calls // max(len(dropouts), 1)  # more than one where a technique asks for a gradient
-        padded = draw_padded(group, context.compile, dropouts * passes)
+        below = partial(run_links, prefix, group.template.params) if prefix else None
+        padded = draw_padded(group, context.compile and chain is None, dropouts * passes, below)
     slots, memory = _stack_slots(group.slots), _stack_slots(group.memories)
-    chain = chain_of(group)
     with timed("techniques"):
         prepared = prepare_group(group, slots[0], memory[0])
         views = open_views(group)
         drawn = draw_steps(group, views, padded.longest)
     if chain is not None:
         with timed("stacked visits"), torch.no_grad():
-            came = train_stacked(group, chain, padded, estimate.idle, (slots[0], memory[0], prepared))
+            came = train_stacked(group, chain[len(prefix) :], padded, estimate.idle, (slots[0], memory[0], prepared))
     else:
         tensors, dims = _stack_tensors(group, padded, slots, memory, _by_client(prepared), _by_client(drawn))
         with one_by_one(), timed("vectorised visits"):
@@ -317,12 +320,19 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
             came = _vectorise(group, padded, estimate.idle, names, tensors, dims)(*tensors)
     delta, sent, remembers, loss = came
     delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
+    flops = _subtract_saved(group, flops, count_flops(prefix))
     stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
     if not any(overrides(technique, "pack") for technique in views):
         yield range(len(group)), stack
         return
     for row, visit in enumerate(pack_slots(stack, views)):
         yield (row,), visit
+
+
+def _subtract_saved(group: ClientGroup, flops: Sequence[float], per_row: int) -> list[float]:
+    """Each client's FLOPs, where what takes so many per row was done once per example instead of in every step."""
+    about = zip(flops, group.batches, group.examples_of_each, strict=True)
+    return [cost - per_row * (sum(sizes) - examples) for cost, sizes, examples in about] if per_row else list(flops)
 
 
 def _by_client(slots: Slots) -> tuple[Slots, Any]:

@@ -95,6 +95,29 @@ class Task:
         total = (weights * rows).sum()
         return (losses * rows).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
+    def differentiate(self, outputs: Tensor, targets: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of many clients: (each one's mean loss over its real rows, the gradient of all of these for the outputs).
+
+        Where a client has no real row both are zero. A task that knows the gradient need not ask torch's tape for it.
+
+        Args:
+            outputs: [clients, rows, …].
+            targets: [clients, rows, …], already known to fit the outputs.
+            real: True for a real row and False for a padded one; None where all are real.
+        """
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            both = self.terms(leaf.flatten(0, 1), targets.flatten(0, 1))
+            losses, weights = (t.view(targets.shape[:2]) for t in both)
+            if real is not None:  # not as a product: what stands in a padded row may be no number
+                losses, weights = losses.where(real, 0.0), weights.where(real, 0.0)
+            total = weights.sum(1)
+            means = losses.sum(1) / torch.where(total > 0, total, torch.ones_like(total))
+            (gradient,) = torch.autograd.grad(means.sum(), [leaf])
+        if real is not None:
+            gradient[~real] = 0.0
+        return means.detach(), gradient
+
     def build_metrics(self, width: int) -> Sequence[Metric] | Mapping[str, Any]:
         """What judges a model that tells `width` answers apart (see `width`); the loss is always there.
 

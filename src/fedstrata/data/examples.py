@@ -131,9 +131,10 @@ class Split(Sequence["TensorExamples"]):
         """Everybody's examples, client after client, in the memory that the index takes anyway."""
         return self.whole.select(self.order)
 
-    def places(self, client: int, index: Tensor) -> Tensor:
-        """Where in the pool some of a client's examples are."""
-        return index + int(self.ends[client])
+    def places(self, clients: Sequence[int], index: Sequence[Tensor]) -> Tensor:
+        """Where in the pool some of each client's examples are, client after client."""
+        begins = torch.from_numpy(self.ends[list(clients)])
+        return torch.cat(list(index)).add_(begins.repeat_interleave(torch.tensor([len(part) for part in index])))
 
     def all(self) -> TensorExamples:
         """Everybody's examples, client after client."""

@@ -42,8 +42,8 @@ class FedPart(Technique):
             By default they use the batch at hand and move their statistics, as in the authors' code.
         cache_prefix: compute what lies below the active stratum once per visit instead of once per step. The result is
             the same up to rounding. It needs data that is not augmented (a dataset of your own must give the same
-            example every time), and `freeze_norm` where the model normalises over the batch. Engine `vmap` and compiled
-            steps have no use for it.
+            example every time), and `freeze_norm` where the model normalises over the batch. Engine `vmap` has use
+            for it in dense models whose clients' data are tensors; otherwise it, and compiled steps, do without.
 
     Deviation: the authors' code leaves all layers recording gradients, so that it does not save their computation.
     """
