@@ -16,7 +16,7 @@ from fedstrata.client.train import train_client
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Assignment, Update, Work
 from fedstrata.data.examples import TensorExamples
-from fedstrata.models.layer_gradients import compose_layers
+from fedstrata.models.layer_gradients import Gradients, compose_layers
 from fedstrata.models.registry import build_model
 from fedstrata.techniques.fedavg import chain
 
@@ -51,7 +51,7 @@ def by_autograd(there: ModelReplica, x: Tensor, y: Tensor) -> tuple[Tensor, dict
 
 def by_layers(there: ModelReplica, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     assert there.known_layers is not None
-    gradients: dict[int, Tensor] = {}
+    gradients = Gradients()
     with torch.no_grad():
         outputs, back = there.known_layers(x, False)
     assert back is not None

@@ -20,9 +20,8 @@ from fedstrata.client.dropout import DropoutLayer, is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches
-from fedstrata.client.step import LocalSteps
+from fedstrata.client.step import LocalSteps, is_plain
 from fedstrata.client.visit import personal_names
-from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.parts import Parts
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
@@ -299,13 +298,6 @@ class PlainStackedSteps(StackedSteps):
         """Move any other parameter."""
         moved = self._moved[name][: self._clients]
         torch.add(moved if self.taken else self.objective.params[name], gradient, alpha=-self._rate, out=moved)
-
-
-def is_plain(work: Work, hooks: HookSet) -> bool:
-    """True if a step is w ← w − lr·∇ and nothing else."""
-    optimizer = build_optimizer(work.optimizer)
-    plain = isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay
-    return plain and work.clip is None and not hooks.hooks
 
 
 def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:

@@ -21,8 +21,8 @@ from torch.func import functional_call, grad, grad_and_value
 
 from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet
-from fedstrata.client.large_params import LargeParams
-from fedstrata.core.optim import Move, build_optimizer, move_in_place
+from fedstrata.client.large_params import LargeParams, MovedGradients
+from fedstrata.core.optim import Move, Sgd, build_optimizer, move_in_place
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors, are_disjoint, clone, scale, swap_values, whole_norm
 from fedstrata.core.types import Precision, Slots, Work
@@ -220,6 +220,13 @@ def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     return dict(zip(leaves, grads, strict=True))
 
 
+def is_plain(work: Work, hooks: HookSet) -> bool:
+    """True if a step is w ← w − lr·∇ and nothing else."""
+    optimizer = build_optimizer(work.optimizer)
+    plain = isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay
+    return plain and work.clip is None and not hooks.hooks
+
+
 class LocalSteps(ABC):
     """The local steps of a visit, of one client or of many at once.
 
@@ -328,6 +335,9 @@ class AutogradSteps(LocalSteps):
             large.follow(moved)
             move = large.move
         super().__init__(replica, policy, hooks, work, replica.params, moved, move)
+        self._open_gradients: Callable[[], Gradients] = Gradients
+        if large is not None and large.names and is_plain(work, hooks):
+            self._open_gradients = partial(MovedGradients, large, float(work.lr))
         self.layers: Layer | None = None
         """The model's layers, where nobody looks and torch's tape is not needed below the outputs."""
 
@@ -347,7 +357,7 @@ class AutogradSteps(LocalSteps):
         self, layers: Layer, x: Tensor, y: Tensor
     ) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """The same, with torch's tape for the loss alone."""
-        gradients: Gradients = {}
+        gradients = self._open_gradients()
         with timed("forward"):
             with self.untracked:
                 outputs, pass_back = layers(x, False)

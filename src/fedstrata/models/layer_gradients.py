@@ -19,8 +19,16 @@ from fedstrata.models.layouts import contiguous, has_own_hooks, is_foreign, need
 from fedstrata.models.zoo.layers import BasicBlock, Block, Bottleneck
 
 aten = torch.ops.aten
-Gradients = dict[int, Tensor]
-"""`id` of a parameter → its gradient."""
+
+
+class Gradients(dict[int, Tensor]):
+    """`id` of a parameter → its gradient."""
+
+    def take_product(self, weight: Tensor, left: Tensor, right: Tensor) -> None:
+        """Take leftᵀ·right as the gradient of a matrix that this pass has no more use for."""
+        self[id(weight)] = left.t().mm(right)
+
+
 Back = Callable[[Tensor, Gradients], Tensor | None]
 """Takes the gradient of a layer's output, notes those of its parameters, and gives that of its input if wanted."""
 Layer = Callable[[Tensor, bool], tuple[Tensor, Back | None]]
@@ -146,11 +154,12 @@ def _linear(module: nn.Module, fresh: bool) -> Layer:
         trains, shifts = _trained(weight, bias)
 
         def back(g: Tensor, gradients: Gradients) -> Tensor | None:
+            below = g.mm(weight) if wanted else None
             if shifts:
                 gradients[id(bias)] = g.sum(0)
             if trains:
-                gradients[id(weight)] = g.t().mm(x)
-            return g.mm(weight) if wanted else None
+                gradients.take_product(weight, g, x)
+            return below
 
         return out, back if wanted or trains or shifts else None
 
