@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedstrata.models.layouts import contiguous, has_own_hooks, is_foreign, needs_contiguous
 from fedstrata.models.zoo.layers import BasicBlock, Block, Bottleneck
@@ -150,7 +151,7 @@ def _linear(module: nn.Module, fresh: bool) -> Layer:
 
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
         weight, bias = module.weight, module.bias
-        out = torch.nn.functional.linear(x, weight, bias)
+        out = F.linear(x, weight, bias)
         trains, shifts = _trained(weight, bias)
 
         def back(g: Tensor, gradients: Gradients) -> Tensor | None:
@@ -203,7 +204,7 @@ def _open_statistics(norm: nn.BatchNorm2d, x: Tensor) -> tuple[Tensor | None, Te
 def _relu(module: nn.Module, fresh: bool) -> Layer:
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
         out = x.relu_() if fresh else x.relu()
-        return out, (lambda g, gradients: aten.threshold_backward(g, out, 0)) if wanted else None
+        return out, (lambda g, gradients: aten.threshold_backward.default(g, out, 0)) if wanted else None
 
     return run
 
@@ -212,12 +213,11 @@ def _max_pool(module: nn.Module, fresh: bool) -> Layer | None:
     assert isinstance(module, nn.MaxPool2d)
     if module.return_indices:
         return None
-    pairs = [[n, n] if isinstance(n, int) else list(n) for n in (module.kernel_size, module.stride, module.padding)]
-    dilation = [module.dilation] * 2 if isinstance(module.dilation, int) else list(module.dilation)
-    form = [*pairs, dilation, module.ceil_mode]
+    given = module.kernel_size, module.stride, module.padding, module.dilation
+    form = [*([n, n] if isinstance(n, int) else list(n) for n in given), module.ceil_mode]
 
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
-        out, places = aten.max_pool2d_with_indices(x, *form)
+        out, places = F.max_pool2d_with_indices(x, *form)  # type: ignore[arg-type]
 
         def back(g: Tensor, gradients: Gradients) -> Tensor:
             found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *form, places)
@@ -252,7 +252,7 @@ def _average(module: nn.Module, fresh: bool) -> Layer | None:
         def back(g: Tensor, gradients: Gradients) -> Tensor:
             return (g / pixels).expand(x.shape).contiguous(memory_format=layout)
 
-        return torch.nn.functional.adaptive_avg_pool2d(x, 1), back if wanted else None
+        return F.adaptive_avg_pool2d(x, 1), back if wanted else None
 
     return run
 
@@ -278,7 +278,7 @@ def _block(module: nn.Module, fresh: bool) -> Layer | None:
         out.relu_()
 
         def back(g: Tensor, gradients: Gradients) -> Tensor | None:
-            g = aten.threshold_backward(g, out, 0)
+            g = aten.threshold_backward.default(g, out, 0)
             found = None if body_back is None else body_back(g, gradients)
             if link is None or not wanted:
                 if link_back is not None:
