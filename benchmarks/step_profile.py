@@ -1,13 +1,14 @@
 """What a training step is made of: microseconds of each kernel of our step, and what its arithmetic and bytes allow.
 
-    python benchmarks/step_profile.py [--workloads small-cnn resnet8-64] [--steps 300]
+    python benchmarks/step_profile.py [--workloads small-cnn resnet8-64] [--steps 100]
 
 One process, one thread, the step of `AutogradSteps` where nobody looks, on the workloads of benchmarks/peers/work.py.
 Every kernel is timed in its place by a dispatch mode, and a figure is the fastest of all steps, so that other work of
 the machine counts little. The bound of a product or a convolution is its FLOPs over the speed of a product of two
 square matrices, that of anything else its bytes, read and written once, over the speed of a copy of a megabyte.
-`between kernels` is the fastest step without the mode, less its kernels. Then the floor, the step with torch's tape and
-ours take turns, and their processor times are compared.
+`between kernels` is the least processor time of a step without the mode, less its kernels; what other work
+takes from the caches is in it. Then the floor, the step with torch's tape and ours take turns, and their processor
+times are compared.
 """
 
 from __future__ import annotations
@@ -130,14 +131,13 @@ def table(work: Workload, count: int, speed: tuple[float, float]) -> str:
     take, _ = steps_of(work, tape=False)
     kernels = Kernels()
     whole = []
-    for number in range(count):
-        start = time.perf_counter_ns()
+    for number in range(0, count * work_steps(work), work_steps(work)):  # the first step of each visit: one size
+        start = time.process_time_ns()  # a whole step is seldom left alone
         take(number)
-        whole.append((time.perf_counter_ns() - start) / 1e3)
+        whole.append((time.process_time_ns() - start) / 1e3)
         kernels.place = 0
-        if number % work_steps(work) == 0:  # batches of one size
-            with kernels:
-                take(number)
+        with kernels:
+            take(number)
     rows: dict[str, list[float]] = {}
     for (_, name), (flops, size, spent) in kernels.found.items():
         row = rows.setdefault(name, [0.0, 0.0, 0.0])
@@ -185,7 +185,7 @@ def compare(work: Workload, repeats: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=["small-cnn", "resnet8-64"], choices=sorted(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
     torch.set_num_threads(1)
