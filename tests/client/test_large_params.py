@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client import context as client_context
+from fedstrata.client import large_params
 from fedstrata.client.context import ClientContext
+from fedstrata.client.large_params import LargeParams
 from fedstrata.client.train import train_client
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Update, Work
@@ -73,6 +75,26 @@ def test_same_bits(monkeypatch: pytest.MonkeyPatch, optimizer: str, batch: int) 
     assert small.metrics == large.metrics
     assert large.finite
     assert not small.finite
+
+
+@pytest.mark.parametrize("batch", [12, 5])
+@pytest.mark.parametrize("numbers", [1, 10_000])
+def test_gradients_that_are_never_whole(monkeypatch: pytest.MonkeyPatch, batch: int, numbers: int) -> None:
+    """As few rows at a time as there may be, and more: SGD moves along each block once it is known: the same bits."""
+    monkeypatch.setattr(large_params, "BLOCK", numbers)
+    taken: list[Tensor | None] = []
+    move = large_params.LargeParams.move_along
+
+    def watch(self: LargeParams, leaf: Tensor, *given: Any) -> bool:
+        taken.append(leaf if move(self, leaf, *given) else None)
+        return taken[-1] is not None
+
+    monkeypatch.setattr(large_params.LargeParams, "move_along", watch)
+    small, large = both(monkeypatch, Work(batch_size=batch, lr=0.05))
+    assert same(small.delta, large.delta)
+    assert large.finite
+    steps = -(-12 // batch)
+    assert [t is not None for t in taken] == [False, True, True] * steps  # the classifier is small
 
 
 def test_clipping(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fedstrata.core.tensors import LINE, Tensors, clone, load, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
 from fedstrata.models.in_place import find_in_place
+from fedstrata.models.layer_gradients import Layer, compose_layers
 from fedstrata.models.layouts import has_own_hooks, is_foreign, lay_out, release_guard
 from fedstrata.models.norms import constants, normalises_batches, running_statistics, without_statistics
 from fedstrata.models.passes import preserve_model
@@ -89,6 +90,12 @@ class ModelReplica:
     def in_place(self) -> tuple[nn.ReLU | Block, ...]:
         """The modules that may work in place while nobody looks."""
         return find_in_place(self.model)
+
+    @cached_property
+    def known_layers(self) -> Layer | None:
+        """The model for steps at which nobody looks, where all of its layers' gradients are known to us."""
+        plain = self.forward is self.model and all(p.device.type == "cpu" for p in self.params.values())
+        return compose_layers(self.model) if plain else None
 
     @cached_property
     def scalar_dtype(self) -> torch.dtype:

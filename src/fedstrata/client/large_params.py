@@ -2,7 +2,8 @@
 
 A visit of few steps to a large model is bound by memory, not by arithmetic. The plain way goes over all parameters to
 copy them, to move them, to subtract what the server sent and to look for NaN. Here the first forward pass reads the
-server's own tensors, and the last move, the difference and the look at it are done piece by piece, in one go. Every
+server's own tensors, and the last move, the difference and the look at it are done piece by piece, in one go. Where
+gradients are products that we compute ourselves and SGD only moves along them, not even these are ever whole. Every
 number is computed by the same operations in the same order, so the bits are those of the plain way.
 """
 
@@ -18,6 +19,12 @@ from torch import Tensor
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.optim import move_in_place
 from fedstrata.core.tensors import Tensors, write_difference
+from fedstrata.models.layer_gradients import Gradients
+
+BLOCK = 1 << 18
+"""Numbers of a gradient that are computed at once where it is used up piece by piece."""
+ROWS = 32
+"""Rows of it, at least: products of fewer round in another order."""
 
 
 class LargeParams:
@@ -32,6 +39,8 @@ class LargeParams:
         self._params, self._server = params, server
         self._own = {name: p.data for name, p in params.items()}
         self._names: dict[int, str] = {}
+        self._leaves = {id(p): name for name, p in params.items()}
+        self._moved: Mapping[str, Tensor] = {}
         self.delta: Tensors = {}
         """Memory for what the visit changes, from its last step on."""
         self._total = 0.0
@@ -61,7 +70,8 @@ class LargeParams:
 
     def follow(self, moved: Mapping[str, Tensor]) -> None:
         """Learn under which tensors the optimiser knows the parameters."""
-        self._names = {id(moved[name]): name for name in self._params if name in moved}
+        self._moved = {name: moved[name] for name in self._params if name in moved}
+        self._names = {id(tensor): name for name, tensor in self._moved.items()}
 
     def end_in(self, delta: Tensors) -> None:
         """From now on a move is the last one, and what was changed since the server goes into these tensors."""
@@ -91,6 +101,44 @@ class LargeParams:
         torch.add(w, d, alpha=-lr, out=own)
         w.data = self._params[name].data = own
         return True
+
+    def move_along(self, leaf: Tensor, left: Tensor, right: Tensor, lr: float) -> bool:
+        """w ← w − lr·leftᵀ·right, block by block to where it is to go; False if the matrix is none of these."""
+        name = self._leaves.get(id(leaf))
+        if name is None or name not in self._moved:
+            return False
+        w, server, own, out = leaf.data, self._server[name], self._own[name], self.delta.get(name)
+        count = max(1, len(w) // max(ROWS, BLOCK // w.shape[1]))
+        blocks = [t.tensor_split(count) for t in (left.t(), w, server, own if out is None else out)]
+        for columns, begin, minus, to in zip(*blocks, strict=True):
+            direction = columns.mm(right)
+            if out is None:
+                torch.add(begin, direction, alpha=-lr, out=to)
+            else:
+                self._total += write_difference(begin, direction, -lr, minus, to)
+        if out is None:
+            self._moved[name].data = self._params[name].data = own
+        else:
+            self.differences[name] = out
+        return True
+
+
+class MovedGradients(Gradients):
+    """The gradients of a pass in which large matrices move as soon as theirs are known, so that nobody holds these.
+
+    Args:
+        large: the parameters that move so.
+        lr: how far.
+    """
+
+    def __init__(self, large: LargeParams, lr: float) -> None:
+        super().__init__()
+        self._large, self._lr = large, lr
+
+    def take_product(self, weight: Tensor, left: Tensor, right: Tensor) -> None:
+        """Move a large matrix; take the gradient of any other."""
+        if not self._large.move_along(weight, left, right, self._lr):
+            super().take_product(weight, left, right)
 
 
 def find_large(visit: ClientVisit) -> LargeParams:

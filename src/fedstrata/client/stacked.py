@@ -14,9 +14,8 @@ from fedstrata.client.gram import GramLayer, saves_work
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches, StepBatch, find_pool
-from fedstrata.client.step import LocalSteps
+from fedstrata.client.step import LocalSteps, is_plain
 from fedstrata.client.visit import personal_names
-from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.task import Task
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
@@ -158,12 +157,6 @@ class PlainSteps:
 def _first(tensors: Tensors, clients: int) -> Tensors:
     """The tensors of the first clients."""
     return {n: t[:clients] for n, t in tensors.items()}
-
-
-def is_plain(work: Work) -> bool:
-    """True if a step of which no technique knows is w ← w − lr·∇ and nothing else."""
-    optimizer = build_optimizer(work.optimizer)
-    return optimizer == Sgd() and work.clip is None
 
 
 def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:

@@ -21,13 +21,14 @@ from torch.func import functional_call, grad, grad_and_value
 
 from fedstrata.client.context import ModelReplica
 from fedstrata.client.hooks import HookSet
-from fedstrata.client.large_params import LargeParams
-from fedstrata.core.optim import Move, build_optimizer, move_in_place
+from fedstrata.client.large_params import LargeParams, MovedGradients
+from fedstrata.core.optim import Move, Sgd, build_optimizer, move_in_place
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors, are_disjoint, clone, scale, swap_values, whole_norm
 from fedstrata.core.types import Precision, Slots, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.models.frozen_prefix import Cut
+from fedstrata.models.layer_gradients import Gradients, Layer
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import hook_place, stages_to, value_at
 from fedstrata.system.timing import timed
@@ -219,6 +220,11 @@ def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
     return dict(zip(leaves, grads, strict=True))
 
 
+def is_plain(work: Work) -> bool:
+    """True if a step of which no technique knows is w ← w − lr·∇ and nothing else."""
+    return build_optimizer(work.optimizer) == Sgd() and work.clip is None
+
+
 class LocalSteps(ABC):
     """The local steps of a visit, of one client or of many at once.
 
@@ -327,9 +333,16 @@ class AutogradSteps(LocalSteps):
             large.follow(moved)
             move = large.move
         super().__init__(replica, policy, hooks, work, replica.params, moved, move)
+        self._open_gradients: Callable[[], Gradients] = Gradients
+        if large is not None and large.names and is_plain(work) and not hooks.hooks:
+            self._open_gradients = partial(MovedGradients, large, float(work.lr))
+        self.layers: Layer | None = None
+        """The model's layers, where nobody looks and torch's tape is not needed below the outputs."""
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """Forward and backward pass."""
+        if self.layers is not None:
+            return self._differentiate_layers(self.layers, x, y)
         with timed("forward"):
             batch = self.objective.batch(x, y, self.taken, self.objective.params)
             task_loss, loss = self.objective(batch, self.forward)
@@ -337,6 +350,24 @@ class AutogradSteps(LocalSteps):
             return batch, task_loss.detach(), [None] * len(self.leaves)
         with timed("backward"):
             return batch, task_loss.detach(), self._backward(loss)
+
+    def _differentiate_layers(
+        self, layers: Layer, x: Tensor, y: Tensor
+    ) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
+        """The same, with torch's tape for the loss alone."""
+        gradients = self._open_gradients()
+        with timed("forward"):
+            with self.untracked:
+                outputs, pass_back = layers(x, False)
+            outputs.requires_grad_()
+            batch = self.objective.batch(x, y, self.taken, self.objective.params)
+            task_loss, loss = self.objective(batch, lambda x: outputs)
+        with timed("backward"):
+            if pass_back is not None:
+                (gradient,) = torch.autograd.grad(loss, [outputs])
+                with self.untracked:
+                    pass_back(gradient, gradients)
+        return batch, task_loss.detach(), [gradients.get(id(leaf)) for leaf in self.leaves]
 
     def _backward(self, loss: Tensor) -> Sequence[Tensor | None]:
         """The raw gradients; where they will be changed, in memory that nobody else holds."""

@@ -103,6 +103,8 @@ def _take_steps(
         visit.prepare()
     total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
     nobody_looks = forward is replica.model and not hooks.hooks
+    if nobody_looks and steps.forward is forward and a.work.precision == "fp32":
+        steps.layers = replica.known_layers
     with steps.objective.attach_features(), work_in_place(replica.in_place if nobody_looks else ()):
         for index in order:
             with timed("batches"):

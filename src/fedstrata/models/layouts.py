@@ -54,7 +54,7 @@ def lay_out(model: nn.Module, channels_last: bool) -> frozenset[str]:
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
     others = [m for m in convolutions if not _module_allows(m)]
     for convolution in others:
-        if _contiguous_inputs not in convolution._forward_pre_hooks.values():
+        if not needs_contiguous(convolution):
             convolution.register_forward_pre_hook(_contiguous_inputs)
     for module in model.modules():
         if _is_foreign(module) and _enter not in module._forward_pre_hooks.values():
@@ -89,6 +89,11 @@ def _module_allows(module: _ConvNd) -> bool:
 def _contiguous_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A hook."""
     return tuple(contiguous(x) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def needs_contiguous(module: nn.Module) -> bool:
+    """True if a module was given the hook that lays out its inputs in the usual way."""
+    return _contiguous_inputs in module._forward_pre_hooks.values()
 
 
 def has_own_hooks(model: nn.Module) -> bool:

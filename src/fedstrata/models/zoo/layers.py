@@ -6,6 +6,8 @@ without torch (`fedstrata.core.lazy`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -104,6 +106,10 @@ class Block(nn.Module):
         """The block's convolutions, up to the last norm layer."""
         raise NotImplementedError
 
+    def body_layers(self) -> Sequence[nn.Module]:
+        """The layers that `body` runs, in their order."""
+        raise NotImplementedError
+
     def last(self) -> nn.Conv2d:
         """The convolution whose output meets the residual link."""
         raise NotImplementedError
@@ -137,6 +143,10 @@ class BasicBlock(Block):
         out: Tensor = self.norm2(self.conv2(self.activate(self.norm1(self.conv1(x)))))
         return out
 
+    def body_layers(self) -> Sequence[nn.Module]:
+        """The same as modules."""
+        return self.conv1, self.norm1, nn.ReLU(), self.conv2, self.norm2
+
     def last(self) -> nn.Conv2d:
         """conv2."""
         return self.conv2
@@ -161,6 +171,11 @@ class Bottleneck(Block):
         out = self.activate(self.norm2(self.conv2(self.activate(self.norm1(self.conv1(x))))))
         final: Tensor = self.norm3(self.conv3(out))
         return final
+
+    def body_layers(self) -> Sequence[nn.Module]:
+        """The same as modules."""
+        relu = nn.ReLU()
+        return self.conv1, self.norm1, relu, self.conv2, self.norm2, relu, self.conv3, self.norm3
 
     def last(self) -> nn.Conv2d:
         """conv3."""
