@@ -42,7 +42,7 @@ def visits_of(assignments: Sequence[Assignment], remembers: bool) -> list[Visit]
 
 
 def stack(visits: Sequence[Visit]) -> UpdateStack:
-    return UpdateStack.join([UpdateStack.of(update, memory) for update, memory in visits])
+    return UpdateStack.of([(update, memory) for update, memory in visits if isinstance(update, Update)])
 
 
 def in_blocks(visits: Sequence[Visit], parts: Sequence[Sequence[int]]) -> list[VisitBlock]:

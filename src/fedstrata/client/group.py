@@ -14,17 +14,11 @@ from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import FlopEstimate, estimate_flops
 from fedstrata.client.hooks import Answers
 from fedstrata.client.visit import ClientVisit
-from fedstrata.core.stacks import UpdateStack
-from fedstrata.core.tensors import Tensors
+from fedstrata.core.stacks import UpdateStack, structure_of
 from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError
-
-
-def structure_of(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
-    """Names, types and shapes of slots."""
-    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.dense import chain_of, find_chain, known_chain, train_stacked
 from fedstrata.client.dropout import is_dropout
-from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
 from fedstrata.client.preparing import draw_steps, open_views, pack_slots, prepare_group
@@ -29,7 +29,7 @@ from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
-from fedstrata.core.stacks import Assignments, UpdateStack
+from fedstrata.core.stacks import Assignments, UpdateStack, structure_of
 from fedstrata.core.task import Task
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one

@@ -6,7 +6,7 @@ held once, and one client's `Assignment` or `Update` is made where somebody asks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -124,44 +124,22 @@ class UpdateStack:
     frame: int | None = None
 
     @staticmethod
-    def of(update: Update, memory: Slots) -> UpdateStack:
-        """One client's update, in the same memory."""
-        return UpdateStack(
-            round=update.round,
-            method=update.method,
-            clients=[update.client],
-            examples=[update.examples],
-            steps=[update.steps],
-            metrics={name: [value] for name, value in update.metrics.items()},
-            delta=_one_row(update.delta),
-            buffers=_one_row(update.buffers),
-            slots={name: _one_row(slot) for name, slot in update.slots.items()},
-            memory={name: _one_row(slot) for name, slot in memory.items()},
-            finite=update.finite,
-        )
-
-    @staticmethod
-    def join(stacks: Sequence[UpdateStack]) -> UpdateStack:
-        """Stacks whose tensors have the same names, types and shapes, as one in memory of its own."""
-        first = stacks[0]
-        if len(stacks) == 1:
-            return first
-
-        def joined(name: str) -> list[Any]:
-            return [value for stack in stacks for value in getattr(stack, name)]
-
+    def of(visits: Sequence[tuple[Update, Slots]]) -> UpdateStack:
+        """Updates whose tensors have the same names, types and shapes, and what their clients will remember."""
+        updates, memories = [update for update, _ in visits], [memory for _, memory in visits]
+        first = updates[0]
         return UpdateStack(
             round=first.round,
             method=first.method,
-            clients=joined("clients"),
-            examples=joined("examples"),
-            steps=joined("steps"),
-            metrics={name: [value for stack in stacks for value in stack.metrics[name]] for name in first.metrics},
-            delta=_join_rows([stack.delta for stack in stacks]),
-            buffers=_join_rows([stack.buffers for stack in stacks]),
-            slots={name: _join_rows([stack.slots[name] for stack in stacks]) for name in first.slots},
-            memory={name: _join_rows([stack.memory[name] for stack in stacks]) for name in first.memory},
-            finite=all(stack.finite for stack in stacks),
+            clients=[update.client for update in updates],
+            examples=[update.examples for update in updates],
+            steps=[update.steps for update in updates],
+            metrics={name: [update.metrics[name] for update in updates] for name in first.metrics},
+            delta=_stack_rows([update.delta for update in updates]),
+            buffers=_stack_rows([update.buffers for update in updates]),
+            slots={name: _stack_rows([update.slots[name] for update in updates]) for name in first.slots},
+            memory={name: _stack_rows([memory[name] for memory in memories]) for name in memories[0]},
+            finite=all(update.finite for update in updates),
         )
 
     def __len__(self) -> int:
@@ -183,13 +161,6 @@ class UpdateStack:
         yield from self.buffers.values()
         for slot in self.slots.values():
             yield from slot.values()
-
-    @property
-    def structure(self) -> tuple[Any, ...]:
-        """Names, types and shapes of all tensors of a row: only stacks that have this in common can be joined."""
-        parts = (self.delta, self.buffers, *self.slots.values(), *self.memory.values())
-        rows = tuple(tuple((n, t.dtype, t.shape[1:]) for n, t in tensors.items()) for tensors in parts)
-        return tuple(self.slots), tuple(self.memory), tuple(self.metrics), rows
 
     @cached_property
     def _rows(self) -> tuple[_Rows, _Rows, dict[str, _Rows], dict[str, _Rows]]:
@@ -258,12 +229,13 @@ def _cut(tensors: Tensors) -> _Rows:
     return {name: tensor.unbind() for name, tensor in tensors.items()}
 
 
-def _one_row(tensors: Tensors) -> Tensors:
-    return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+def _stack_rows(many: Sequence[Tensors]) -> Tensors:
+    return {name: torch.stack([tensors[name] for tensors in many]) for name in many[0]}
 
 
-def _join_rows(many: Sequence[Tensors]) -> Tensors:
-    return {name: torch.cat([tensors[name] for tensors in many]) for name in many[0]}
+def structure_of(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    """Names, types and shapes of slots."""
+    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
 
 
 def expand(visits: Iterable[Visits]) -> Iterator[Visit]:

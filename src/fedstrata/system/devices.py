@@ -99,7 +99,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def slots_on(device: torch.device, slots: Slots) -> Slots:
     """Tensors on a device, the very same ones where they are there already: a visit computes in one place."""
-    if all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
+    if not slots or all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
         return slots
     if device == HOST:
         return _bring_home(slots)
