@@ -7,9 +7,9 @@ held once, and one client's `Assignment` or `Update` is made where somebody asks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors, clone
@@ -17,6 +17,13 @@ from fedstrata.core.types import Assignment, Slots, Update, Visit, replace_field
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
+
+
+def pick(values: Sequence[T] | Mapping[int, T], places: Iterable[int]) -> list[T]:
+    """The values at some places."""
+    return [*map(values.__getitem__, places)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +73,14 @@ class Assignments(Sequence[Assignment]):
 
     def select(self, positions: Sequence[int]) -> Assignments:
         """Those at some positions."""
-        kinds = [self.kinds[p] for p in positions]
+        kinds = pick(self.kinds, positions)
         used = sorted(set(kinds))
         place = {kind: new for new, kind in enumerate(used)}
         return Assignments(
             tuple(self.templates[kind] for kind in used),
-            [place[kind] for kind in kinds],
-            [self.clients[p] for p in positions],
-            [self.seeds[p] for p in positions],
+            pick(place, kinds),
+            pick(self.clients, positions),
+            pick(self.seeds, positions),
         )
 
     @cached_property
@@ -85,10 +92,9 @@ class Assignments(Sequence[Assignment]):
         position = self._positions.get(client)
         return None if position is None else self[position]
 
-    def template_of(self, client: int) -> Assignment | None:
-        """What a client was asked for, but for its number and seed; None if it was asked for nothing."""
-        position = self._positions.get(client)
-        return None if position is None else self.template(position)
+    def kinds_of(self, clients: Sequence[int]) -> list[int | None]:
+        """The kinds of what clients were asked for; None for one that was asked for nothing."""
+        return [None if position is None else self.kinds[position] for position in map(self._positions.get, clients)]
 
 
 @dataclass(eq=False)
@@ -147,13 +153,19 @@ class UpdateStack:
 
     def without_tensors(self) -> UpdateStack:
         """What it says, for a message."""
-        return replace(self, delta={}, buffers={}, slots={}, memory={})
+        return self.with_tensors({}, {}, {}, {})
+
+    def with_tensors(self, delta: Tensors, buffers: Tensors, slots: Slots, memory: Slots) -> UpdateStack:
+        """The same with other tensors."""
+        new = replace_fields(self, delta=delta, buffers=buffers, slots=slots, memory=memory)
+        vars(new).pop("_rows", None)
+        return new
 
     def copy(self) -> UpdateStack:
         """The same in memory of its own."""
         slots = {name: clone(slot) for name, slot in self.slots.items()}
         memory = {name: clone(slot) for name, slot in self.memory.items()}
-        return replace(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+        return self.with_tensors(clone(self.delta), clone(self.buffers), slots, memory)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that travel."""
@@ -211,7 +223,7 @@ class VisitBlock:
     @property
     def clients(self) -> list[int]:
         """Whose visits these are."""
-        return [self.stack.clients[row] for row in self.rows]
+        return pick(self.stack.clients, self.rows)
 
     def visits(self) -> Iterator[Visit]:
         """The visits one by one."""

@@ -145,6 +145,15 @@ def sizes(clients: Sequence[Examples] | Mapping[int, Examples]) -> Callable[[int
     return clients.size if isinstance(clients, Split) else lambda client: len(clients[client])
 
 
+def sizes_of(clients: Sequence[Examples] | Mapping[int, Examples], some: Sequence[int]) -> list[int]:
+    """Numbers of some clients' examples."""
+    if isinstance(clients, Split):
+        begin = np.asarray(some, dtype=np.int64)
+        found: list[int] = (clients.ends[begin + 1] - clients.ends[begin]).tolist()
+        return found
+    return [len(clients[client]) for client in some]
+
+
 @dataclass(frozen=True, eq=False)
 class MapExamples:
     """Any map-style `torch.utils.data.Dataset` of (input, label) pairs; its own transforms run on every read.

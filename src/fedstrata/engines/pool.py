@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.stacks import Assignments, Visits, pick
 from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Examples, replace_fields
 from fedstrata.data.batching import eval_batches
-from fedstrata.data.examples import sizes
+from fedstrata.data.examples import sizes_of
 from fedstrata.engines.grouping import ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Recall
 from fedstrata.engines.tensor_store import SegmentedMemory, TensorStore
@@ -444,15 +445,15 @@ class _Round:
         self.jobs: dict[int, PoolJob] = {}
         self._left: dict[PoolJob, int] = {}  # how many of a job's updates were not handed on yet
         self._waiting = sorted(groups, key=min, reverse=True)
-        size = sizes(clients)
-        self._sizes = [
-            size(client) if asked.templates[kind].work.steps is None else 1
-            for client, kind in zip(asked.clients, asked.kinds, strict=True)
-        ]
+        self._sizes = sizes_of(clients, asked.clients)
+        counts_steps = [a.work.steps is not None for a in asked.templates]
+        if any(counts_steps):
+            kinds = zip(self._sizes, asked.kinds, strict=True)
+            self._sizes = [1 if counts_steps[kind] else size for size, kind in kinds]
 
     def size(self, group: Sequence[int]) -> int:
         """How much there is to train: the examples of its clients, or 1 each where all take the same steps."""
-        return sum(self._sizes[position] for position in group)
+        return sum(pick(self._sizes, group))
 
     def take_groups(self, until: int) -> Iterator[Sequence[int]]:
         """The groups that may be trained now: those with an update that is needed before `until`; each once."""
@@ -466,9 +467,8 @@ class _Round:
 
     def hand_on(self, positions: Sequence[int]) -> Iterator[PoolJob]:
         """Note that updates were handed on: the jobs of which these were the last."""
-        for position in positions:
-            job = self.jobs.pop(position)
-            self._left[job] -= 1
+        for job, count in Counter(map(self.jobs.pop, positions)).items():
+            self._left[job] -= count
             if not self._left[job]:
                 yield job
 

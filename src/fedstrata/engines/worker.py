@@ -106,12 +106,11 @@ class Report:
     def read(self, memory: SegmentedMemory) -> UpdateStack:
         """The updates, their tensors in place."""
         rows = self.rows
-        return replace(
-            self.stack,
-            delta=memory.read(*self.delta) if rows is None else _read_deltas(memory, *self.delta, rows),
-            buffers=memory.read(*self.buffers),
-            slots=read_slots(memory, self.slots),
-            memory=read_slots(memory, self.memory),
+        return self.stack.with_tensors(
+            memory.read(*self.delta) if rows is None else _read_deltas(memory, *self.delta, rows),
+            memory.read(*self.buffers),
+            read_slots(memory, self.slots),
+            read_slots(memory, self.memory),
         )
 
 
