@@ -14,7 +14,7 @@ from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import FlopEstimate, estimate_flops
 from fedstrata.client.hooks import Answers
 from fedstrata.client.visit import ClientVisit
-from fedstrata.core.stacks import UpdateStack, structure_of
+from fedstrata.core.stacks import Memories, UpdateStack, structure_of
 from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
@@ -32,7 +32,7 @@ class ClientGroup:
         seeds: of their random streams.
         examples: everybody's data, by number.
         slots: what techniques send to each of them; mostly the same tensors.
-        memories: what each of them remembers.
+        memories: what each of them remembers; all are alike.
     """
 
     context: ClientContext
@@ -41,7 +41,7 @@ class ClientGroup:
     seeds: Sequence[int]
     examples: Sequence[Examples] | Mapping[int, Examples]
     slots: Sequence[Slots]
-    memories: Sequence[Slots]
+    memories: Memories
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -73,7 +73,7 @@ class ClientGroup:
         """What decides how such a visit is computed."""
         a = self.template
         plan = a.arch, a.trains, a.uploads, replace(a.work, lr=0.0)
-        return *plan, structure_of(a.slots), structure_of(self.memories[0])
+        return *plan, structure_of(a.slots), self.memories.structures[0]
 
     def visit(self, place: int) -> ClientVisit:
         """One of the visits."""

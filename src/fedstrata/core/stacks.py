@@ -6,7 +6,7 @@ held once, and one client's `Assignment` or `Update` is made where somebody asks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -97,6 +97,102 @@ class Assignments(Sequence[Assignment]):
         return [None if position is None else self.kinds[position] for position in map(self._positions.get, clients)]
 
 
+@dataclass(frozen=True, eq=False)
+class Memories(Sequence[Slots]):
+    """What some clients remember, in order: rows of stacked tensors, which are shared with whoever holds them.
+
+    Args:
+        stacks: memories that are alike, each tensor with a row for every one of them.
+        kinds: the stack of each client.
+        rows: its row there.
+    """
+
+    stacks: tuple[Slots, ...]
+    kinds: Sequence[int]
+    rows: Sequence[int]
+
+    @staticmethod
+    def of(memories: Sequence[Slots]) -> Memories:
+        """Memories that were made one by one, each in a stack of its own, in the same memory."""
+        if isinstance(memories, Memories):
+            return memories
+        stacks = tuple({name: _one_row(slot) for name, slot in memory.items()} for memory in memories)
+        return Memories(stacks, range(len(stacks)), [0] * len(stacks))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @overload
+    def __getitem__(self, position: int) -> Slots: ...
+    @overload
+    def __getitem__(self, position: slice) -> Memories: ...
+    def __getitem__(self, position: int | slice) -> Slots | Memories:
+        if isinstance(position, slice):
+            return self.select(range(len(self))[position])
+        row = self.rows[position]
+        stack = self.stacks[self.kinds[position]]
+        return {name: {n: t[row] for n, t in slot.items()} for name, slot in stack.items()}
+
+    def select(self, positions: Sequence[int]) -> Memories:
+        """Those at some positions."""
+        return Memories(self.stacks, pick(self.kinds, positions), pick(self.rows, positions))
+
+    @cached_property
+    def _structures(self) -> tuple[tuple[Any, ...], ...]:
+        """Names, types and shapes of the memories of each stack."""
+        return tuple(row_structure(stack) for stack in self.stacks)
+
+    @property
+    def structures(self) -> list[tuple[Any, ...]]:
+        """Names, types and shapes of each client's memory."""
+        return pick(self._structures, self.kinds)
+
+    def by_stack(self) -> Iterator[tuple[Slots, Sequence[int], Sequence[int]]]:
+        """(a stack, the positions of the clients that are in it, their rows), one stack after the other."""
+        if len(self.stacks) == 1:
+            yield self.stacks[0], range(len(self)), self.rows
+            return
+        found: dict[int, list[int]] = {}
+        for position, kind in enumerate(self.kinds):
+            found.setdefault(kind, []).append(position)
+        for kind, positions in found.items():
+            yield self.stacks[kind], positions, pick(self.rows, positions)
+
+    def regroup(self, change: Callable[[Slots], T]) -> tuple[list[T], list[int], list[int]]:
+        """(what becomes of each stack, from which others' rows were left out; each client's kind, its row)."""
+        changed, kinds, places = list[T](), [0] * len(self), list(range(len(self)))
+        for stack, positions, rows in self.by_stack():
+            if len(positions) < len(self):
+                for place, position in enumerate(positions):
+                    kinds[position], places[position] = len(changed), place
+            changed.append(change(gather_rows(stack, rows)))
+        return changed, kinds, places
+
+    def gather(self) -> Slots:
+        """Memories that are all alike as one stack, a row for each of them in order."""
+        parts = list(self.by_stack())
+        gathered = [gather_rows(stack, rows) for stack, _, rows in parts]
+        if len(parts) == 1:
+            return gathered[0]
+        places = torch.tensor([position for _, positions, _ in parts for position in positions])
+        order = torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
+        return {
+            name: {n: torch.cat([part[name][n] for part in gathered]).index_select(0, order) for n in slot}
+            for name, slot in gathered[0].items()
+        }
+
+
+def gather_rows(stack: Slots, rows: Sequence[int]) -> Slots:
+    """Rows of stacked slots, in the same memory if they follow each other."""
+    if not stack:
+        return stack
+    after = rows[0] + len(rows)
+    if rows[-1] == after - 1 and list(rows) == list(range(rows[0], after)):
+        return {name: {n: t[rows[0] : after] for n, t in slot.items()} for name, slot in stack.items()}
+    index = torch.tensor(rows)
+    return {name: {n: t.index_select(0, index) for n, t in slot.items()} for name, slot in stack.items()}
+
+
 @dataclass(eq=False)
 class UpdateStack:
     """Updates that are alike, of clients of one round: vectors of what they say, and tensors with a row for each.
@@ -158,7 +254,8 @@ class UpdateStack:
     def with_tensors(self, delta: Tensors, buffers: Tensors, slots: Slots, memory: Slots) -> UpdateStack:
         """The same with other tensors."""
         new = replace_fields(self, delta=delta, buffers=buffers, slots=slots, memory=memory)
-        vars(new).pop("_rows", None)
+        for cut in ("_rows", "_slot_rows"):
+            vars(new).pop(cut, None)
         return new
 
     def copy(self) -> UpdateStack:
@@ -175,29 +272,34 @@ class UpdateStack:
             yield from slot.values()
 
     @cached_property
-    def _rows(self) -> tuple[_Rows, _Rows, dict[str, _Rows], dict[str, _Rows]]:
-        """All tensors, cut into rows in one go: (deltas, buffers, slots, memories)."""
-        slots, memory = ({name: _cut(slot) for name, slot in many.items()} for many in (self.slots, self.memory))
-        return _cut(self.delta), _cut(self.buffers), slots, memory
+    def _rows(self) -> tuple[_Rows, _Rows]:
+        """(deltas, buffers), cut into rows in one go."""
+        return _cut(self.delta), _cut(self.buffers)
+
+    @cached_property
+    def _slot_rows(self) -> dict[str, _Rows]:
+        """Slots, cut into rows in one go."""
+        return {name: _cut(slot) for name, slot in self.slots.items()}
 
     def visit(self, row: int) -> tuple[Update, Slots]:
         """(a client's update, what it will remember), in the same memory."""
-        delta, buffers, _, _ = self._rows
-        update = replace_fields(
-            self.bare(row),
-            delta={n: rows[row] for n, rows in delta.items()},
-            buffers={n: rows[row] for n, rows in buffers.items()},
-            slots=self.slots_of(row),
-        )
-        return update, self.memory_of(row)
+        delta, buffers = ({n: rows[row] for n, rows in part.items()} for part in self._rows)
+        update = replace_fields(self.bare(row), delta=delta, buffers=buffers, slots=self.slots_of(row))
+        return update, Memories((self.memory,), (0,), (row,))[0]
+
+    def update(self, row: int) -> Update:
+        """A client's update alone: where no others are looked at, nothing is cut into rows."""
+        delta, buffers = ({n: t[row] for n, t in part.items()} for part in (self.delta, self.buffers))
+        slots = {name: {n: t[row] for n, t in slot.items()} for name, slot in self.slots.items()}
+        return replace_fields(self.bare(row), delta=delta, buffers=buffers, slots=slots)
 
     def slots_of(self, row: int) -> Slots:
         """What techniques send of a client."""
-        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[2].items()}
+        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._slot_rows.items()}
 
-    def memory_of(self, row: int) -> Slots:
-        """What a client will remember."""
-        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[3].items()}
+    def memories(self, rows: Sequence[int]) -> Memories:
+        """What clients will remember."""
+        return Memories((self.memory,), [0] * len(rows), rows)
 
     def bare(self, row: int) -> Update:
         """A client's update without its tensors."""
@@ -241,6 +343,10 @@ def _cut(tensors: Tensors) -> _Rows:
     return {name: tensor.unbind() for name, tensor in tensors.items()}
 
 
+def _one_row(tensors: Tensors) -> Tensors:
+    return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+
+
 def _stack_rows(many: Sequence[Tensors]) -> Tensors:
     return {name: torch.stack([tensors[name] for tensors in many]) for name in many[0]}
 
@@ -248,6 +354,11 @@ def _stack_rows(many: Sequence[Tensors]) -> Tensors:
 def structure_of(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
     """Names, types and shapes of slots."""
     return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
+
+
+def row_structure(stacked: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    """Names, types and shapes of each row of stacked slots."""
+    return tuple((name, tuple((n, t.dtype, t.shape[1:]) for n, t in slot.items())) for name, slot in stacked.items())
 
 
 def expand(visits: Iterable[Visits]) -> Iterator[Visit]:

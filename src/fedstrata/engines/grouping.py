@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.client.vectorised import Trained, train_vectorised
-from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
-from fedstrata.core.types import Examples, Slots, Visit
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits
+from fedstrata.core.types import Examples, Visit
 from fedstrata.data.examples import sizes_of
 from fedstrata.system.devices import visits_on
 
@@ -26,7 +26,7 @@ class Trainer:
 
     groups: Callable[[Assignments, Sequence[Examples]], list[list[int]]] | None
     train: Callable[
-        [ClientContext, Assignments, Sequence[Examples] | Mapping[int, Examples], Sequence[Slots]], Iterator[Trained]
+        [ClientContext, Assignments, Sequence[Examples] | Mapping[int, Examples], Memories], Iterator[Trained]
     ]
 
 
@@ -34,7 +34,7 @@ def _train_one_by_one(
     context: ClientContext,
     assignments: Assignments,
     clients: Sequence[Examples] | Mapping[int, Examples],
-    memories: Sequence[Slots],
+    memories: Memories,
 ) -> Iterator[Trained]:
     """Train the clients of a group one after the other."""
     assignments, memories = visits_on(context.device, assignments, memories)

@@ -22,8 +22,8 @@ from fedstrata.data.batching import eval_batches
 from fedstrata.data.examples import sizes_of
 from fedstrata.engines.grouping import ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Recall
-from fedstrata.engines.tensor_store import SegmentedMemory, TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, TemplateSpec, TensorRefs, TrainAnswer, write_slots
+from fedstrata.engines.tensor_store import TensorStore
+from fedstrata.engines.worker import EvaluateJob, Failure, TemplateSpec, TrainAnswer
 from fedstrata.errors import FedstrataError
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, Scores, combine_scores
 from fedstrata.system.timing import Clock, timed
@@ -397,16 +397,6 @@ class WorkerPool(ABC, Generic[W]):
             )
             for a in asked.templates
         )
-
-    def _write_memories(
-        self, memory: SegmentedMemory, segment: int, asked: Assignments, recall: Recall
-    ) -> tuple[list[TensorRefs], int]:
-        """Copy clients' memories into a segment: (where each one's is, empty if there are none; where they end)."""
-        end, places = 0, []
-        for client in asked.clients:
-            refs, end = write_slots(memory, segment, recall(client), end)
-            places.append(refs)
-        return (places if any(places) else []), end
 
     def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Begin to evaluate on the test set; what is returned waits for the result. Training goes on beside it."""

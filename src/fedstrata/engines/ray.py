@@ -28,7 +28,7 @@ from torch import Tensor
 from fedstrata.client.context import ClientContext
 from fedstrata.core.own_code import opened_folders
 from fedstrata.core.parts import Parts
-from fedstrata.core.stacks import Assignments
+from fedstrata.core.stacks import Assignments, Memories
 from fedstrata.core.types import Examples, replace_fields
 from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, ask_nodes, import_ray, read_object, reason_of
@@ -37,7 +37,7 @@ from fedstrata.engines.pool import MAX_DEATHS, PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, TrainAnswer, TrainJob, WorkerLoop
+from fedstrata.engines.worker import EvaluateJob, Failure, MemorySpec, TrainAnswer, TrainJob, WorkerLoop
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.devices import HOST, accelerators, assigned
 from fedstrata.system.machine import cores, keep_memory
@@ -440,7 +440,7 @@ class RayActors(WorkerPool[_Actor]):
         def build_message(number: int) -> tuple[TrainJob, Bytes]:
             """The job as it is sent, and what its clients remember, which is read no earlier than this."""
             memory = OwnMemory()
-            memories, _ = self._write_memories(memory, INBOX, asked, recall)
+            memories, _ = MemorySpec.write(memory, INBOX, Memories.of(recall(asked.clients)))
             bare = replace_fields(asked, templates=())
             return TrainJob(number, OUT, 0, self._templates(asked), bare, memories), memory.bytes(INBOX)
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.stacks import Assignments, UpdateStack, structure_of
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, structure_of
 from fedstrata.core.tensors import FlatTensors, Tensors, all_finite
 from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import eval_batches
@@ -52,6 +52,32 @@ class TemplateSpec:
 
 
 @dataclass(frozen=True, eq=False)
+class MemorySpec:
+    """What the clients of a job remember, for a worker: where the stacks of it are; kinds and rows as in `Memories`."""
+
+    stacks: tuple[TensorRefs, ...]
+    kinds: Sequence[int]
+    rows: Sequence[int]
+
+    @staticmethod
+    def write(memory: SegmentedMemory, segment: int, memories: Memories) -> tuple[MemorySpec, int]:
+        """Copy memories to the beginning of a segment: (where they are, where they end)."""
+        end = 0
+
+        def write(stack: Slots) -> TensorRefs:
+            nonlocal end
+            refs, end = write_slots(memory, segment, stack, end)
+            return refs
+
+        refs, kinds, rows = memories.regroup(write)
+        return MemorySpec(tuple(refs), kinds, rows), end
+
+    def read(self, memory: SegmentedMemory) -> Memories:
+        """The memories, in place."""
+        return Memories(tuple(read_slots(memory, refs) for refs in self.stacks), self.kinds, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
 class TrainJob:
     """A job: visits to train, whose results are to be written to `segment` from `begin` on.
 
@@ -61,7 +87,7 @@ class TrainJob:
         begin: where there is room in it.
         templates: what visits of each kind have in common.
         asked: the visits, of these kinds; their own templates are left out.
-        memories: where each client's memory is, in a segment of the job's own; empty if nobody remembers anything.
+        memories: where clients' memories are, in a segment of the job's own.
     """
 
     number: int
@@ -69,7 +95,7 @@ class TrainJob:
     begin: int
     templates: tuple[TemplateSpec, ...]
     asked: Assignments
-    memories: Sequence[TensorRefs]
+    memories: MemorySpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +328,7 @@ class WorkerLoop:
         """Train the visits of a job and write what comes of them to its segment."""
         start = time.perf_counter()
         asked = replace_fields(job.asked, templates=tuple(self._read_templates(job.templates)))
-        memories = [read_slots(self.memory, places) for places in job.memories] or [{}] * len(asked)
+        memories = job.memories.read(self.memory)
         writer = _ResultWriter(self.memory, job.segment, job.begin, len(asked))
         if self.context.device.type == "cpu":
             self.context.allocate_delta = writer.reserve  # deltas are computed where they are wanted

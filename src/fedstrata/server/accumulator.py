@@ -17,7 +17,7 @@ from torch import Tensor
 from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
-from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits, pick
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Absence, Assignment, Slots, Update, replace_fields
 from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, RoundValidator, believable_flops
@@ -31,7 +31,7 @@ class RoundAccumulator:
         method: that the server runs.
         asked: what clients were asked for.
         validate: says why an update must be refused.
-        keep: is handed what an accepted client remembers, at once.
+        keep: is handed what accepted clients remember, at once.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RoundAccumulator:
         method: Method,
         asked: Assignments,
         validate: RoundValidator,
-        keep: Callable[[int, Slots], None],
+        keep: Callable[[Sequence[int], Memories], None],
     ) -> None:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
         self._rescales, self._accumulates = tuple(method.at("rescale")), tuple(method.at("accumulate"))
@@ -94,8 +94,7 @@ class RoundAccumulator:
         self.accepted.update(dict.fromkeys(clients, bool(stack.memory)))
         if stack.memory:
             with timed("keep memories"):
-                for client, row in zip(clients, rows, strict=True):
-                    self._keep(client, stack.memory_of(row))
+                self._keep(clients, stack.memories(rows))
 
     def _is_sound(self, stack: UpdateStack) -> bool:
         """True if nothing is wrong with any update of a stack; found once."""
@@ -143,7 +142,7 @@ class RoundAccumulator:
         self.accepted[update.client] = bool(memory)
         if memory:
             with timed("keep memories"):
-                self._keep(update.client, memory)
+                self._keep([update.client], Memories.of([memory]))
 
     def _weight(self, examples: int) -> float:
         return float(examples) if self._method.weight == "examples" else 1.0

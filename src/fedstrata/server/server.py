@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedstrata import wire
 from fedstrata.core.method import Method
 from fedstrata.core.rng import derive, derive_each, seed_global
-from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Work, replace_fields
@@ -155,7 +155,7 @@ class Server:
         state: ServerState,
         assignments: Sequence[Assignment],
         visits: Iterable[Visits],
-        keep: Callable[[int, Slots], None],
+        keep: Callable[[Sequence[int], Memories], None],
     ) -> tuple[ServerState, Outcome]:
         """Fold the updates in client order: (next state, what happened).
 

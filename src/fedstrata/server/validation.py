@@ -54,7 +54,7 @@ class UpdateValidator:
         if not stack.finite:
             stack.finite = all_finite(stack.tensors())
         kinds = {kind: row for row, kind in enumerate(asked.kinds_of(stack.clients))}
-        one_each = [(asked.of_client(stack.clients[row]), stack.visit(row)[0]) for row in kinds.values()]
+        one_each = [(asked.of_client(stack.clients[row]), stack.update(row)) for row in kinds.values()]
         if not stack.finite or any(self(own, update, buffers) is not None for own, update in one_each):
             return False
         if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):

@@ -42,7 +42,7 @@ def size_of_rows(stack: UpdateStack, rows: Sequence[int]) -> int:
     """Number of bytes that some updates of a stack take, whose numbers are finite."""
     varying = [stack.clients, stack.examples, stack.steps, *stack.metrics.values()]
     if stack.frame is None:
-        stack.frame = size(stack.visit(0)[0]) - sum(len(repr(values[0])) for values in varying)
+        stack.frame = size(stack.update(0)) - sum(len(repr(values[0])) for values in varying)
     return len(rows) * stack.frame + sum(len("".join(map(repr, pick(values, rows)))) for values in varying)
 
 
