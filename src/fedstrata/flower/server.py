@@ -25,7 +25,7 @@ from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.flower.client import Model, make_model, weights_of
 from fedstrata.flower.differential_privacy import Privacy
-from fedstrata.flower.engine import Flower, RemoteStore, RemoteExamples
+from fedstrata.flower.engine import Flower, RemoteExamples, RemoteStore
 from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, check_flower
 from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
 from fedstrata.flower.site_directory import SiteDirectory
