@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise, repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
@@ -337,9 +338,9 @@ class WorkerPool(ABC, Generic[W]):
             return self._trainer.groups(asked, self._clients)
         size = self._job_size(asked)
         alike: dict[tuple[int, int | None], list[int]] = {}
-        for position, (kind, client) in enumerate(zip(asked.kinds, asked.clients, strict=True)):
-            alike.setdefault((kind, self._home_of(client)), []).append(position)
-        return [places[begin : begin + size] for places in alike.values() for begin in range(0, len(places), size)]
+        for position, key in enumerate(zip(asked.kinds, self._homes_of(asked.clients), strict=True)):
+            alike.setdefault(key, []).append(position)
+        return [group for places in alike.values() for group in _divide(places, max(1, round(len(places) / size)))]
 
     def _job_size(self, asked: Assignments) -> int:
         """How many visits that are trained one by one go together into a job."""
@@ -348,9 +349,9 @@ class WorkerPool(ABC, Generic[W]):
         most = len(asked) // (self.jobs_per_worker * self.workers), AHEAD_BYTES // 2 // _largest_update(asked)
         return max(1, min(int(self.job_seconds / self._pace), *most))
 
-    def _home_of(self, client: int) -> int | None:
-        """The place of the only worker that has a client's examples; None if any may train it."""
-        return None
+    def _homes_of(self, clients: Sequence[int]) -> Iterable[int | None]:
+        """The place of the only worker that has each client's examples; None if any may train it."""
+        return repeat(None, len(clients))
 
     def _take_pace(self, answer: TrainAnswer, visits: int) -> None:
         """Learn how long a visit takes, so that jobs of many short ones can be made; results do not depend on it."""
@@ -461,6 +462,12 @@ class _Round:
             self._left[job] -= count
             if not self._left[job]:
                 yield job
+
+
+def _divide(places: Sequence[int], parts: int) -> Iterator[Sequence[int]]:
+    """Places in so many parts of about the same length, one after the other."""
+    ends = [len(places) * part // parts for part in range(parts + 1)]
+    return (places[begin:end] for begin, end in pairwise(ends))
 
 
 def _clients_text(clients: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -223,7 +223,7 @@ class RayActors(WorkerPool[_Actor]):
     kind: ClassVar[str] = "Ray actor"
     job_seconds: ClassVar[float] = 0.1
     """A call of an actor and its answer take some milliseconds."""
-    jobs_per_worker: ClassVar[int] = 2
+    jobs_per_worker: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -428,8 +428,8 @@ class RayActors(WorkerPool[_Actor]):
         self._home.update(dict.fromkeys(job.clients, worker.place))
         return job
 
-    def _home_of(self, client: int) -> int | None:
-        return self._home.get(client)
+    def _homes_of(self, clients: Sequence[int]) -> Iterable[int | None]:
+        return map(self._home.get, clients)
 
     def _clear_queues(self) -> None:
         super()._clear_queues()
