@@ -422,7 +422,7 @@ def test_eval_clients_uses_their_own_statistics_under_local():
     expected = []
     for client, (inputs, labels) in enumerate(data):
         model = history.model
-        own = federation._recorder.recall(federation.state, client)[BUFFERS]
+        own = federation._recorder.recall(federation.state, [client])[0][BUFFERS]
         model.load_state_dict({**model.state_dict(), **own})
         with torch.no_grad():
             expected.append((model(inputs).argmax(1) == labels).double().mean().item())
@@ -1124,9 +1124,10 @@ def test_eval_clients_of_sub_models_does_not_depend_on_their_order(monkeypatch: 
     monkeypatch.setattr("fedstrata.engines.serial.evaluate", evaluate)
     federation.fit()
     everywhere, _, _, one, two = used  # the whole model, the part, then each client's
-    own = federation._recorder.recall(federation.state, 2)[BUFFERS]
+    own = federation._recorder.recall(federation.state, [2])[0][BUFFERS]
     assert torch.equal(
-        one["b_norm.running_mean"], federation._recorder.recall(federation.state, 1)[BUFFERS]["b_norm.running_mean"]
+        one["b_norm.running_mean"],
+        federation._recorder.recall(federation.state, [1])[0][BUFFERS]["b_norm.running_mean"],
     )
     assert torch.equal(two["a_norm.running_mean"], own["a_norm.running_mean"])
     assert not torch.equal(one["b_norm.running_mean"], everywhere["b_norm.running_mean"])

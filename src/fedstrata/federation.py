@@ -21,7 +21,7 @@ from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
-from fedstrata.core.stacks import VisitBlock, Visits, expand
+from fedstrata.core.stacks import Memories, VisitBlock, Visits, expand
 from fedstrata.core.task import resolution_note
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Work
@@ -44,7 +44,7 @@ from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.directory import versions
 from fedstrata.runs.dry_run import DryRun, dry_run
 from fedstrata.runs.reader import SavedRun
-from fedstrata.runs.recorder import RunRecorder, read_memory
+from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
 from fedstrata.server.compatibility import fingerprint, state_mismatch
@@ -346,7 +346,7 @@ class Federation:
         return replace(trained, request=request, seconds=self._lap())
 
     def _run_round(
-        self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[int, Slots], None]
+        self, state: ServerState, prober: Prober | None, recall: Recall, keep: Callable[[Sequence[int], Memories], None]
     ) -> ClosedRound:
         """Open a round on a state, train its clients, and close it."""
         state = self._around.open(state)
@@ -407,7 +407,7 @@ class Federation:
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(read_memory, memories, self._server.check_memory, start)
+        recall = partial(read_memories, memories, self._server.check_memory, start)
         found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
@@ -431,7 +431,8 @@ class Federation:
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
-        return self._recorder.recall(self.state, client)
+        memory = self._recorder.recall(self.state, [client])[0]
+        return {name: clone(slot) for name, slot in memory.items()}
 
     def _divergence(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -131,8 +131,8 @@ def test_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = build(), []
     context = ClientContext(build=lambda arch: copy.deepcopy(model), method=chain())
 
-    def allocate(like: Tensors) -> Tensors:
-        asked.append({n: torch.full_like(t, torch.nan) for n, t in like.items()})
+    def allocate(params: Tensors, names: Sequence[str]) -> Tensors:
+        asked.append({n: torch.full_like(params[n], torch.nan) for n in names})
         return asked[-1]
 
     plain, _ = train_client(context, ask(model, Work(batch_size=5, lr=0.05)), examples(), {})

@@ -325,7 +325,7 @@ def test_memory_of_clients_that_sit_out_is_untouched(row: Row) -> None:
     memories: dict[int, Any] = {}
     for record in fed.rounds():
         for client in range(len(fed.clients)):
-            now = fed._recorder.store.get(client, int(fed.state.remembers[client]))
+            now = fed._recorder.store.get([client], [int(fed.state.remembers[client])])[0]
             if client not in record.clients:
                 old = memories.get(client, {})
                 assert now.keys() == old.keys()

@@ -242,7 +242,9 @@ def test_nothing_is_left_of_a_run_that_nobody_finished(before: Any) -> None:
 def test_nothing_is_left_of_an_engine_that_nobody_closed(before: Any) -> None:
     """Without the generator of the rounds, and with work in its workers' hands: it cleans up itself when it goes."""
     fed = federation(clients=flat(*range(43, 3, -1)), **SETTINGS)  # the first goes first
-    visits = fed._engine.run(fed._server.open(fed.state, range(40), fed._work(0)), lambda client: {})
+    visits = fed._engine.run(
+        fed._server.open(fed.state, range(40), fed._work(0)), lambda clients: [{} for _ in clients]
+    )
     next(visits)
     assert len(children() - before[0]) == 2
     del visits, fed

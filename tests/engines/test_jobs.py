@@ -95,9 +95,9 @@ def test_clients_of_different_models_are_not_in_one_job(jobs: list[list[int]]) -
 def test_visits_of_one_job_may_send_different_things(memory: type[SegmentedMemory]) -> None:
     """What was written before a segment grew, and what is written after it, is all there."""
     segments = memory()
-    writer = _ResultWriter(segments, 1, 0, 6)
+    writer, params = _ResultWriter(segments, 1, 0, 6), {"w": torch.zeros(2000)}
     for place in range(6):
-        delta = writer.reserve({"w": torch.zeros(2000)})
+        delta = writer.reserve(params, ("w",))
         delta["w"].fill_(place + 1)
         slots = {"t": {"s": torch.full((3000 * (place // 2 + 1),), float(place))}}
         update = Update(0, place, "m", 1, 1, delta, slots=slots, metrics={"flops": 1.0, "train_loss": 1.0})

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.aggregation.mean import RunningMean
+from fedstrata.core.stacks import Memories
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
@@ -59,13 +60,18 @@ def answer(a: Assignment, value: float = 1.0, examples: int = 1, **changes: Any)
     return replace(update, **changes)
 
 
+def keep_in(memories: dict[int, Slots]) -> Callable[[Sequence[int], Memories], None]:
+    """What keeps clients' memories in a dict."""
+    return lambda clients, remembered: memories.update(zip(clients, remembered, strict=True))
+
+
 def close(
     made: Server, state: ServerState, assignments: Sequence[Assignment], updates: Sequence[Update]
 ) -> tuple[ServerState, Outcome, dict[int, Slots]]:
     """Close a round; every client would remember its number."""
     memories: dict[int, Slots] = {}
     visits = ((u, {"t": {"m": torch.tensor(u.client)}}) for u in updates)
-    return *made.close(state, assignments, visits, memories.__setitem__), memories
+    return *made.close(state, assignments, visits, keep_in(memories)), memories
 
 
 def play(
@@ -710,7 +716,7 @@ def test_a_client_without_memory_writes_none():
     assignments = made.open(state, [0, 1], Work())
     visits: list[tuple[Update, Slots]] = [(answer(assignments[0]), {}), (answer(assignments[1]), {"t": {}})]
     memories: dict[int, Slots] = {}
-    after, _ = made.close(state, assignments, visits, memories.__setitem__)
+    after, _ = made.close(state, assignments, visits, keep_in(memories))
     assert memories == {1: {"t": {}}}
     assert after.remembers.tolist() == [-1, 0, -1, -1]
     assert after.held.tolist() == [0, 0, -1, -1]

@@ -42,7 +42,7 @@ def visits_of(assignments: Sequence[Assignment], remembers: bool) -> list[Visit]
 
 
 def stack(visits: Sequence[Visit]) -> UpdateStack:
-    return UpdateStack.join([UpdateStack.of(update, memory) for update, memory in visits])
+    return UpdateStack.of([(update, memory) for update, memory in visits if isinstance(update, Update)])
 
 
 def in_blocks(visits: Sequence[Visit], parts: Sequence[Sequence[int]]) -> list[VisitBlock]:
@@ -61,7 +61,9 @@ def in_blocks(visits: Sequence[Visit], parts: Sequence[Sequence[int]]) -> list[V
 def close(made: Server, state: ServerState, asked: Assignments, visits: Any) -> tuple[ServerState, Outcome, Any]:
     kept: dict[int, Slots] = {}
     copy = lambda slots: {name: {n: t.clone() for n, t in slot.items()} for name, slot in slots.items()}  # noqa: E731
-    after, outcome = made.close(state, asked, visits, lambda client, memory: kept.__setitem__(client, copy(memory)))
+    after, outcome = made.close(
+        state, asked, visits, lambda clients, memories: kept.update(zip(clients, map(copy, memories), strict=True))
+    )
     return after, outcome, kept
 
 

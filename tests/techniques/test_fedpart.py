@@ -388,7 +388,7 @@ def test_frozen_norm_layers(buffers: str, freeze: bool) -> None:
         there = reference if buffers == "local" else model  # under `average` they do not travel
         torch.testing.assert_close(fed.state.buffers[name], there.get_buffer(name), rtol=0, atol=1e-9)
     if buffers == "local":
-        kept = fed._recorder.store.get(0, 0)[BUFFERS]
+        kept = fed._recorder.store.get([0], [0])[0][BUFFERS]
         for name, value in reference.named_buffers():
             torch.testing.assert_close(kept[name], value, rtol=0, atol=1e-9)
         assert torch.equal(kept["1.running_mean"], model[1].running_mean) == freeze

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.aggregation.arithmetic import cast_back, compute_dtype
@@ -41,12 +43,13 @@ class RunningMean:
             return
         sums = self._open({name: tensor[0] for name, tensor in stacked.items()})
         same = [t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(stacked.values(), sums, strict=True)]
-        each = [tensor.unbind() for tensor in same]
+        each = list(zip(*(tensor.unbind() for tensor in same), strict=True))
         for row, weight in zip(rows, weights, strict=True):
-            torch._foreach_add_(sums, [tensors[row] for tensors in each], alpha=weight)
+            torch._foreach_add_(sums, each[row], alpha=weight)
+        before = {self._weights[name] for name in stacked}
+        after = {total: reduce(add, weights, total) for total in before}  # `sum` rounds otherwise from Python 3.12 on
         for name in stacked:
-            for weight in weights:
-                self._weights[name] += weight
+            self._weights[name] = after[self._weights[name]]
 
     def _open(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The sums of some names; those that are new begin at zero."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedstrata.client.compiling import CompiledForward
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
-from fedstrata.core.tensors import LINE, Tensors, clone, load, whole_lines
+from fedstrata.core.tensors import LINE, FlatTensors, Tensors, clone, load, subtract, whole_lines
 from fedstrata.core.types import Augment, Stratum
 from fedstrata.errors import FedstrataError
 from fedstrata.models.in_place import find_in_place
@@ -34,6 +34,60 @@ Build = Callable[[str], nn.Module]
 """Makes the model of an architecture; "" is the server's own."""
 
 
+class ServerParams:
+    """The server's parameters as a replica takes them up, for one visit after the other.
+
+    Visits that follow each other mostly begin with the same. Then they are held in one buffer laid out as the replica's
+    own: to load them is one copy, and what a visit has changed is one difference.
+
+    Args:
+        params: the replica's own.
+        turned: True if some of them have their channels last.
+        steady: True if nobody's own code may give a parameter other memory.
+    """
+
+    def __init__(self, params: Tensors, turned: bool, steady: bool) -> None:
+        self._params, self._turned, self.steady = params, turned, steady
+        self._own = params.flat if steady and isinstance(params, FlatTensors) else None
+        self._sent: Tensors | None = None
+        self._copy: Tensor | None = None
+
+    @cached_property
+    def values(self) -> Tensors:
+        """The replica's own, without gradients."""
+        return {n: p.detach() for n, p in self._params.items()}
+
+    def load(self, sent: Tensors) -> None:
+        """Give the replica the values that were sent."""
+        again = sent is self._sent
+        if not again:
+            self._sent, self._copy = sent, self._buffer_of(sent)
+        if self._own is not None and self._copy is not None:
+            self._own.copy_(self._copy)
+            return
+        load(self._params, sent)
+        if again and self._own is not None:  # a visit that comes alone needs none
+            self._copy = self._own.clone()
+
+    def _buffer_of(self, sent: Tensors) -> Tensor | None:
+        """The buffer that tensors were sent in, if it is laid out as the replica's own."""
+        if not isinstance(sent, FlatTensors) or self._own is None or self._turned:
+            return None
+        same = list(sent) == list(self._params) and all(sent[n].shape == p.shape for n, p in self._params.items())
+        return sent.flat if same and sent.flat.dtype == self._own.dtype else None
+
+    def subtract(self, sent: Tensors, names: Sequence[str], out: Tensors | None) -> Tensors:
+        """What the replica's values are more than those that were sent, into the tensors of `out` if there are any."""
+        own, copy = self._own, self._copy if sent is self._sent and not self._turned else None
+        if own is not None and copy is not None and isinstance(out, FlatTensors) and len(names) == len(self._params):
+            torch.sub(own, copy, out=out.flat)
+            return out
+        values = self.values if self.steady else {n: p.detach() for n, p in self._params.items()}
+        if self._turned:
+            values = {n: values[n].contiguous() for n in names}
+        return subtract(values, sent, names, out)
+
+
 @dataclass(frozen=True, eq=False)
 class ModelReplica:
     """A scratch model with its tensors by name.
@@ -42,6 +96,7 @@ class ModelReplica:
         model: the module itself.
         forward: the module, compiled if that was asked for.
         params: its parameters.
+        server: what the server sent last.
         buffers: its running statistics.
         initial: the first values of these.
         constants: the buffers that state_dict leaves out, and their first values.
@@ -56,6 +111,7 @@ class ModelReplica:
     model: nn.Module
     forward: Callable[[Tensor], Tensor]
     params: Tensors
+    server: ServerParams
     buffers: Tensors
     initial: Tensors
     constants: tuple[Tensors, Tensors]
@@ -129,10 +185,10 @@ class ClientContext:
         archs: the names of all architectures.
         strata: of architectures whose strata are known; those of others are found when they are needed.
         replicas: the scratch models, by architecture.
-        flops: what was counted, by what was computed.
+        flops: what was counted, by what was computed; of steps, by the shape of their inputs.
         cache: whatever else a way of training keeps between visits.
-        allocate_delta: gives memory for a visit's delta, tensors like those that it is asked with; None for memory of
-            its own.
+        allocate_delta: (parameters, names) → memory for a visit's delta, tensors like those of these names; None for
+            memory of its own.
         allocate_stack: the same for the deltas of visits that are trained at once.
     """
 
@@ -147,10 +203,15 @@ class ClientContext:
     archs: tuple[str, ...] = ("",)
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     replicas: dict[str, ModelReplica] = field(default_factory=dict)
-    flops: dict[Any, int] = field(default_factory=dict)
+    flops: dict[Any, Any] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
-    allocate_delta: Callable[[Tensors], Tensors] | None = None
+    allocate_delta: Callable[[Tensors, Sequence[str]], Tensors] | None = None
     allocate_stack: Callable[[Tensors], Tensors] | None = None
+
+    @cached_property
+    def hooked(self) -> bool:
+        """True if a technique has a part on the client."""
+        return any(self.method.at("local"))
 
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:
@@ -170,23 +231,24 @@ class ClientContext:
         if arch not in self.replicas:
             model = self.build(arch).to(self.device).train()
             turned = lay_out(model, self.channels_last)
-            _flatten(dict(model.named_parameters()), turned)
+            params, foreign = _flatten(dict(model.named_parameters()), turned), is_foreign(model)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.replicas[arch] = ModelReplica(
                 model=model,
                 forward=CompiledForward(model) if self.compile else model,
-                params=dict(model.named_parameters()),
+                params=params,
+                server=ServerParams(params, bool(turned), steady=not (foreign or has_own_hooks(model))),
                 buffers=running_statistics(model),
                 initial=clone(running_statistics(model)),
                 constants=constants(model),
                 strata=self.strata[arch] if arch in self.strata else strata(model, sample),
                 batch_norm=normalises_batches(model),
                 channels_last=bool(turned),
-                own_code=is_foreign(model),
+                own_code=foreign,
                 sample=sample,
                 task=self.task,
             )
-            if sample is not None and any(self.method.at("local")):
+            if sample is not None and self.hooked:
                 _ = self.replicas[arch].width  # now: a technique may ask for it while FLOPs are counted
         return self.replicas[arch]
 
@@ -205,7 +267,7 @@ class ClientContext:
         return model.eval()
 
 
-def _flatten(params: Tensors, last: Collection[str]) -> None:
+def _flatten(params: Tensors, last: Collection[str]) -> Tensors:
     """Lay a model's parameters one after the other in one buffer, each at the beginning of a cache line.
 
     Large ones stay where they are: a copy of them would take their memory twice, and leave a hole of that size.
@@ -214,14 +276,17 @@ def _flatten(params: Tensors, last: Collection[str]) -> None:
         params: are changed in place.
         last: the names of those that get their channels last.
     """
-    params = {n: p for n, p in params.items() if n in last or not _is_large_and_apart(p)}
-    for dtype in {p.dtype for p in params.values()}:
-        mine = {n: p for n, p in params.items() if p.dtype == dtype}
+    small = {n: p for n, p in params.items() if n in last or not _is_large_and_apart(p)}
+    for dtype in {p.dtype for p in small.values()}:
+        mine = {n: p for n, p in small.items() if p.dtype == dtype}
         sizes = [whole_lines(p.numel(), dtype) for p in mine.values()]
         flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(mine.values())).device)
         for (name, p), part in zip(mine.items(), torch.split(flat, sizes), strict=True):
             view = _view(part[: p.numel()], p.shape, name in last)
             p.data = view.copy_(p.data)
+        if len(mine) == len(params):
+            return FlatTensors(params, flat)
+    return params
 
 
 def _is_large_and_apart(p: Tensor) -> bool:

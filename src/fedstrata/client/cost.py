@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +34,7 @@ class CostMeter:
         self._visit, self._known = visit, visit.context.flops
         self._plan = (a.arch, a.trains)
         self._estimate: FlopEstimate | None = None
+        self._steps: dict[Any, int] | None = None
 
     def count(self, what: str, compute: Callable[[], T], *settled_by: Hashable) -> T:
         """Do work that a visit does once, and add what it costs.
@@ -60,8 +60,19 @@ class CostMeter:
         if self._estimate is not None:
             self.total += self._estimate.steps[len(x)]
             return steps.step(x, y)
-        whole = steps.forward is self._visit.replica.model
-        return self._count(("step", whole, *self._plan, *steps.hooks.signature, x.shape), partial(steps.step, x, y))
+        if self._steps is None:
+            whole = steps.forward is self._visit.replica.model
+            kind = ("step", whole, *self._plan, *steps.hooks.signature)
+            self._steps = self._known.setdefault(kind, {})
+        known = self._steps.get(x.shape)
+        if known is not None:
+            self.total += known
+            return steps.step(x, y)
+        with FlopCount() as counter:
+            loss = steps.step(x, y)
+        self._steps[x.shape] = counter.total
+        self.total += counter.total
+        return loss
 
     def _count(self, kind: tuple[Any, ...], compute: Callable[[], T]) -> T:
         known = self._known.get(kind)

@@ -14,17 +14,11 @@ from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import FlopEstimate, estimate_flops
 from fedstrata.client.hooks import Answers
 from fedstrata.client.visit import ClientVisit
-from fedstrata.core.stacks import UpdateStack
-from fedstrata.core.tensors import Tensors
+from fedstrata.core.stacks import Memories, UpdateStack, structure_of
 from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError
-
-
-def structure_of(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
-    """Names, types and shapes of slots."""
-    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +32,7 @@ class ClientGroup:
         seeds: of their random streams.
         examples: everybody's data, by number.
         slots: what techniques send to each of them; mostly the same tensors.
-        memories: what each of them remembers.
+        memories: what each of them remembers; all are alike.
     """
 
     context: ClientContext
@@ -47,7 +41,7 @@ class ClientGroup:
     seeds: Sequence[int]
     examples: Sequence[Examples] | Mapping[int, Examples]
     slots: Sequence[Slots]
-    memories: Sequence[Slots]
+    memories: Memories
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -79,7 +73,7 @@ class ClientGroup:
         """What decides how such a visit is computed."""
         a = self.template
         plan = a.arch, a.trains, a.uploads, replace(a.work, lr=0.0)
-        return *plan, structure_of(a.slots), structure_of(self.memories[0])
+        return *plan, structure_of(a.slots), self.memories.structures[0]
 
     def visit(self, place: int) -> ClientVisit:
         """One of the visits."""

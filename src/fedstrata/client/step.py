@@ -98,6 +98,10 @@ class Objective:
                 loss = loss + term(batch)
         return task_loss, loss
 
+    def forget(self) -> None:
+        """Let go of the last batch."""
+        self._current.clear()
+
     @contextmanager
     def attach_features(self) -> Iterator[None]:
         """Inside, the `features` hooks are attached to the modules that they name."""
@@ -264,14 +268,24 @@ class LocalSteps(ABC):
             replica.task.mean_loss,
             work.precision,
         )
-        self.hooks, self.clip, self.precision = hooks, work.clip, work.precision
+        self.hooks, self.work, self.clip, self.precision = hooks, work, work.clip, work.precision
         self.names = list(moved)
         self.changes = bool(hooks.all("tally") or hooks.all("correct") or work.clip is not None)
         scales = hooks.step_scales(moved)
-        self.move = build_optimizer(work.optimizer).start(list(moved.values()), work.lr, scales, move)
+        self._start = partial(build_optimizer(work.optimizer).start, list(moved.values()), work.lr, scales, move)
+        self.begin()
+
+    def begin(self) -> None:
+        """Be ready for the first step of a visit."""
+        self.move = self._start()
         self.taken = 0
         self.tallies: Slots = {}
         self.grads: Sequence[Tensor | None] = ()
+
+    def forget(self) -> None:
+        """Let go of what a visit leaves; `begin` makes ready for another one."""
+        del self.move, self.tallies, self.grads
+        self.objective.forget()
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimiser: the task's loss before it."""

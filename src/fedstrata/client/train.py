@@ -6,8 +6,7 @@ what the client will remember is returned, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -22,7 +21,7 @@ from fedstrata.client.visit import ClientVisit, owner_of, personal_names
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, all_finite, subtract
-from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update, replace_fields
+from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, Update, make_quickly, replace_fields
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
@@ -38,46 +37,52 @@ def train_client(context: ClientContext, assignment: Assignment, data: Examples,
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller restores them
     (`preserve_rng`).
     """
-    with _open_visit(context, assignment, data, memory) as (visit, large):
-        meter = CostMeter(visit)
-        hooks = _build_hooks(visit, meter)
-        steps, loss = _take_steps(visit, hooks, meter, large)
-        delta = _compute_delta(visit, large)
-        slots, remembers, sent = _finish(visit, steps, delta, meter)
-        buffers = _collect_buffers(visit, remembers)
-        update = Update(
-            round=assignment.round,
-            client=assignment.client,
-            method=context.method.digest,
-            examples=len(data),
-            steps=steps.taken,
-            delta=_bring_home({"": sent})[""],
-            buffers=buffers,
-            slots=_bring_home(slots),
-            metrics={"train_loss": loss, "flops": float(meter.total)},
-        )
-        return _look_at_rest(update, large), _bring_home(remembers)
-
-
-@contextmanager
-def _open_visit(
-    context: ClientContext, assignment: Assignment, data: Examples, memory: Slots
-) -> Iterator[tuple[ClientVisit, LargeParams]]:
-    """(the visit, all its tensors on the context's device, and the replica ready for it; its large parameters)."""
     with timed("load the model"):
         a = assignment_on(context.device, assignment)
-        visit = ClientVisit(context, a, data, slots_on(context.device, memory), context.replica(a.arch))
-        large = find_large(visit)
+        named = {"data": data, "memory": slots_on(context.device, memory), "replica": context.replica(a.arch)}
+        visit = make_quickly(ClientVisit, context=context, assignment=a, **named)
+        large = find_large(visit) if visit.replica.large else NOTHING_LARGE
         visit.prepare(but=large.names)
+    if large is NOTHING_LARGE:
+        return _train(visit, large)
     with large.borrow():
-        yield visit, large
+        return _train(visit, large)
+
+
+def _train(visit: ClientVisit, large: LargeParams) -> tuple[Update, Slots]:
+    """Train a client whose replica is ready."""
+    context, a = visit.context, visit.assignment
+    meter = CostMeter(visit)
+    hooks = _build_hooks(visit, meter)
+    steps, loss = _take_steps(visit, hooks, meter, large)
+    delta = _compute_delta(visit, large)
+    slots, remembers, sent = _finish(visit, steps, delta, meter)
+    update = make_quickly(
+        Update,
+        round=a.round,
+        client=a.client,
+        method=context.method.digest,
+        examples=len(visit.data),
+        steps=steps.taken,
+        delta=sent if sent is delta and context.device == HOST else _bring_home({"": sent})[""],
+        buffers=_collect_buffers(visit, remembers),
+        slots=_bring_home(slots),
+        metrics={"train_loss": loss, "flops": float(meter.total)},
+        finite=False,
+    )
+    _keep_steps(visit, steps, large)
+    return _look_at_rest(update, large), _bring_home(remembers)
+
+
+NOTHING_LARGE = LargeParams({}, {})
+NO_HOOKS = HookSet({})
 
 
 def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
     """The hooks of the techniques that have a part on the client."""
     context = visit.context
-    if not any(context.method.at("local")):
-        return HookSet({})
+    if not context.hooked:
+        return NO_HOOKS
     seed_global(derive(visit.assignment.seed, "local"), context.device)
     with timed("techniques"):
         hooks = meter.count("hooks", visit.build_hooks)
@@ -92,39 +97,84 @@ def _take_steps(
     context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
     foreign = replica.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
     seed_global(derive(a.seed, "train"), context.device, everything=foreign)
-    forward = replica.model if hooks.all("features") else replica.forward
-    steps = AutogradSteps(replica, context.method.buffers, hooks, a.work, forward, large)
+    steps = _open_steps(visit, hooks, large)
     if not steps.names:
         return steps, 0.0
     order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
-    prefix = _cache_prefix(visit, steps, meter)
-    if forward is not replica.model:
+    prefix = _cache_prefix(visit, steps, meter) if a.cache_prefix else None
+    if steps.forward is not replica.model and prefix is None:
         meter.estimate_steps(map(len, order), hooks)
         visit.prepare()
-    total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
-    nobody_looks = forward is replica.model and not hooks.hooks
-    if nobody_looks and steps.forward is forward and a.work.precision == "fp32":
-        steps.layers = replica.known_layers
-    with steps.objective.attach_features(), work_in_place(replica.in_place if nobody_looks else ()):
-        for index in order:
-            with timed("batches"):
-                x, y = data.batch(index, context.augment)
-                x, y = replica.inputs(to_device(x, context.device)), to_device(y, context.device)
-                if prefix is not None:
-                    prefix.rows = index
-            if large.names and index is order[-1]:
-                large.end_in(_allocate_delta(visit, large))
-            try:
-                total.add_(meter.count_step(steps, x, y))
-            except UnknownClass as error:
-                raise error.at(owner_of(data, a.client), y, index) from None
+    nobody_looks = replica.forward is replica.model and not hooks.hooks
+    known = nobody_looks and prefix is None and a.work.precision == "fp32"
+    steps.layers = replica.known_layers if known else None
+    with work_in_place(replica.in_place) if nobody_looks else steps.objective.attach_features():
+        total = _follow(order, visit, steps, meter, large, prefix)
     return steps, total.item() / max(steps.taken, 1)
+
+
+def _follow(
+    order: Sequence[Tensor],
+    visit: ClientVisit,
+    steps: AutogradSteps,
+    meter: CostMeter,
+    large: LargeParams,
+    prefix: CachedPrefix | None,
+) -> Tensor:
+    """Take a step for each of the batches: the sum of their losses."""
+    context, replica, data = visit.context, visit.replica, visit.data
+    here = context.device == HOST
+    total = torch.zeros((), dtype=replica.scalar_dtype, device=context.device)
+    for index in order:
+        with timed("batches"):
+            x, y = data.batch(index, context.augment)
+            if not here:
+                x, y = to_device(x, context.device), to_device(y, context.device)
+            x = replica.inputs(x)
+            if prefix is not None:
+                prefix.rows = index
+        if large.names and index is order[-1]:
+            large.end_in(_allocate_delta(visit, large))
+        try:
+            total.add_(meter.count_step(steps, x, y))
+        except UnknownClass as error:
+            raise error.at(owner_of(data, visit.assignment.client), y, index) from None
+    return total
+
+
+def _open_steps(visit: ClientVisit, hooks: HookSet, large: LargeParams) -> AutogradSteps:
+    """The steps of a visit; those of the last one, begun anew, if it was of the same kind and nothing is special."""
+    context, replica, a = visit.context, visit.replica, visit.assignment
+    forward = replica.model if hooks.all("features") else replica.forward
+    if _is_plain(visit, hooks, large):
+        kept: AutogradSteps | None = context.cache.pop(("steps", a.arch, a.trains), None)
+        if kept is not None and kept.work == a.work:
+            kept.begin()
+            return kept
+    return AutogradSteps(replica, context.method.buffers, hooks, a.work, forward, large)
+
+
+def _keep_steps(visit: ClientVisit, steps: AutogradSteps, large: LargeParams) -> None:
+    """Keep steps for the next visit of the same kind."""
+    if _is_plain(visit, steps.hooks, large):
+        steps.forget()
+        visit.context.cache["steps", visit.assignment.arch, visit.assignment.trains] = steps
+
+
+def _is_plain(visit: ClientVisit, hooks: HookSet, large: LargeParams) -> bool:
+    """True if the steps of a visit have nothing of their own that another visit of its kind has not."""
+    return (
+        hooks is NO_HOOKS
+        and large is NOTHING_LARGE
+        and visit.replica.server.steady
+        and not visit.assignment.cache_prefix
+    )
 
 
 def _cache_prefix(visit: ClientVisit, steps: AutogradSteps, meter: CostMeter) -> CachedPrefix | None:
     """Compute once what lies below everything that trains, where that is wanted and there is something."""
     context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
-    if not a.cache_prefix or steps.forward is not replica.model or context.augment is not None:
+    if steps.forward is not replica.model or context.augment is not None:
         return None
     if isinstance(replica.sample, Parts):  # tracing does not look into them
         return None
@@ -156,17 +206,18 @@ def _allocate_delta(visit: ClientVisit, large: LargeParams) -> Tensors:
     """Memory for the delta: of all that travels where a place for it is given, else of the large parameters alone."""
     a, allocate = visit.assignment, visit.context.allocate_delta
     if allocate is not None:
-        return allocate({n: a.params[n] for n in a.uploads})
+        return allocate(a.params, a.uploads)
     return {n: torch.empty_like(a.params[n]) for n in large.names}
 
 
 def _compute_delta(visit: ClientVisit, large: LargeParams) -> Tensors:
     """What training changed of what travels."""
-    a, params = visit.assignment, visit.replica.params
+    a, params, allocate = visit.assignment, visit.replica.params, visit.context.allocate_delta
     with timed("difference"):
-        out: Tensors | None = None
-        if visit.context.allocate_delta is not None:
-            out = large.delta or _allocate_delta(visit, large)
+        if large is NOTHING_LARGE:
+            out = None if allocate is None else allocate(a.params, a.uploads)
+            return visit.replica.server.subtract(a.params, a.uploads, out)
+        out = None if allocate is None else large.delta or allocate(a.params, a.uploads)
         rest = [n for n in a.uploads if n not in large.differences]
         delta = subtract({n: params[n].detach().contiguous() for n in rest}, a.params, rest, out) | large.differences
         return {n: delta[n] for n in a.uploads} if large.differences else delta
@@ -190,7 +241,7 @@ def _finish(visit: ClientVisit, steps: AutogradSteps, delta: Tensors, meter: Cos
     def finish() -> tuple[Slots, Slots, Tensors]:
         return *hooks.finish(delta, steps.tallies, memory), hooks.build_upload(delta)
 
-    if hooks.all("finish") or hooks.all("upload"):
+    if hooks.hooks and (hooks.all("finish") or hooks.all("upload")):
         with timed("techniques"):
             slots, remembers, sent = meter.count("finish", finish, *hooks.signature)
     names = personal_names(visit.assignment)
@@ -216,5 +267,7 @@ def _bring_home(slots: Slots) -> Slots:
 
     Sums depend on it.
     """
+    if not slots:
+        return slots
     home = slots_on(HOST, slots)
     return {name: {n: t.contiguous() for n, t in slot.items()} for name, slot in home.items()}

@@ -21,7 +21,7 @@ from fedstrata.client.compiling import compile_function
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.dense import find_chain, known_chain
 from fedstrata.client.dropout import is_dropout
-from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers, structure_of
+from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
 from fedstrata.client.preparing import draw_steps, open_views, pack_slots, prepare_group
@@ -30,7 +30,7 @@ from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
 from fedstrata.client.visit import count_classes, personal_names, personal_params
 from fedstrata.core.method import Method
-from fedstrata.core.stacks import Assignments, UpdateStack
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, structure_of
 from fedstrata.core.task import Task
 from fedstrata.core.technique import overrides
 from fedstrata.core.tensors import Tensors, clone, one_by_one
@@ -261,20 +261,20 @@ def train_vectorised(
     context: ClientContext,
     assignments: Assignments,
     clients: Sequence[Examples] | Mapping[int, Examples],
-    memories: Sequence[Slots],
+    memories: Memories,
 ) -> Iterator[Trained]:
     """Train clients at once, as far as they are alike."""
     assignments, memories = visits_on(context.device, assignments, memories)
     kinds = [(a.arch, a.trains, a.uploads, a.work, structure_of(a.slots)) for a in assignments.templates]
     together: dict[tuple[Any, ...], list[int]] = {}
-    for place, (kind, memory) in enumerate(zip(assignments.kinds, memories, strict=True)):
-        together.setdefault((kinds[kind], structure_of(memory)), []).append(place)
+    for place, (kind, structure) in enumerate(zip(assignments.kinds, memories.structures, strict=True)):
+        together.setdefault((kinds[kind], structure), []).append(place)
     for places in together.values():
         template = assignments.template(places[0])
         if template.trains:
             places = _longest_first(places, template, assignments, clients)
             chosen, slots = assignments.select(places), [assignments.template(i).slots for i in places]
-            about = chosen.clients, chosen.seeds, clients, slots, [memories[i] for i in places]
+            about = chosen.clients, chosen.seeds, clients, slots, memories.select(places)
             for rows, came in _train_alike(ClientGroup(context, template, *about)):
                 yield [places[row] for row in rows], came
             continue
@@ -305,7 +305,7 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
         passes = estimate.dropout_calls // max(len(dropouts), 1)  # more than one where a technique asks for a gradient
         below = partial(run_links, prefix, group.template.params) if prefix else None
         padded = draw_padded(group, context.compile and chain is None, dropouts * passes, below)
-    slots, memory = _stack_slots(group.slots), _stack_slots(group.memories)
+    slots, memory = _stack_slots(group.slots), _stack_memories(group.memories)
     with timed("techniques"):
         prepared = prepare_group(group, slots[0], memory[0])
         views = open_views(group)
@@ -399,6 +399,11 @@ def _vectorise(
         context.cache[key] = compile_function(run, tensors)
     compiled: Callable[..., Any] = context.cache[key]
     return compiled
+
+
+def _stack_memories(memories: Memories) -> tuple[Slots, Any]:
+    """The same of what clients remember; of a single one it is shared by all."""
+    return _stack_slots([memories[0]]) if len(memories) == 1 else _by_client(memories.gather())
 
 
 def _stack_slots(many: Sequence[Slots]) -> tuple[Slots, Any]:

@@ -48,9 +48,14 @@ class ClientVisit:
         Parameters that are named in `but` keep their values.
         """
         replica, a = self.replica, self.assignment
-        load(replica.params, {n: p for n, p in a.params.items() if n not in but} if but else a.params)
-        load(replica.params, personal_params(a, self.memory))
-        load(replica.buffers, self._starting_buffers())
+        if but:
+            load(replica.params, {n: p for n, p in a.params.items() if n not in but})
+        else:
+            replica.server.load(a.params)
+        if self.memory:
+            load(replica.params, personal_params(a, self.memory))
+        if replica.buffers:
+            load(replica.buffers, self._starting_buffers())
         load(*replica.constants)
         trains = set(a.trains)
         for name, p in replica.params.items():
@@ -59,8 +64,13 @@ class ClientVisit:
                 p.requires_grad_(name in trains)
         if not all(module.training for module in replica.modules):
             replica.model.train()
+        if a.update_buffers is not None:
+            self._freeze_norms()
+
+    def _freeze_norms(self) -> None:
+        """Let norm layers whose running statistics stay as they are run as in evaluation."""
         for owner in {name.rpartition(".")[0] for name in self.frozen_buffers()}:
-            norm = replica.model.get_submodule(owner)
+            norm = self.replica.model.get_submodule(owner)
             if isinstance(norm, _NormBase):
                 norm.eval()
 
@@ -139,7 +149,7 @@ def personal_names(assignment: Assignment) -> tuple[str, ...]:
 
 def personal_params(assignment: Assignment, memory: Slots) -> Tensors:
     """The parameters of its own that a client goes on with."""
-    held = memory.get(PERSONAL, {})
+    held = memory.get(PERSONAL)
     return {n: held[n] for n in personal_names(assignment) if n in held} if held else {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fedstrata.core.lazy import numpy as np
@@ -17,8 +17,17 @@ def derive(*parts: int | str) -> int:
     Every random stream of a run is seeded by (seed, purpose, round, client), so no stream depends on the order in
     which clients happen to run.
     """
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return _seed_of("/".join(map(str, parts)))
+
+
+def derive_each(*parts: int | str, last: Sequence[int]) -> list[int]:
+    """`derive(*parts, number)` for every number."""
+    begin = "/".join(map(str, parts)) + "/"
+    return [_seed_of(f"{begin}{number}") for number in last]
+
+
+def _seed_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:

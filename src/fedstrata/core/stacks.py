@@ -6,10 +6,10 @@ held once, and one client's `Assignment` or `Update` is made where somebody asks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors, clone
@@ -17,6 +17,13 @@ from fedstrata.core.types import Assignment, Slots, Update, Visit, replace_field
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
+
+
+def pick(values: Sequence[T] | Mapping[int, T], places: Iterable[int]) -> list[T]:
+    """The values at some places."""
+    return [*map(values.__getitem__, places)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +73,14 @@ class Assignments(Sequence[Assignment]):
 
     def select(self, positions: Sequence[int]) -> Assignments:
         """Those at some positions."""
-        kinds = [self.kinds[p] for p in positions]
+        kinds = pick(self.kinds, positions)
         used = sorted(set(kinds))
         place = {kind: new for new, kind in enumerate(used)}
         return Assignments(
             tuple(self.templates[kind] for kind in used),
-            [place[kind] for kind in kinds],
-            [self.clients[p] for p in positions],
-            [self.seeds[p] for p in positions],
+            pick(place, kinds),
+            pick(self.clients, positions),
+            pick(self.seeds, positions),
         )
 
     @cached_property
@@ -85,10 +92,105 @@ class Assignments(Sequence[Assignment]):
         position = self._positions.get(client)
         return None if position is None else self[position]
 
-    def template_of(self, client: int) -> Assignment | None:
-        """What a client was asked for, but for its number and seed; None if it was asked for nothing."""
-        position = self._positions.get(client)
-        return None if position is None else self.template(position)
+    def kinds_of(self, clients: Sequence[int]) -> list[int | None]:
+        """The kinds of what clients were asked for; None for one that was asked for nothing."""
+        return [None if position is None else self.kinds[position] for position in map(self._positions.get, clients)]
+
+
+@dataclass(frozen=True, eq=False)
+class Memories(Sequence[Slots]):
+    """What some clients remember, in order: rows of stacked tensors, which are shared with whoever holds them.
+
+    Args:
+        stacks: memories that are alike, each tensor with a row for every one of them.
+        kinds: the stack of each client.
+        rows: its row there.
+    """
+
+    stacks: tuple[Slots, ...]
+    kinds: Sequence[int]
+    rows: Sequence[int]
+
+    @staticmethod
+    def of(memories: Sequence[Slots]) -> Memories:
+        """Memories that were made one by one, each in a stack of its own, in the same memory."""
+        if isinstance(memories, Memories):
+            return memories
+        stacks = tuple({name: _one_row(slot) for name, slot in memory.items()} for memory in memories)
+        return Memories(stacks, range(len(stacks)), [0] * len(stacks))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @overload
+    def __getitem__(self, position: int) -> Slots: ...
+    @overload
+    def __getitem__(self, position: slice) -> Memories: ...
+    def __getitem__(self, position: int | slice) -> Slots | Memories:
+        if isinstance(position, slice):
+            return self.select(range(len(self))[position])
+        row = self.rows[position]
+        stack = self.stacks[self.kinds[position]]
+        return {name: {n: t[row] for n, t in slot.items()} for name, slot in stack.items()}
+
+    def select(self, positions: Sequence[int]) -> Memories:
+        """Those at some positions."""
+        return Memories(self.stacks, pick(self.kinds, positions), pick(self.rows, positions))
+
+    @cached_property
+    def _structures(self) -> tuple[tuple[Any, ...], ...]:
+        """Names, types and shapes of the memories of each stack."""
+        return tuple(row_structure(stack) for stack in self.stacks)
+
+    @property
+    def structures(self) -> list[tuple[Any, ...]]:
+        """Names, types and shapes of each client's memory."""
+        return pick(self._structures, self.kinds)
+
+    def by_stack(self) -> Iterator[tuple[Slots, Sequence[int], Sequence[int]]]:
+        """(a stack, the positions of the clients that are in it, their rows), one stack after the other."""
+        if len(self.stacks) == 1:
+            yield self.stacks[0], range(len(self)), self.rows
+            return
+        found: dict[int, list[int]] = {}
+        for position, kind in enumerate(self.kinds):
+            found.setdefault(kind, []).append(position)
+        for kind, positions in found.items():
+            yield self.stacks[kind], positions, pick(self.rows, positions)
+
+    def regroup(self, change: Callable[[Slots], T]) -> tuple[list[T], list[int], list[int]]:
+        """(what becomes of each stack, from which others' rows were left out; each client's kind, its row)."""
+        changed, kinds, places = list[T](), [0] * len(self), list(range(len(self)))
+        for stack, positions, rows in self.by_stack():
+            if len(positions) < len(self):
+                for place, position in enumerate(positions):
+                    kinds[position], places[position] = len(changed), place
+            changed.append(change(gather_rows(stack, rows)))
+        return changed, kinds, places
+
+    def gather(self) -> Slots:
+        """Memories that are all alike as one stack, a row for each of them in order."""
+        parts = list(self.by_stack())
+        gathered = [gather_rows(stack, rows) for stack, _, rows in parts]
+        if len(parts) == 1:
+            return gathered[0]
+        places = torch.tensor([position for _, positions, _ in parts for position in positions])
+        order = torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
+        return {
+            name: {n: torch.cat([part[name][n] for part in gathered]).index_select(0, order) for n in slot}
+            for name, slot in gathered[0].items()
+        }
+
+
+def gather_rows(stack: Slots, rows: Sequence[int]) -> Slots:
+    """Rows of stacked slots, in the same memory if they follow each other."""
+    if not stack:
+        return stack
+    after = rows[0] + len(rows)
+    if rows[-1] == after - 1 and list(rows) == list(range(rows[0], after)):
+        return {name: {n: t[rows[0] : after] for n, t in slot.items()} for name, slot in stack.items()}
+    index = torch.tensor(rows)
+    return {name: {n: t.index_select(0, index) for n, t in slot.items()} for name, slot in stack.items()}
 
 
 @dataclass(eq=False)
@@ -124,44 +226,22 @@ class UpdateStack:
     frame: int | None = None
 
     @staticmethod
-    def of(update: Update, memory: Slots) -> UpdateStack:
-        """One client's update, in the same memory."""
-        return UpdateStack(
-            round=update.round,
-            method=update.method,
-            clients=[update.client],
-            examples=[update.examples],
-            steps=[update.steps],
-            metrics={name: [value] for name, value in update.metrics.items()},
-            delta=_one_row(update.delta),
-            buffers=_one_row(update.buffers),
-            slots={name: _one_row(slot) for name, slot in update.slots.items()},
-            memory={name: _one_row(slot) for name, slot in memory.items()},
-            finite=update.finite,
-        )
-
-    @staticmethod
-    def join(stacks: Sequence[UpdateStack]) -> UpdateStack:
-        """Stacks whose tensors have the same names, types and shapes, as one in memory of its own."""
-        first = stacks[0]
-        if len(stacks) == 1:
-            return first
-
-        def joined(name: str) -> list[Any]:
-            return [value for stack in stacks for value in getattr(stack, name)]
-
+    def of(visits: Sequence[tuple[Update, Slots]]) -> UpdateStack:
+        """Updates whose tensors have the same names, types and shapes, and what their clients will remember."""
+        updates, memories = [update for update, _ in visits], [memory for _, memory in visits]
+        first = updates[0]
         return UpdateStack(
             round=first.round,
             method=first.method,
-            clients=joined("clients"),
-            examples=joined("examples"),
-            steps=joined("steps"),
-            metrics={name: [value for stack in stacks for value in stack.metrics[name]] for name in first.metrics},
-            delta=_join_rows([stack.delta for stack in stacks]),
-            buffers=_join_rows([stack.buffers for stack in stacks]),
-            slots={name: _join_rows([stack.slots[name] for stack in stacks]) for name in first.slots},
-            memory={name: _join_rows([stack.memory[name] for stack in stacks]) for name in first.memory},
-            finite=all(stack.finite for stack in stacks),
+            clients=[update.client for update in updates],
+            examples=[update.examples for update in updates],
+            steps=[update.steps for update in updates],
+            metrics={name: [update.metrics[name] for update in updates] for name in first.metrics},
+            delta=_stack_rows([update.delta for update in updates]),
+            buffers=_stack_rows([update.buffers for update in updates]),
+            slots={name: _stack_rows([update.slots[name] for update in updates]) for name in first.slots},
+            memory={name: _stack_rows([memory[name] for memory in memories]) for name in memories[0]},
+            finite=all(update.finite for update in updates),
         )
 
     def __len__(self) -> int:
@@ -169,13 +249,20 @@ class UpdateStack:
 
     def without_tensors(self) -> UpdateStack:
         """What it says, for a message."""
-        return replace(self, delta={}, buffers={}, slots={}, memory={})
+        return self.with_tensors({}, {}, {}, {})
+
+    def with_tensors(self, delta: Tensors, buffers: Tensors, slots: Slots, memory: Slots) -> UpdateStack:
+        """The same with other tensors."""
+        new = replace_fields(self, delta=delta, buffers=buffers, slots=slots, memory=memory)
+        for cut in ("_rows", "_slot_rows"):
+            vars(new).pop(cut, None)
+        return new
 
     def copy(self) -> UpdateStack:
         """The same in memory of its own."""
         slots = {name: clone(slot) for name, slot in self.slots.items()}
         memory = {name: clone(slot) for name, slot in self.memory.items()}
-        return replace(self, delta=clone(self.delta), buffers=clone(self.buffers), slots=slots, memory=memory)
+        return self.with_tensors(clone(self.delta), clone(self.buffers), slots, memory)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that travel."""
@@ -184,37 +271,35 @@ class UpdateStack:
         for slot in self.slots.values():
             yield from slot.values()
 
-    @property
-    def structure(self) -> tuple[Any, ...]:
-        """Names, types and shapes of all tensors of a row: only stacks that have this in common can be joined."""
-        parts = (self.delta, self.buffers, *self.slots.values(), *self.memory.values())
-        rows = tuple(tuple((n, t.dtype, t.shape[1:]) for n, t in tensors.items()) for tensors in parts)
-        return tuple(self.slots), tuple(self.memory), tuple(self.metrics), rows
+    @cached_property
+    def _rows(self) -> tuple[_Rows, _Rows]:
+        """(deltas, buffers), cut into rows in one go."""
+        return _cut(self.delta), _cut(self.buffers)
 
     @cached_property
-    def _rows(self) -> tuple[_Rows, _Rows, dict[str, _Rows], dict[str, _Rows]]:
-        """All tensors, cut into rows in one go: (deltas, buffers, slots, memories)."""
-        slots, memory = ({name: _cut(slot) for name, slot in many.items()} for many in (self.slots, self.memory))
-        return _cut(self.delta), _cut(self.buffers), slots, memory
+    def _slot_rows(self) -> dict[str, _Rows]:
+        """Slots, cut into rows in one go."""
+        return {name: _cut(slot) for name, slot in self.slots.items()}
 
     def visit(self, row: int) -> tuple[Update, Slots]:
         """(a client's update, what it will remember), in the same memory."""
-        delta, buffers, _, _ = self._rows
-        update = replace_fields(
-            self.bare(row),
-            delta={n: rows[row] for n, rows in delta.items()},
-            buffers={n: rows[row] for n, rows in buffers.items()},
-            slots=self.slots_of(row),
-        )
-        return update, self.memory_of(row)
+        delta, buffers = ({n: rows[row] for n, rows in part.items()} for part in self._rows)
+        update = replace_fields(self.bare(row), delta=delta, buffers=buffers, slots=self.slots_of(row))
+        return update, Memories((self.memory,), (0,), (row,))[0]
+
+    def update(self, row: int) -> Update:
+        """A client's update alone: where no others are looked at, nothing is cut into rows."""
+        delta, buffers = ({n: t[row] for n, t in part.items()} for part in (self.delta, self.buffers))
+        slots = {name: {n: t[row] for n, t in slot.items()} for name, slot in self.slots.items()}
+        return replace_fields(self.bare(row), delta=delta, buffers=buffers, slots=slots)
 
     def slots_of(self, row: int) -> Slots:
         """What techniques send of a client."""
-        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[2].items()}
+        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._slot_rows.items()}
 
-    def memory_of(self, row: int) -> Slots:
-        """What a client will remember."""
-        return {name: {n: rows[row] for n, rows in slot.items()} for name, slot in self._rows[3].items()}
+    def memories(self, rows: Sequence[int]) -> Memories:
+        """What clients will remember."""
+        return Memories((self.memory,), [0] * len(rows), rows)
 
     def bare(self, row: int) -> Update:
         """A client's update without its tensors."""
@@ -240,7 +325,7 @@ class VisitBlock:
     @property
     def clients(self) -> list[int]:
         """Whose visits these are."""
-        return [self.stack.clients[row] for row in self.rows]
+        return pick(self.stack.clients, self.rows)
 
     def visits(self) -> Iterator[Visit]:
         """The visits one by one."""
@@ -262,8 +347,18 @@ def _one_row(tensors: Tensors) -> Tensors:
     return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
 
 
-def _join_rows(many: Sequence[Tensors]) -> Tensors:
-    return {name: torch.cat([tensors[name] for tensors in many]) for name in many[0]}
+def _stack_rows(many: Sequence[Tensors]) -> Tensors:
+    return {name: torch.stack([tensors[name] for tensors in many]) for name in many[0]}
+
+
+def structure_of(slots: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    """Names, types and shapes of slots."""
+    return tuple((name, tuple((n, t.dtype, t.shape) for n, t in slot.items())) for name, slot in slots.items())
+
+
+def row_structure(stacked: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    """Names, types and shapes of each row of stacked slots."""
+    return tuple((name, tuple((n, t.dtype, t.shape[1:]) for n, t in slot.items())) for name, slot in stacked.items())
 
 
 def expand(visits: Iterable[Visits]) -> Iterator[Visit]:

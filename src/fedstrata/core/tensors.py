@@ -18,6 +18,17 @@ LINE = 64
 """Bytes of a cache line, at whose beginning torch's own tensors lie."""
 
 
+class FlatTensors(Tensors):
+    """Tensors of one type that lie in one buffer, in order, each at the beginning of a cache line.
+
+    What is between them is filled up; nobody reads it.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
+        super().__init__(tensors)
+        self.flat = flat
+
+
 def whole_lines(count: int, dtype: torch.dtype) -> int:
     """How many elements the cache lines hold that `count` elements fill, the last one perhaps in part."""
     line = LINE // dtype.itemsize

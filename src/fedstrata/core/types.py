@@ -216,6 +216,13 @@ class Reducer(Protocol):
         ...
 
 
+def make_quickly(kind: type[T], **fields: Any) -> T:
+    """A frozen dataclass, all of whose fields are given: in a third of the time, for every visit."""
+    new = object.__new__(kind)
+    new.__dict__.update(fields)
+    return new
+
+
 def replace_fields(value: T, **fields: Any) -> T:
     """A frozen dataclass with other values in some fields: `replace` in a tenth of the time, for every visit."""
     new = object.__new__(type(value))

@@ -45,9 +45,19 @@ def batch_sizes(examples: int, work: Work, drop_single: bool) -> list[int]:
 def batches(examples: int, work: Work, rng: torch.Generator, drop_single: bool) -> Iterator[Tensor]:
     """Index tensors, one per step: a fresh permutation every epoch, split into batches."""
     sizes = batch_sizes(examples, work, drop_single)
-    taken = 0
-    while taken < len(sizes):
-        for index in torch.split(torch.randperm(examples, generator=rng), work.batch_size):
-            if taken < len(sizes) and len(index) == sizes[taken]:
-                taken += 1
-                yield index
+    epoch = sizes[: _count_batches(sizes, examples)]
+    rest = examples - sum(epoch)
+    parts = [*epoch, rest] if rest else epoch
+    for taken in range(0, len(sizes), max(len(epoch), 1)):
+        order = torch.randperm(examples, generator=rng)
+        yield from order.split_with_sizes(parts)[: min(len(epoch), len(sizes) - taken)]
+
+
+def _count_batches(sizes: list[int], examples: int) -> int:
+    """How many of the first batches a single pass over the examples has."""
+    total = 0
+    for number, size in enumerate(sizes):
+        total += size
+        if total > examples:
+            return number
+    return len(sizes)

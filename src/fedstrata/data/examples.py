@@ -6,7 +6,6 @@ Images stay uint8 and are scaled per batch; a client's part of a shared dataset 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -16,7 +15,7 @@ import numpy as np
 from fedstrata.core.lazy import functional, torch
 from fedstrata.core.parts import Parts, stack_inputs, zeros_of
 from fedstrata.core.rng import preserve_rng
-from fedstrata.core.types import Augment, Examples
+from fedstrata.core.types import Augment, Examples, replace_fields
 from fedstrata.data.labels import read_classes
 from fedstrata.errors import UsageError
 
@@ -56,13 +55,12 @@ class TensorExamples:
             object.__setattr__(self, "_scale", torch.tensor(self.std).mul(255).reciprocal().view(shape))
 
     def __len__(self) -> int:
-        return len(self.y) if self.index is None else len(self.index)
+        return (self.y if self.index is None else self.index).shape[0]  # a third of the time that len(tensor) takes
 
     def select(self, index: Tensor) -> TensorExamples:
         """The part at `index`, sharing the tensors."""
-        part = copy(self)  # shares everything; a new object would compute the scaling again for every client
-        object.__setattr__(part, "index", index if self.index is None else self.index[index])
-        return part
+        # Shares everything: a new object would compute the scaling again for every client.
+        return replace_fields(self, index=index if self.index is None else self.index[index])
 
     def resize(self, side: int) -> TensorExamples:
         """The same images in `side` × `side` pixels (bilinear, antialiased), of the same type and scaled alike."""
@@ -88,10 +86,8 @@ class TensorExamples:
     def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Inputs, scaled, and labels of the examples at `index`, whole numbers from 0 on."""
         if self.index is not None:
-            index = self.index[index]
-        x = (
-            self.x[index] if isinstance(self.x, Parts) else self.x.index_select(0, index)
-        )  # a quarter of x[index]'s time
+            index = self.index.index_select(0, index)  # a quarter of the time of self.index[index]
+        x = self.x[index] if isinstance(self.x, Parts) else self.x.index_select(0, index)
         y = self.y.index_select(0, index)
         if x.dtype == torch.uint8:
             x = x.float()
@@ -123,8 +119,8 @@ class Split(Sequence["TensorExamples"]):
             return [self[c] for c in range(*client.indices(len(self)))]
         if not -len(self) <= client < len(self):
             raise IndexError(f"there are {len(self)} clients, and no number {client}")
-        client %= len(self)
-        return self.whole.select(self.order[self.ends[client] : self.ends[client + 1]].long())
+        begin, end = self.ends[client % len(self) :][:2].tolist()
+        return self.whole.select(self.order[begin:end].long())
 
     @cached_property
     def pool(self) -> TensorExamples:
@@ -148,6 +144,15 @@ class Split(Sequence["TensorExamples"]):
 def sizes(clients: Sequence[Examples] | Mapping[int, Examples]) -> Callable[[int], int]:
     """Client → number of its examples, in the quickest way."""
     return clients.size if isinstance(clients, Split) else lambda client: len(clients[client])
+
+
+def sizes_of(clients: Sequence[Examples] | Mapping[int, Examples], some: Sequence[int]) -> list[int]:
+    """Numbers of some clients' examples."""
+    if isinstance(clients, Split):
+        begin = np.asarray(some, dtype=np.int64)
+        found: list[int] = (clients.ends[begin + 1] - clients.ends[begin]).tolist()
+        return found
+    return [len(clients[client]) for client in some]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
 from fedstrata.client.vectorised import Trained, train_vectorised
-from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
-from fedstrata.core.types import Examples, Slots, Visit
-from fedstrata.data.examples import sizes
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits
+from fedstrata.core.types import Examples, Visit
+from fedstrata.data.examples import sizes_of
 from fedstrata.system.devices import visits_on
 
 
@@ -26,7 +26,7 @@ class Trainer:
 
     groups: Callable[[Assignments, Sequence[Examples]], list[list[int]]] | None
     train: Callable[
-        [ClientContext, Assignments, Sequence[Examples] | Mapping[int, Examples], Sequence[Slots]], Iterator[Trained]
+        [ClientContext, Assignments, Sequence[Examples] | Mapping[int, Examples], Memories], Iterator[Trained]
     ]
 
 
@@ -34,7 +34,7 @@ def _train_one_by_one(
     context: ClientContext,
     assignments: Assignments,
     clients: Sequence[Examples] | Mapping[int, Examples],
-    memories: Sequence[Slots],
+    memories: Memories,
 ) -> Iterator[Trained]:
     """Train the clients of a group one after the other."""
     assignments, memories = visits_on(context.device, assignments, memories)
@@ -53,20 +53,19 @@ def group_size(clients: int) -> int:
 
 def _group_by_steps(assignments: Assignments, clients: Sequence[Examples]) -> list[list[int]]:
     """Clients with about the same number of steps go together: the others would only wait for the longest."""
-    size_of = sizes(clients)
     kinds: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     plans = [(a.arch, a.trains) for a in assignments.templates]
     for position, kind in enumerate(assignments.kinds):
         kinds.setdefault(plans[kind], []).append(position)
-
-    def steps(position: int) -> int:
-        work = assignments.template(position).work
-        return work.steps or work.epochs * -(-size_of(assignments.clients[position]) // work.batch_size)
-
+    works = [a.work for a in assignments.templates]
+    steps = [
+        works[kind].steps or works[kind].epochs * -(-size // works[kind].batch_size)
+        for kind, size in zip(assignments.kinds, sizes_of(clients, assignments.clients), strict=True)
+    ]
     groups = []
     for positions in kinds.values():
         size = group_size(len(positions))
-        ordered = sorted(positions, key=steps, reverse=True)
+        ordered = sorted(positions, key=steps.__getitem__, reverse=True)
         groups += [ordered[i : i + size] for i in range(0, len(ordered), size)]
     return groups
 
@@ -80,29 +79,41 @@ class ArrivedVisits:
     """What has come of a round's visits, by position, to be handed on in client order."""
 
     def __init__(self) -> None:
-        self._single: dict[int, Visit] = {}
-        self._stacked: dict[int, tuple[UpdateStack, int]] = {}
+        self._waiting: dict[int, tuple[Visits, int]] = {}
+        """By the first position: a visit or a block, and how many visits that is."""
 
     def add(self, positions: Sequence[int], came: UpdateStack | Visit) -> None:
         """Take what came of the visits at some positions."""
-        if isinstance(came, UpdateStack):
-            self._stacked.update((position, (came, row)) for row, position in enumerate(positions))
+        if not isinstance(came, UpdateStack):
+            self._waiting[positions[0]] = came, 1
+        elif len(came) == 1:
+            self._waiting[positions[0]] = came.visit(0), 1
         else:
-            self._single[positions[0]] = came
+            for rows in _runs(positions):
+                self._waiting[positions[rows[0]]] = VisitBlock(came, rows), len(rows)
 
     def __len__(self) -> int:
-        return len(self._single) + len(self._stacked)
+        return sum(count for _, count in self._waiting.values())
 
     def __contains__(self, position: int) -> bool:
-        return position in self._stacked or position in self._single
+        """True if the visit at a position is there, all before it having been taken."""
+        return position in self._waiting
 
     def take(self, position: int) -> tuple[Visits, int]:
         """(the visit at a position, or a block of those from there on; where the next one is)."""
-        if position in self._single:
-            return self._single.pop(position), position + 1
-        stack = self._stacked[position][0]
-        rows = []
-        while (found := self._stacked.get(position)) is not None and found[0] is stack:
-            rows.append(self._stacked.pop(position)[1])
-            position += 1
-        return (VisitBlock(stack, rows) if len(stack) > 1 else stack.visit(0)), position
+        visits, count = self._waiting.pop(position)
+        return visits, position + count
+
+
+def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The places of positions that follow each other, each time in order."""
+    count = len(positions)
+    if list(positions) == list(range(positions[0], positions[0] + count)):
+        yield range(count)
+        return
+    places = sorted(range(count), key=positions.__getitem__)
+    begin = 0
+    for end in range(1, count + 1):
+        if end == count or positions[places[end]] != positions[places[end - 1]] + 1:
+            yield places[begin:end]
+            begin = end

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise, repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.stacks import Assignments, Visits, pick
 from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Examples, replace_fields
 from fedstrata.data.batching import eval_batches
-from fedstrata.data.examples import sizes
+from fedstrata.data.examples import sizes_of
 from fedstrata.engines.grouping import ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Recall
-from fedstrata.engines.tensor_store import SegmentedMemory, TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, TemplateSpec, TensorRefs, TrainAnswer, write_slots
+from fedstrata.engines.tensor_store import TensorStore
+from fedstrata.engines.worker import EvaluateJob, Failure, TemplateSpec, TrainAnswer
 from fedstrata.errors import FedstrataError
 from fedstrata.evaluation.evaluate import BatchScore, EvalRequest, Scores, combine_scores
 from fedstrata.system.timing import Clock, timed
@@ -336,9 +338,9 @@ class WorkerPool(ABC, Generic[W]):
             return self._trainer.groups(asked, self._clients)
         size = self._job_size(asked)
         alike: dict[tuple[int, int | None], list[int]] = {}
-        for position, (kind, client) in enumerate(zip(asked.kinds, asked.clients, strict=True)):
-            alike.setdefault((kind, self._home_of(client)), []).append(position)
-        return [places[begin : begin + size] for places in alike.values() for begin in range(0, len(places), size)]
+        for position, key in enumerate(zip(asked.kinds, self._homes_of(asked.clients), strict=True)):
+            alike.setdefault(key, []).append(position)
+        return [group for places in alike.values() for group in _divide(places, max(1, round(len(places) / size)))]
 
     def _job_size(self, asked: Assignments) -> int:
         """How many visits that are trained one by one go together into a job."""
@@ -347,9 +349,9 @@ class WorkerPool(ABC, Generic[W]):
         most = len(asked) // (self.jobs_per_worker * self.workers), AHEAD_BYTES // 2 // _largest_update(asked)
         return max(1, min(int(self.job_seconds / self._pace), *most))
 
-    def _home_of(self, client: int) -> int | None:
-        """The place of the only worker that has a client's examples; None if any may train it."""
-        return None
+    def _homes_of(self, clients: Sequence[int]) -> Iterable[int | None]:
+        """The place of the only worker that has each client's examples; None if any may train it."""
+        return repeat(None, len(clients))
 
     def _take_pace(self, answer: TrainAnswer, visits: int) -> None:
         """Learn how long a visit takes, so that jobs of many short ones can be made; results do not depend on it."""
@@ -397,16 +399,6 @@ class WorkerPool(ABC, Generic[W]):
             for a in asked.templates
         )
 
-    def _write_memories(
-        self, memory: SegmentedMemory, segment: int, asked: Assignments, recall: Recall
-    ) -> tuple[list[TensorRefs], int]:
-        """Copy clients' memories into a segment: (where each one's is, empty if there are none; where they end)."""
-        end, places = 0, []
-        for client in asked.clients:
-            refs, end = write_slots(memory, segment, recall(client), end)
-            places.append(refs)
-        return (places if any(places) else []), end
-
     def evaluate(self, request: EvalRequest) -> Callable[[], Scores]:
         """Begin to evaluate on the test set; what is returned waits for the result. Training goes on beside it."""
         assert self._test is not None
@@ -444,15 +436,15 @@ class _Round:
         self.jobs: dict[int, PoolJob] = {}
         self._left: dict[PoolJob, int] = {}  # how many of a job's updates were not handed on yet
         self._waiting = sorted(groups, key=min, reverse=True)
-        size = sizes(clients)
-        self._sizes = [
-            size(client) if asked.templates[kind].work.steps is None else 1
-            for client, kind in zip(asked.clients, asked.kinds, strict=True)
-        ]
+        self._sizes = sizes_of(clients, asked.clients)
+        counts_steps = [a.work.steps is not None for a in asked.templates]
+        if any(counts_steps):
+            kinds = zip(self._sizes, asked.kinds, strict=True)
+            self._sizes = [1 if counts_steps[kind] else size for size, kind in kinds]
 
     def size(self, group: Sequence[int]) -> int:
         """How much there is to train: the examples of its clients, or 1 each where all take the same steps."""
-        return sum(self._sizes[position] for position in group)
+        return sum(pick(self._sizes, group))
 
     def take_groups(self, until: int) -> Iterator[Sequence[int]]:
         """The groups that may be trained now: those with an update that is needed before `until`; each once."""
@@ -466,11 +458,16 @@ class _Round:
 
     def hand_on(self, positions: Sequence[int]) -> Iterator[PoolJob]:
         """Note that updates were handed on: the jobs of which these were the last."""
-        for position in positions:
-            job = self.jobs.pop(position)
-            self._left[job] -= 1
+        for job, count in Counter(map(self.jobs.pop, positions)).items():
+            self._left[job] -= count
             if not self._left[job]:
                 yield job
+
+
+def _divide(places: Sequence[int], parts: int) -> Iterator[Sequence[int]]:
+    """Places in so many parts of about the same length, one after the other."""
+    ends = [len(places) * part // parts for part in range(parts + 1)]
+    return (places[begin:end] for begin, end in pairwise(ends))
 
 
 def _clients_text(clients: Sequence[int]) -> str:

@@ -23,14 +23,14 @@ import torch
 import torch.multiprocessing as mp
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.stacks import Assignments
+from fedstrata.core.stacks import Assignments, Memories
 from fedstrata.core.types import Examples, replace_fields
 from fedstrata.engines.grouping import ONE_BY_ONE, ArrivedVisits, Trainer
 from fedstrata.engines.pool import PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
-from fedstrata.engines.worker import STORE, ParentProcess, TrainAnswer, TrainJob, WorkerLoop, serve
+from fedstrata.engines.worker import STORE, MemorySpec, ParentProcess, TrainAnswer, TrainJob, WorkerLoop, serve
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.devices import survive_fork
 from fedstrata.system.signals import block_signals
@@ -187,7 +187,8 @@ class Processes(WorkerPool[_Worker]):
             assert self._memory is not None
             if job.segment is None:
                 job.segment = self._take_segment()
-            memories, begin = self._write_memories(self._memory, job.segment, asked, recall)
+            remembered = Memories.of(recall(asked.clients))
+            memories, begin = MemorySpec.write(self._memory, job.segment, remembered)
             bare = replace_fields(asked, templates=())
             return TrainJob(number, job.segment, begin, self._templates(asked), bare, memories)
 

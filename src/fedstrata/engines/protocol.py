@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fedstrata.evaluation.evaluate import EvalRequest, Scores
     from fedstrata.system.timing import Clock
 
-Recall = Callable[[int], Slots]
-"""Client → what it remembers of its earlier visits, before this round: technique name → its tensors."""
+Recall = Callable[[Sequence[int]], Sequence[Slots]]
+"""Clients → what each remembers of its earlier visits, before this round: technique name → its tensors."""
 
 
 class Engine(Protocol):
@@ -60,8 +60,9 @@ class Engine(Protocol):
         Args:
             assignments: what the server asks of each client, in client order. Their tensors are shared, and must not be
                 changed.
-            recall: gives a client's memory; to be called right before the client is trained, since the memory is read
-                from disk where there are many clients.
+            recall: gives the memories of some clients, `Memories` where they are rows of stacked tensors; to be called
+                right before these clients are trained, since memories are read from disk where there are many clients.
+                They are good until the round is over.
 
         Yields:
             (update, what the client will remember if the update is accepted). The tensors of both are good until the

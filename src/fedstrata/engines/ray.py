@@ -17,7 +17,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from torch import Tensor
 from fedstrata.client.context import ClientContext
 from fedstrata.core.own_code import opened_folders
 from fedstrata.core.parts import Parts
-from fedstrata.core.stacks import Assignments
+from fedstrata.core.stacks import Assignments, Memories
 from fedstrata.core.types import Examples, replace_fields
 from fedstrata.data.examples import LazyExamples, SelectedExamples, Split, TensorExamples
 from fedstrata.engines.cluster import Cluster, Session, ask_nodes, import_ray, read_object, reason_of
@@ -37,7 +37,7 @@ from fedstrata.engines.pool import MAX_DEATHS, PoolJob, Worker, WorkerPool
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest
 from fedstrata.engines.tensor_store import Bytes, OwnMemory, TensorRef, TensorStore
-from fedstrata.engines.worker import EvaluateJob, Failure, TrainAnswer, TrainJob, WorkerLoop
+from fedstrata.engines.worker import EvaluateJob, Failure, MemorySpec, TrainAnswer, TrainJob, WorkerLoop
 from fedstrata.errors import UsageError, one_line
 from fedstrata.system.devices import HOST, accelerators, assigned
 from fedstrata.system.machine import cores, keep_memory
@@ -223,7 +223,7 @@ class RayActors(WorkerPool[_Actor]):
     kind: ClassVar[str] = "Ray actor"
     job_seconds: ClassVar[float] = 0.1
     """A call of an actor and its answer take some milliseconds."""
-    jobs_per_worker: ClassVar[int] = 2
+    jobs_per_worker: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -428,8 +428,8 @@ class RayActors(WorkerPool[_Actor]):
         self._home.update(dict.fromkeys(job.clients, worker.place))
         return job
 
-    def _home_of(self, client: int) -> int | None:
-        return self._home.get(client)
+    def _homes_of(self, clients: Sequence[int]) -> Iterable[int | None]:
+        return map(self._home.get, clients)
 
     def _clear_queues(self) -> None:
         super()._clear_queues()
@@ -440,7 +440,7 @@ class RayActors(WorkerPool[_Actor]):
         def build_message(number: int) -> tuple[TrainJob, Bytes]:
             """The job as it is sent, and what its clients remember, which is read no earlier than this."""
             memory = OwnMemory()
-            memories, _ = self._write_memories(memory, INBOX, asked, recall)
+            memories, _ = MemorySpec.write(memory, INBOX, Memories.of(recall(asked.clients)))
             bare = replace_fields(asked, templates=())
             return TrainJob(number, OUT, 0, self._templates(asked), bare, memories), memory.bytes(INBOX)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
-from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.types import Assignment, Examples
 from fedstrata.engines.grouping import ONE_BY_ONE, ArrivedVisits, Trainer
 from fedstrata.engines.protocol import Engine, Recall
@@ -46,7 +46,7 @@ class Serial:
         groups = self.trainer.groups(asked, self.clients) if self.trainer.groups else ([p] for p in range(len(asked)))
         for group in groups:
             chosen = asked.select(group)
-            memories = [recall(client) for client in chosen.clients]
+            memories = Memories.of(recall(chosen.clients))
             for places, came in self.trainer.train(self.context, chosen, self.clients, memories):
                 arrived.add([group[place] for place in places], came)
                 while position in arrived:
@@ -83,5 +83,5 @@ class Wire(Serial):
                 sent = replace(sent, to_send=None)
             assignment = wire.decode_assignment(wire.encode(sent), self.held.get(sent.client))
             self.held[sent.client] = assignment
-            update, memory = train_client(self.context, assignment, self.clients[sent.client], recall(sent.client))
+            update, memory = train_client(self.context, assignment, self.clients[sent.client], recall([sent.client])[0])
             yield wire.decode_update(wire.encode(update)), memory

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.tensors import Tensors, whole_lines
+from fedstrata.core.tensors import FlatTensors, Tensors, whole_lines
 from fedstrata.errors import UsageError
 
 SPACING = 1 << 36
@@ -60,16 +60,42 @@ class SegmentedMemory:
         """So many numbers of a segment, in place."""
         raise NotImplementedError
 
+    def _reach(self, segment: int, end: int) -> None:
+        """Let a segment be at least as long as `end`, so that all tensors up to there are views of the same memory."""
+
     def read(self, segment: int, layout: Layout) -> Tensors:
         """Tensors of a segment, in place."""
         tensors: Tensors = {}
+        if layout:
+            self._reach(segment, end_of(layout))
         for dtype, offset, names, shapes, sizes in layout:
             region = self._region(segment, dtype, offset, sum(sizes))
             parts: Sequence[Tensor] = region.split_with_sizes(sizes)
             for name, shape, size, part in zip(names, shapes, sizes, parts, strict=True):
                 count = math.prod(shape)
                 tensors[name] = (part if count == size else part[:count]).view(shape)
-        return tensors
+        return FlatTensors(tensors, region) if len(layout) == 1 else tensors
+
+    def read_rows(self, segment: int, layout: Layout, rows: int) -> tuple[Tensors, Tensor | None]:
+        """Tensors of so many rows, of which each is laid out as the first, in place.
+
+        Returns:
+            (each tensor with all its rows; all tensors of a row as one, row by row, if they are of one type).
+        """
+        if not layout:
+            return {}, None
+        width = end_of(layout) - layout[0][1]
+        self._reach(segment, layout[0][1] + rows * width)
+        tensors: Tensors = {}
+        for dtype, offset, names, shapes, sizes in layout:
+            step, count = width // dtype.itemsize, sum(sizes)
+            region = self._region(segment, dtype, offset, (rows - 1) * step + count).as_strided(
+                (rows, count), (step, 1)
+            )
+            parts: Sequence[Tensor] = region.split_with_sizes(sizes, 1)
+            for name, shape, part in zip(names, shapes, parts, strict=True):
+                tensors[name] = part[:, : math.prod(shape)].view(rows, *shape)
+        return tensors, region if len(layout) == 1 else None
 
     @torch.no_grad()
     def write(self, segment: int, tensors: Mapping[str, Tensor], begin: int = 0) -> tuple[Layout, int]:
@@ -140,11 +166,8 @@ class OwnMemory(SegmentedMemory):
         self._segments: dict[int, Tensor] = {}
         self._ends: dict[int, int] = {}
 
-    def read(self, segment: int, layout: Layout) -> Tensors:
-        """Tensors of a segment, in place; it grows before that if it must, so that all are views of the same memory."""
-        if layout:
-            self._grow(segment, end_of(layout))
-        return super().read(segment, layout)
+    def _reach(self, segment: int, end: int) -> None:
+        self._grow(segment, end)
 
     def _grow(self, segment: int, end: int) -> Tensor:
         """A segment, at least as long as `end`. What is written to a view of a shorter one from now on is lost."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.client.context import ClientContext
 from fedstrata.core.rng import preserve_rng
-from fedstrata.core.stacks import Assignments
+from fedstrata.core.stacks import Assignments, Memories
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.types import Assignment, Work
 from fedstrata.data.examples import TensorExamples
@@ -173,7 +173,7 @@ def _prepare(subject: Subject) -> Callable[[Trainer, int], float]:
     def train(way: Trainer, count: int) -> float:
         with context.computing(1):
             start = time.process_time()
-            for _ in way.train(context, everybody[:count], data, [{}] * count):
+            for _ in way.train(context, everybody[:count], data, Memories.of([{}] * count)):
                 pass
             return (time.process_time() - start) / count
 

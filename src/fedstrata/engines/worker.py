@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedstrata.client.context import ClientContext
-from fedstrata.core.stacks import Assignments, UpdateStack
-from fedstrata.core.tensors import Tensors, all_finite
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, structure_of
+from fedstrata.core.tensors import FlatTensors, Tensors, all_finite
 from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.engines.grouping import Trainer
@@ -52,6 +52,32 @@ class TemplateSpec:
 
 
 @dataclass(frozen=True, eq=False)
+class MemorySpec:
+    """What the clients of a job remember, for a worker: where the stacks of it are; kinds and rows as in `Memories`."""
+
+    stacks: tuple[TensorRefs, ...]
+    kinds: Sequence[int]
+    rows: Sequence[int]
+
+    @staticmethod
+    def write(memory: SegmentedMemory, segment: int, memories: Memories) -> tuple[MemorySpec, int]:
+        """Copy memories to the beginning of a segment: (where they are, where they end)."""
+        end = 0
+
+        def write(stack: Slots) -> TensorRefs:
+            nonlocal end
+            refs, end = write_slots(memory, segment, stack, end)
+            return refs
+
+        refs, kinds, rows = memories.regroup(write)
+        return MemorySpec(tuple(refs), kinds, rows), end
+
+    def read(self, memory: SegmentedMemory) -> Memories:
+        """The memories, in place."""
+        return Memories(tuple(read_slots(memory, refs) for refs in self.stacks), self.kinds, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
 class TrainJob:
     """A job: visits to train, whose results are to be written to `segment` from `begin` on.
 
@@ -61,7 +87,7 @@ class TrainJob:
         begin: where there is room in it.
         templates: what visits of each kind have in common.
         asked: the visits, of these kinds; their own templates are left out.
-        memories: where each client's memory is, in a segment of the job's own; empty if nobody remembers anything.
+        memories: where clients' memories are, in a segment of the job's own.
     """
 
     number: int
@@ -69,7 +95,7 @@ class TrainJob:
     begin: int
     templates: tuple[TemplateSpec, ...]
     asked: Assignments
-    memories: Sequence[TensorRefs]
+    memories: MemorySpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,27 +116,27 @@ class Report:
     Args:
         places: which of the job's visits these are.
         stack: the updates, without tensors.
-        delta: where the deltas are.
-        rows: which rows of what is there are theirs.
+        delta: where the deltas are, stacked; or where the first row's would be, of rows that follow each other.
+        rows: which of these rows are theirs; None where the deltas are stacked.
         buffers, slots, memory: where the other tensors are.
     """
 
     places: Sequence[int]
     stack: UpdateStack
     delta: TensorRef
-    rows: slice
+    rows: range | None
     buffers: TensorRef
     slots: TensorRefs
     memory: TensorRefs
 
     def read(self, memory: SegmentedMemory) -> UpdateStack:
         """The updates, their tensors in place."""
-        return replace(
-            self.stack,
-            delta={n: t[self.rows] for n, t in memory.read(*self.delta).items()},
-            buffers=memory.read(*self.buffers),
-            slots=read_slots(memory, self.slots),
-            memory=read_slots(memory, self.memory),
+        rows = self.rows
+        return self.stack.with_tensors(
+            memory.read(*self.delta) if rows is None else _read_deltas(memory, *self.delta, rows),
+            memory.read(*self.buffers),
+            read_slots(memory, self.slots),
+            read_slots(memory, self.memory),
         )
 
 
@@ -144,23 +170,52 @@ def read_slots(memory: SegmentedMemory, places: Mapping[str, TensorRef]) -> Slot
     return {name: memory.read(*place) for name, place in places.items()}
 
 
+def _read_deltas(memory: SegmentedMemory, segment: int, layout: Layout, rows: range) -> Tensors:
+    """Deltas that follow each other row by row, in place."""
+    tensors, _ = memory.read_rows(segment, layout, rows.stop)
+    return {n: t[rows.start :] for n, t in tensors.items()}
+
+
 @dataclass(eq=False)
 class _DeltaBlock:
     """Room for the deltas of visits that are trained one by one, a row for each; `used` rows are taken.
 
-    Its tensors are read anew every time: a segment that grows may move.
+    Args:
+        params: the parameters that they are differences of.
+        names: which of these travel.
+        layout: where the first row's tensors are.
+        room: how many rows there are.
+        rows: the tensors of each row, in place; None if the segment may have moved since they were read.
     """
 
+    params: Tensors
+    names: Sequence[str]
     layout: Layout
-    like: Tensors
     room: int
     used: int = 0
+    rows: list[Tensors] | None = None
 
-    def fits(self, tensors: Tensors) -> bool:
-        """True if there is a row for such tensors."""
-        if self.used >= self.room or tensors.keys() != self.like.keys():
+    def fits(self, params: Tensors, names: Sequence[str]) -> bool:
+        """True if there is a row for tensors like these."""
+        if self.used >= self.room:
             return False
-        return all(self.like[n].shape == t.shape and self.like[n].dtype == t.dtype for n, t in tensors.items())
+        if params is self.params and names is self.names:
+            return True
+        if tuple(names) != tuple(self.names):
+            return False
+        return all(self.params[n].shape == params[n].shape and self.params[n].dtype == params[n].dtype for n in names)
+
+    def take_row(self, memory: SegmentedMemory, segment: int) -> Tensors:
+        """The tensors of the first row that is not used."""
+        if self.rows is None:
+            tensors, flat = memory.read_rows(segment, self.layout, self.room)
+            each = [
+                dict(zip(tensors, row, strict=True))
+                for row in zip(*(t.unbind() for t in tensors.values()), strict=True)
+            ]
+            whole = None if flat is None else flat.unbind()
+            self.rows = each if whole is None else [FlatTensors(*row) for row in zip(each, whole, strict=True)]
+        return self.rows[self.used] if self.rows else {}
 
 
 class _ResultWriter:
@@ -172,21 +227,21 @@ class _ResultWriter:
     def __init__(self, memory: SegmentedMemory, segment: int, begin: int, visits: int) -> None:
         self._memory, self._segment, self._end, self._left = memory, segment, begin, visits
         self._block: _DeltaBlock | None = None
-        self._given: Tensors = {}
+        self._given: Tensors | None = None
         self._stack: tuple[Layout, Tensors] = ((), {})
-        self._waiting: list[tuple[int, UpdateStack]] = []
+        self._waiting: list[tuple[int, Update, Slots]] = []
+        self._structure: tuple[Any, ...] = ()
         self.reports: list[Report] = []
 
-    def reserve(self, tensors: Tensors) -> Tensors:
+    def reserve(self, params: Tensors, names: Sequence[str]) -> Tensors:
         """Room in the segment for a visit's delta, tensors like these: what is computed there need not be copied."""
         block = self._block
-        if block is None or not block.fits(tensors):
+        if block is None or not block.fits(params, names):
             self._report_waiting()
-            stacked = {n: t.unsqueeze(0).expand(self._left, *t.shape) for n, t in tensors.items()}
-            layout, self._end = plan_layout(stacked, self._end)
-            block = self._block = _DeltaBlock(layout, dict(tensors), self._left)
-        rows = self._memory.read(self._segment, block.layout)
-        self._given = {n: t[block.used] for n, t in rows.items()}
+            layout, end = plan_layout({n: params[n] for n in names}, self._end)
+            block = self._block = _DeltaBlock(params, names, layout, self._left)
+            self._end += self._left * (end - self._end)
+        self._given = block.take_row(self._memory, self._segment)
         return self._given
 
     def reserve_stack(self, tensors: Tensors) -> Tensors:
@@ -201,40 +256,45 @@ class _ResultWriter:
         if isinstance(came, UpdateStack):
             layout, reserved = self._stack
             there = len(reserved) == len(came.delta) and all(came.delta[n] is t for n, t in reserved.items())
-            self._report(places, came, (self._segment, layout) if there else self._write(came.delta), slice(None))
+            self._report(places, came, (self._segment, layout) if there else self._write(came.delta), None)
         else:
             self._write_single(places[0], *came)
 
     def _write_single(self, place: int, update: Update, memory: Slots) -> None:
         """Take up one visit; those whose tensors are alike wait for each other."""
-        given, self._given = self._given, {}
-        stack = UpdateStack.of(replace_fields(update, delta={}), memory)
+        given, self._given = self._given, None
         if not given or update.delta.keys() != given.keys():
             self._report_waiting()
-            row = {n: t.unsqueeze(0) for n, t in update.delta.items()}
-            self._report([place], replace(stack, delta=row), self._write(row), slice(None))
+            stack = UpdateStack.of([(update, memory)])
+            self._report([place], stack, self._write(stack.delta), None)
             return
         assert self._block is not None
-        for name, tensor in given.items():
-            if update.delta[name] is not tensor:  # a technique has added something to what travels
-                tensor.copy_(update.delta[name])
-        if self._waiting and self._waiting[-1][1].structure != stack.structure:
+        if update.delta is not given:
+            for name, tensor in given.items():
+                if update.delta[name] is not tensor:  # a technique has added something to what travels
+                    tensor.copy_(update.delta[name])
+        structure: tuple[Any, ...] = ()
+        if update.buffers or update.slots or memory:
+            structure = structure_of({"": update.buffers}), structure_of(update.slots), structure_of(memory)
+        if self._waiting and structure != self._structure:
             self._report_waiting()
+        self._structure = structure
         self._block.used += 1
-        self._waiting.append((place, stack))
+        self._waiting.append((place, replace_fields(update, delta={}), memory))
 
     def _report_waiting(self) -> None:
         """Write down what the last visits of the block have sent."""
         if not self._waiting or self._block is None:
             return
-        places, stacks = zip(*self._waiting, strict=True)
+        places = [place for place, _, _ in self._waiting]
+        stack = UpdateStack.of([(update, memory) for _, update, memory in self._waiting])
         self._waiting = []
-        rows = slice(self._block.used - len(places), self._block.used)
-        there = self._memory.read(self._segment, self._block.layout)
-        delta = {n: t[rows] for n, t in there.items()}
-        self._report(places, replace(UpdateStack.join(stacks), delta=delta), (self._segment, self._block.layout), rows)
+        rows, layout = range(self._block.used - len(places), self._block.used), self._block.layout
+        stack.delta = _read_deltas(self._memory, self._segment, layout, rows)
+        self._report(places, stack, (self._segment, layout), rows)
+        self._block.rows = None
 
-    def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: slice) -> None:
+    def _report(self, places: Sequence[int], stack: UpdateStack, delta: TensorRef, rows: range | None) -> None:
         with timed("check updates"):
             stack.finite = stack.finite or all_finite(stack.tensors())
         with timed("hand over"):
@@ -268,7 +328,7 @@ class WorkerLoop:
         """Train the visits of a job and write what comes of them to its segment."""
         start = time.perf_counter()
         asked = replace_fields(job.asked, templates=tuple(self._read_templates(job.templates)))
-        memories = [read_slots(self.memory, places) for places in job.memories] or [{}] * len(asked)
+        memories = job.memories.read(self.memory)
         writer = _ResultWriter(self.memory, job.segment, job.begin, len(asked))
         if self.context.device.type == "cpu":
             self.context.allocate_delta = writer.reserve  # deltas are computed where they are wanted

@@ -37,7 +37,7 @@ class Evaluator:
         sampler: who takes part.
         architectures: by name; "" is the server's own.
         clients: their examples.
-        recall: (state, client) → what the client remembers.
+        recall: (state, clients) → what each of them remembers.
         on_clients: also evaluate every client's part of the global model on its own examples.
         tests: the clients' own test examples, None for a client without any; None if nobody has any.
     """
@@ -49,7 +49,7 @@ class Evaluator:
     sampler: ClientSampler
     architectures: Mapping[str, Architecture]
     clients: Sequence[Examples]
-    recall: Callable[[ServerState, int], Slots]
+    recall: Callable[[ServerState, Sequence[int]], Sequence[Slots]]
     on_clients: bool
     tests: Sequence[Examples | None] | None = None
 
@@ -151,7 +151,7 @@ class Evaluator:
     def _own(self, state: ServerState, client: int, seed: int) -> EvalRequest:
         """A client's model, to be evaluated: its part of the global one, but for what it keeps itself."""
         arch, has_own = self.sampler.arch_of(client), self.method.buffers == "local" or self.method.personalised
-        memory = self.recall(state, client) if has_own else {}
+        memory = self.recall(state, [client])[0] if has_own else {}
         return self._part(state, arch, seed, memory)
 
     def _part(self, state: ServerState, arch: str, seed: int, memory: Slots | None = None) -> EvalRequest:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.core.parts import zeros_of
+from fedstrata.core.stacks import Memories
 from fedstrata.core.types import Absence, Assignment, Augment, Slots, Visit
 from fedstrata.engines.protocol import Recall
 from fedstrata.errors import FedstrataError, UsageError, one_line
@@ -63,18 +64,18 @@ class RemoteExamples:
 
 
 @dataclass(eq=False)
-class Memories:
+class RemoteStore:
     """The store of a federation whose clients keep their memories themselves."""
 
     trusted: ClassVar[bool] = True
     until: int = 0
 
-    def get(self, client: int, version: int) -> Slots:
-        """Nothing: it is at the client's site."""
-        return {}
+    def get(self, clients: Sequence[int], versions: Sequence[int]) -> Memories:
+        """Nothing: it is at the clients' sites."""
+        return Memories.of([{} for _ in clients])
 
-    def put(self, client: int, version: int, memory: Slots, before: int) -> None:
-        """Nothing to do: the client has kept it, and will be told that it counts."""
+    def put(self, clients: Sequence[int], version: int, memories: Memories, before: Sequence[int]) -> None:
+        """Nothing to do: the clients have kept it, and will be told that it counts."""
 
     def forget(self, until: int) -> None:
         """Let clients drop what was replaced before a round."""
@@ -105,7 +106,7 @@ class Flower:
     regime: TrainSettings
     limit: int
     holds: bool
-    memories: Memories
+    memories: RemoteStore
     few: int
     out: Path | None = None
     state: ServerState | None = None

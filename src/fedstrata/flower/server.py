@@ -25,7 +25,7 @@ from fedstrata.errors import FedstrataError, UsageError, did_you_mean, one_line
 from fedstrata.federation import Federation
 from fedstrata.flower.client import Model, make_model, weights_of
 from fedstrata.flower.differential_privacy import Privacy
-from fedstrata.flower.engine import Flower, Memories, RemoteExamples
+from fedstrata.flower.engine import Flower, RemoteExamples, RemoteStore
 from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, check_flower
 from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
 from fedstrata.flower.site_directory import SiteDirectory
@@ -242,7 +242,7 @@ def build_federation(
     spec: ServerSpec, transport: Transport, directory: SiteDirectory, parties: Sequence[ClientInfo]
 ) -> Federation:
     """A federation whose clients are at other sites: the same as any other, with another engine and another store."""
-    models, memories = spec.models(), Memories()
+    models, memories = spec.models(), RemoteStore()
     method, task, settings = resolve_settings(None, spec.settings)
     engine = build_engine(spec, method, settings, models, parties, transport, directory, memories)
     return Federation(
@@ -285,7 +285,7 @@ def build_engine(
     parties: Sequence[ClientInfo],
     transport: Transport,
     directory: SiteDirectory,
-    memories: Memories,
+    memories: RemoteStore,
 ) -> Flower:
     """What trains clients at their sites; under secure aggregation it sees their sum alone."""
     weights = weights_of(models.values())

@@ -36,7 +36,7 @@ def accuracy(directory: Path, config: RunConfig, client: int) -> float:
     dataset: Dataset = _load_dataset(config.dataset, config.data_dir)
     memory = directory / "memory"
     version = max(int(path.stem.partition("-")[2]) for path in memory.glob(f"{client}-*.memory"))
-    own = DirectoryStore(memory).get(client, version).get(BUFFERS, {})
+    own = DirectoryStore(memory).get([client], [version])[0].get(BUFFERS, {})
     model = final_model(directory, config, dataset, own).eval()
     right = 0
     with torch.inference_mode():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedstrata.core.stacks import Memories
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots
 from fedstrata.errors import Diverged
@@ -28,11 +29,12 @@ class DryRun:
         return replace(saved, probes=self.rows, summary={**saved.summary, **more})
 
 
-RunRound = Callable[[ServerState, Prober, Callable[[int], Slots], Callable[[int, Slots], None]], ClosedRound]
+Recall = Callable[[Sequence[int]], Sequence[Slots]]
+RunRound = Callable[[ServerState, Prober, Recall, Callable[[Sequence[int], Memories], None]], ClosedRound]
 
 
 def dry_run(
-    run_round: RunRound, prober: Prober, state: ServerState, rounds: int, planned: int, memory: Callable[[int], Slots]
+    run_round: RunRound, prober: Prober, state: ServerState, rounds: int, planned: int, memories: Recall
 ) -> DryRun:
     """Run and measure a few rounds from a state on; clients' memories stay as they are.
 
@@ -42,16 +44,17 @@ def dry_run(
         state: to begin with. A run that is at its end does its last rounds once more.
         rounds: how many, if the run has as many.
         planned: rounds of the run.
-        memory: client → what it remembers.
+        memories: clients → what they remember.
     """
     kept: dict[int, Slots] = {}
     rows: list[dict[str, Any]] = []
 
-    def recall(client: int) -> Slots:
-        return kept[client] if client in kept else memory(client)
+    def recall(clients: Sequence[int]) -> list[Slots]:
+        return [kept[client] if client in kept else memories([client])[0] for client in clients]
 
-    def keep(client: int, slots: Slots) -> None:
-        kept[client] = {name: clone(slot) for name, slot in slots.items()}
+    def keep(clients: Sequence[int], remembered: Memories) -> None:
+        for client, memory in zip(clients, remembered, strict=True):
+            kept[client] = {name: clone(slot) for name, slot in memory.items()}
 
     done = state.round
     state = replace(state, round=min(done, max(planned - rounds, 0)))

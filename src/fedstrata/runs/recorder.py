@@ -13,9 +13,10 @@ from torch import nn
 
 from fedstrata.config.identity import check_same_config, select_deciding
 from fedstrata.config.toml import to_toml
+from fedstrata.core.stacks import Memories
 from fedstrata.core.types import Slots
 from fedstrata.errors import UsageError
-from fedstrata.runs.client_memory import DictStore, Store
+from fedstrata.runs.client_memory import RowStore, Store
 from fedstrata.runs.directory import RunDirectory, versions
 from fedstrata.runs.reader import check_records, read_probes
 from fedstrata.runs.records import Record
@@ -52,7 +53,7 @@ class RunRecorder:
         self._check_memory = check_memory
         self._directory = None if out is None else RunDirectory(Path(out))
         self._injected = store is not None
-        own = DictStore() if self._directory is None else self._directory.store()
+        own = RowStore() if self._directory is None else self._directory.store()
         self.store: Store = own if store is None else store
         self._seconds = seconds
         self._deciding: Mapping[str, str] = {}
@@ -110,13 +111,13 @@ class RunRecorder:
         records = check_records(rows, directory.metrics)
         return ResumedRun(states[0], records, read_probes(directory.probes, len(records)), notes)
 
-    def recall(self, state: ServerState, client: int) -> Slots:
-        """What a client remembers at a state: technique name → its tensors."""
-        return read_memory(self.store, self._check_memory, state, client)
+    def recall(self, state: ServerState, clients: Sequence[int]) -> Memories:
+        """What clients remember at a state; good until the run is at the next one."""
+        return read_memories(self.store, self._check_memory, state, clients)
 
-    def keep(self, state: ServerState, client: int, memory: Slots) -> None:
-        """Keep what a client will remember if the round on this state counts."""
-        self.store.put(client, state.round, memory, before=int(state.remembers.numpy()[client]))
+    def keep(self, state: ServerState, clients: Sequence[int], memories: Memories) -> None:
+        """Keep what clients will remember if the round on this state counts."""
+        self.store.put(clients, state.round, memories, state.remembers.numpy()[clients].tolist())
 
     def trim(self, rounds: int) -> None:
         """Forget what was written of later rounds, which will be done again."""
@@ -159,14 +160,15 @@ class RunRecorder:
             self._directory.finish(model, summary, details)
 
 
-def read_memory(store: Store, check: MemoryCheck, state: ServerState, client: int) -> Slots:
-    """What a store holds of a client at a state.
+def read_memories(store: Store, check: MemoryCheck, state: ServerState, clients: Sequence[int]) -> Memories:
+    """What a store holds of clients at a state.
 
     Raises:
-        UsageError: if it cannot be a memory of the method and the model.
+        UsageError: if one cannot be a memory of the method and the model.
     """
-    memory = store.get(client, int(state.remembers.numpy()[client]))
-    why = check(state, client, memory) if memory and not store.trusted else None
-    if why is not None:
-        raise UsageError(f"what client {client} remembers does not fit the run: {why}")
-    return memory
+    memories = store.get(clients, state.remembers.numpy()[clients].tolist())
+    for client, memory in () if store.trusted else zip(clients, memories, strict=True):
+        why = check(state, client, memory) if memory else None
+        if why is not None:
+            raise UsageError(f"what client {client} remembers does not fit the run: {why}")
+    return memories

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import compress, repeat
+from operator import add
 
 from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.core.method import Method
-from fedstrata.core.stacks import Assignments, UpdateStack, VisitBlock, Visits
+from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Absence, Assignment, Slots, Update, replace_fields
 from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, RoundValidator, believable_flops
@@ -29,7 +31,7 @@ class RoundAccumulator:
         method: that the server runs.
         asked: what clients were asked for.
         validate: says why an update must be refused.
-        keep: is handed what an accepted client remembers, at once.
+        keep: is handed what accepted clients remember, at once.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class RoundAccumulator:
         method: Method,
         asked: Assignments,
         validate: RoundValidator,
-        keep: Callable[[int, Slots], None],
+        keep: Callable[[Sequence[int], Memories], None],
     ) -> None:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
         self._rescales, self._accumulates = tuple(method.at("rescale")), tuple(method.at("accumulate"))
@@ -86,15 +88,13 @@ class RoundAccumulator:
             self.bytes_up += wire.size_of_rows(stack, rows)
             for name, size in wire.slot_sizes(stack).items():
                 self.slots_up[name] += size * len(rows)
-        for row in rows:
-            self.flops += stack.metrics["flops"][row]
+        self.flops = reduce(add, pick(stack.metrics["flops"], rows), self.flops)
         with timed("fold updates"):
             self._fold_block(stack, rows)
         self.accepted.update(dict.fromkeys(clients, bool(stack.memory)))
         if stack.memory:
             with timed("keep memories"):
-                for client, row in zip(clients, rows, strict=True):
-                    self._keep(client, stack.memory_of(row))
+                self._keep(clients, stack.memories(rows))
 
     def _is_sound(self, stack: UpdateStack) -> bool:
         """True if nothing is wrong with any update of a stack; found once."""
@@ -110,12 +110,16 @@ class RoundAccumulator:
             for row in rows:
                 self._fold(stack.visit(row)[0])
             return
-        weights = [self._weight(stack.examples[row]) for row in rows]
+        examples, steps = pick(stack.examples, rows), pick(stack.steps, rows)
+        weights = [*map(self._weight, examples)]
         self._buffer_mean.add_rows(stack.buffers, rows, weights)
         self._delta_mean.add_rows(stack.delta, rows, weights)
-        bare = stack.without_tensors()
-        for row, weight in zip(rows, weights, strict=True):
-            self._note((bare, row), weight, stack.examples[row], stack.steps[row], stack.metrics["train_loss"][row])
+        self._kept.extend(zip(repeat(stack.without_tensors()), rows, strict=False))
+        self.weights += weights
+        self.examples += sum(examples)
+        self.steps += sum(steps)
+        losses = zip(pick(stack.metrics["train_loss"], rows), examples, strict=True)
+        self._losses += losses if all(steps) else compress(losses, steps)
 
     def _take(self, update: Update, memory: Slots) -> None:
         """Validate an update, count what it cost, and fold it in."""
@@ -138,7 +142,7 @@ class RoundAccumulator:
         self.accepted[update.client] = bool(memory)
         if memory:
             with timed("keep memories"):
-                self._keep(update.client, memory)
+                self._keep([update.client], Memories.of([memory]))
 
     def _weight(self, examples: int) -> float:
         return float(examples) if self._method.weight == "examples" else 1.0
@@ -151,19 +155,12 @@ class RoundAccumulator:
         if not self._needs_deltas:
             self._delta_mean.add(update.delta, weight)
         self._accumulate(update, weight)
-        kept = self._copy_needed(update)
-        self._note(kept, weight, update.examples, update.steps, update.metrics["train_loss"])
-
-    def _note(
-        self, kept: Update | tuple[UpdateStack, int], weight: float, examples: int, steps: int, loss: float
-    ) -> None:
-        """Write down what an accepted update says."""
-        self._kept.append(kept)
+        self._kept.append(self._copy_needed(update))
         self.weights.append(weight)
-        self.examples += examples
-        self.steps += steps
-        if steps:
-            self._losses.append((loss, examples))
+        self.examples += update.examples
+        self.steps += update.steps
+        if update.steps:
+            self._losses.append((update.metrics["train_loss"], update.examples))
 
     @cached_property
     def updates(self) -> list[Update]:

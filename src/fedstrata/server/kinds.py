@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fedstrata.core.types import Assignment, Work, replace_fields
@@ -44,6 +45,21 @@ class _AnyClient:
     __radd__ = __rsub__ = __rmul__ = __rmod__ = __rfloordiv__ = __rtruediv__ = __rpow__ = __rxor__ = _refuse
 
 
+Key = tuple[str, tuple[str, ...] | None, bool]
+"""What decides about a client's kind: its architecture, what it is to be sent, whether it has statistics of its own."""
+
+
+class _Filled(dict[tuple[str, int, bool], Key]):
+    """(architecture, round that a client holds, whether it remembers) → what decides about its kind; found once."""
+
+    def __init__(self, find: Callable[[tuple[str, int, bool]], Key]) -> None:
+        self._find = find
+
+    def __missing__(self, about: tuple[str, int, bool]) -> Key:
+        self[about] = self._find(about)
+        return self[about]
+
+
 class AssignmentKinds:
     """The kinds of assignments of a round: clients of one differ in number and seed alone."""
 
@@ -53,28 +69,42 @@ class AssignmentKinds:
         self._held, self._remembers = state.held.numpy(), state.remembers.numpy()
         self._common: dict[str, Assignment] = {}
         self._oldest: dict[str, int] = {}
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._keys = _Filled(self._key_of)
+        self._known: dict[Key, int] = {}
         self._per_client = False
 
-    def find(self, client: int, seed: int) -> tuple[int, int]:
-        """(the place of a client's template, its seed: a plan may have given it another)."""
-        arch = self._opener.arch_of(client)
+    def find(self, clients: Sequence[int], seeds: Sequence[int]) -> tuple[list[int], list[int]]:
+        """(the places of clients' templates, their seeds: a plan may have given them others)."""
+        archs = map(self._opener.arch_of, clients)
+        held, remembers = self._held[clients].tolist(), (self._remembers[clients] >= 0).tolist()
+        keys = map(self._keys.__getitem__, zip(archs, held, remembers, strict=True))
+        found = [self._find_one(*about) for about in zip(keys, clients, seeds, strict=True)]
+        return [place for place, _ in found], [seed for _, seed in found]
+
+    def _find_one(self, key: Key, client: int, seed: int) -> tuple[int, int]:
+        """(the place of a client's template, its seed)."""
+        if key in self._known:
+            return self._known[key], seed
+        if not self._per_client:
+            self._per_client = not self._add_template(key)
+            if not self._per_client:
+                return self._known[key], seed
+        arch, to_send, holds_statistics = key
+        asked = replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send)
+        self.templates.append(self._opener.complete(self._state, asked, holds_statistics))
+        return len(self.templates) - 1, self.templates[-1].seed
+
+    def _key_of(self, about: tuple[str, int, bool]) -> Key:
+        """What decides about a client's kind."""
+        arch, since, holds_statistics = about
         if arch not in self._common:
             self._begin(arch)
-        since = int(self._held[client])  # a tenth of the time that indexing the tensor takes
         to_send = None
         if since > self._oldest[arch]:
             to_send = self._opener.names_to_send(self._state, since, self._common[arch])
-        key = (arch, to_send, bool(self._remembers[client] >= 0))
-        if not self._per_client and key not in self._known:
-            self._per_client = not self._add_template(key)
-        if not self._per_client:
-            return self._known[key], seed
-        asked = replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send)
-        self.templates.append(self._opener.complete(self._state, asked, key[2]))
-        return len(self.templates) - 1, self.templates[-1].seed
+        return arch, to_send, holds_statistics
 
-    def _add_template(self, key: tuple[Any, ...]) -> bool:
+    def _add_template(self, key: Key) -> bool:
         """Ask techniques once for all clients of a kind; False if they have to be asked for each."""
         arch, to_send, holds_statistics = key
         client: Any = _AnyClient()

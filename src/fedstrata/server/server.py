@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core.method import Method
-from fedstrata.core.rng import derive, seed_global
-from fedstrata.core.stacks import Assignments, Visits
+from fedstrata.core.rng import derive, derive_each, seed_global
+from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Work, replace_fields
@@ -81,10 +81,9 @@ class Server:
         Techniques are asked once for all clients of a kind; one that looks at a client's number is asked for each.
         """
         ordered = sorted(clients)
-        seeds = [derive(self.seed, "visit", state.round, client) for client in ordered]
+        seeds = derive_each(self.seed, "visit", state.round, last=ordered)
         kinds = AssignmentKinds(self, state, work)
-        found = [kinds.find(client, seed) for client, seed in zip(ordered, seeds, strict=True)]
-        places, seeds = [place for place, _ in found], [seed for _, seed in found]
+        places, seeds = kinds.find(ordered, seeds)
         return Assignments(tuple(kinds.templates), places, ordered, seeds)
 
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
@@ -156,7 +155,7 @@ class Server:
         state: ServerState,
         assignments: Sequence[Assignment],
         visits: Iterable[Visits],
-        keep: Callable[[int, Slots], None],
+        keep: Callable[[Sequence[int], Memories], None],
     ) -> tuple[ServerState, Outcome]:
         """Fold the updates in client order: (next state, what happened).
 

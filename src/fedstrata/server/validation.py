@@ -53,8 +53,8 @@ class UpdateValidator:
         """True if all updates of a stack are sound; where one may not be, each has to be looked at by itself."""
         if not stack.finite:
             stack.finite = all_finite(stack.tensors())
-        kinds = {id(asked.template_of(client)): row for row, client in enumerate(stack.clients)}
-        one_each = [(asked.of_client(stack.clients[row]), stack.visit(row)[0]) for row in kinds.values()]
+        kinds = {kind: row for row, kind in enumerate(asked.kinds_of(stack.clients))}
+        one_each = [(asked.of_client(stack.clients[row]), stack.update(row)) for row in kinds.values()]
         if not stack.finite or any(self(own, update, buffers) is not None for own, update in one_each):
             return False
         if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):

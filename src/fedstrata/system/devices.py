@@ -6,13 +6,13 @@ of the host, while Python goes on; everywhere else a copy is done when the call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from fedstrata.core.stacks import Assignments
+from fedstrata.core.stacks import Assignments, Memories
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots, replace_fields
 from fedstrata.errors import UsageError
@@ -99,7 +99,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def slots_on(device: torch.device, slots: Slots) -> Slots:
     """Tensors on a device, the very same ones where they are there already: a visit computes in one place."""
-    if all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
+    if not slots or all(t.device.type == device.type for slot in slots.values() for t in slot.values()):
         return slots
     if device == HOST:
         return _bring_home(slots)
@@ -125,9 +125,7 @@ def assignment_on(device: torch.device, assignment: Assignment) -> Assignment:
     return replace_fields(assignment, params=params, buffers=buffers, slots=slots_on(device, assignment.slots))
 
 
-def visits_on(
-    device: torch.device, assignments: Assignments, memories: Sequence[Slots]
-) -> tuple[Assignments, Sequence[Slots]]:
+def visits_on(device: torch.device, assignments: Assignments, memories: Memories) -> tuple[Assignments, Memories]:
     """Assignments and what their clients remember on a device; what visits have in common goes there once."""
     if device == HOST:
         return assignments, memories
@@ -146,4 +144,5 @@ def visits_on(
         replace_fields(a, params=move(a.params), buffers=move(a.buffers), slots=move_slots(a.slots))
         for a in assignments.templates
     )
-    return replace_fields(assignments, templates=templates), [move_slots(memory) for memory in memories]
+    stacks, *places = memories.regroup(move_slots)
+    return replace_fields(assignments, templates=templates), Memories(tuple(stacks), *places)

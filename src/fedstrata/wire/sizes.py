@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from fedstrata.core.stacks import Assignments, UpdateStack
+from fedstrata.core.stacks import Assignments, UpdateStack, pick
 from fedstrata.core.types import Assignment, Update, replace_fields
 from fedstrata.wire.messages import assignment_head, common_part, head_of, tensors_of
 from fedstrata.wire.packing import index_of, json_bytes, structure_of
@@ -34,16 +34,16 @@ def size_of_all(assignments: Assignments) -> int:
     """Number of bytes that a round's assignments take."""
     zero = (replace_fields(template, client=0, seed=0) for template in assignments.templates)
     frames = [size(template) - 2 for template in zero]
-    digits = sum(len(str(number)) for numbers in (assignments.clients, assignments.seeds) for number in numbers)
-    return digits + sum(frames[kind] for kind in assignments.kinds)
+    digits = len("".join(map(str, (*assignments.clients, *assignments.seeds))))
+    return digits + sum(pick(frames, assignments.kinds))
 
 
 def size_of_rows(stack: UpdateStack, rows: Sequence[int]) -> int:
     """Number of bytes that some updates of a stack take, whose numbers are finite."""
     varying = [stack.clients, stack.examples, stack.steps, *stack.metrics.values()]
     if stack.frame is None:
-        stack.frame = size(stack.visit(0)[0]) - sum(len(repr(values[0])) for values in varying)
-    return len(rows) * stack.frame + sum(len(repr(values[row])) for values in varying for row in rows)
+        stack.frame = size(stack.update(0)) - sum(len(repr(values[0])) for values in varying)
+    return len(rows) * stack.frame + sum(len("".join(map(repr, pick(values, rows)))) for values in varying)
 
 
 def slot_sizes(update: Update | UpdateStack) -> dict[str, int]:
