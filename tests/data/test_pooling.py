@@ -29,9 +29,17 @@ def test_every_client_has_its_own_examples() -> None:
     for client, data in enumerate(clients):
         index = torch.arange(len(data)).flip(0)
         assert all(torch.equal(a, b) for a, b in zip(found[client].batch(index), data.batch(index), strict=True))
-        assert all(
-            torch.equal(a, data.batch(index)[i]) for i, a in enumerate(found.pool.batch(found.places(client, index)))
-        )
+        pooled = found.pool.batch(found.places([client], [index]))
+        assert all(torch.equal(a, b) for a, b in zip(pooled, data.batch(index), strict=True))
+
+
+def test_places_of_several_clients() -> None:
+    """Clients of 4, 1 and 7 examples begin at 0, 4 and 5 of the pool; an index is left as it is."""
+    found = pooling.pool_examples(examples(4, 1, 7))
+    assert isinstance(found, Split)
+    index = [torch.tensor([6, 0]), torch.tensor([3])]
+    assert found.places([2, 0], index).tolist() == [11, 5, 3]
+    assert index[0].tolist() == [6, 0]
 
 
 def test_bytes_keep_their_scale() -> None:
