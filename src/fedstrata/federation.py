@@ -32,6 +32,9 @@ from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest, build_engine, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
+from fedstrata.faults.engine import with_faults
+from fedstrata.faults.plan import check_memories, plan_faults
+from fedstrata.faults.spoilt_examples import real_clients
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
@@ -113,10 +116,10 @@ class Federation:
         named = {"engine": engine} if isinstance(engine, str) else {}
         self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
         given = model, clients, test, archs or {}, arch_of, public, self.settings.holdout, self.settings.seed
-        setup = build_setup(self.method, task, self.settings.batch_size, *given)
+        setup = self._plan_faults(build_setup(self.method, task, self.settings.batch_size, *given))
         self.task, self.client_names = setup.task, tuple(client_names)
         self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
-        self.notes = (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
+        self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
         self.clock, self._around = Clock() if profile else None, around or RoundFilter()
         self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)
         self.sampler = self._build_sampler(setup)
@@ -124,10 +127,16 @@ class Federation:
         self._server = self._build_server(setup)
         self.state = self._start(setup)
         self.engine, self._engine, evaluate = self._choose_engine(engine, recipe or {})
-        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._server.check_memory, store)
+        self._recorder = self._build_recorder(out, store)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
         self._facts = self._describe(setup, class_names)
         self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
+
+    def _plan_faults(self, setup: Setup) -> Setup:
+        """Say which clients go wrong on purpose; returns the same, with data as they see it."""
+        self._faults = plan_faults(self.settings.faults, setup, self.settings.seed, self.method.centralised)
+        self.notes = self._faults.notes
+        return replace(setup, clients=self._faults.spoil(setup.clients))
 
     def _build_context(self, setup: Setup) -> ClientContext:
         """What visits and evaluations in this process share."""
@@ -190,24 +199,20 @@ class Federation:
         request = EngineRequest(self._context, self.clients, self.test, *about)
         if given is not None and not isinstance(given, str):
             _, here = build_engine("serial", replace(request, workers=1, devices=()))
-            return str(recipe.get("engine", "own")), given, here.evaluate
+            return str(recipe.get("engine", "own")), with_faults(given, self._faults, True), here.evaluate
         name, engine = build_engine(s.engine, request)
-        return name, engine, engine.evaluate
+        return name, with_faults(engine, self._faults), engine.evaluate
 
     def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
         """What evaluates the states."""
-        return Evaluator(
-            self.method,
-            self.settings.seed,
-            self._context,
-            evaluate,
-            self.sampler,
-            self._server.architectures,
-            self.clients,
-            self._recorder.recall,
-            self.settings.eval_clients,
-            self.client_tests,
-        )
+        what = self._context, evaluate, self.sampler, self._server.architectures, self.clients, self._recorder.recall
+        tests = self.settings.eval_clients, self.client_tests, self._faults.success_tests(self.test)
+        return Evaluator(self.method, self.settings.seed, *what, *tests)
+
+    def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
+        """What keeps the run; it checks memories, too, where they come from files."""
+        check = check_memories(self._faults, self._server.check_memory)
+        return RunRecorder(out, self.settings.checkpoint_seconds, check, store)
 
     def _build_prober(self) -> Prober:
         """What measures rounds."""
@@ -216,8 +221,8 @@ class Federation:
 
     def _describe(self, setup: Setup, class_names: Sequence[str]) -> Callable[[], dict[str, Any]]:
         """What tells the facts of this federation, found once."""
-        about = setup.models[""], self.strata, self.clients, setup.sample, self.task, self.test
-        return cache(partial(run_facts, *about, class_names, self.client_names))
+        about = setup.models[""], self.strata, real_clients(self.clients), setup.sample, self.task, self.test
+        return cache(lambda: {**run_facts(*about, class_names, self.client_names), **self._faults.facts})
 
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""
@@ -259,7 +264,7 @@ class Federation:
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
         way = way_of_training(self.engine)
-        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}"}
+        return {"data": fingerprint(real_clients(self.clients), self._server.public), "clients": f"trained {way}"}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -401,7 +406,7 @@ class Federation:
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(read_memory, memories, self._server.check_memory, start)
+        recall = partial(read_memory, memories, self._recorder.check_memory, start)
         found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found

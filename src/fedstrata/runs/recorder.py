@@ -49,7 +49,7 @@ class RunRecorder:
     def __init__(
         self, out: str | Path | None, seconds: float, check_memory: MemoryCheck, store: Store | None = None
     ) -> None:
-        self._check_memory = check_memory
+        self.check_memory = check_memory
         self._directory = None if out is None else RunDirectory(Path(out))
         self._injected = store is not None
         own = DictStore() if self._directory is None else self._directory.store()
@@ -107,7 +107,7 @@ class RunRecorder:
 
     def recall(self, state: ServerState, client: int) -> Slots:
         """What a client remembers at a state: technique name → its tensors."""
-        return read_memory(self.store, self._check_memory, state, client)
+        return read_memory(self.store, self.check_memory, state, client)
 
     def keep(self, state: ServerState, client: int, memory: Slots) -> None:
         """Keep what a client will remember if the round on this state counts."""
