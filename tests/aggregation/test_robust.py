@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,7 +131,7 @@ def test_where_some_may_lie_all_count_alike_unless_said_otherwise() -> None:
     assert fs.method("fedavg(reduce='geometric_median', weight='examples')").weight == "examples"
 
 
-@pytest.mark.parametrize("technique", ["scaffold", "fednova", "feddyn", "ccvr", "feddf(noise=True)"])
+@pytest.mark.parametrize("technique", ["ccvr", "feddf(noise=True)", "fedimpro(split=1)"])
 def test_what_a_reducer_cannot_guard_is_refused(technique: str) -> None:
     name = technique.partition("(")[0]
     with pytest.raises(fs.UsageError, match=f"'{name}' and reduce='median' cannot be combined"):
@@ -138,6 +139,12 @@ def test_what_a_reducer_cannot_guard_is_refused(technique: str) -> None:
 
 
 def test_a_wrong_reducer_gets_one_sentence() -> None:
+    with pytest.raises(fs.UsageError, match=r"below 0\.25"):
+        fs.method("fedavg(reduce='bulyan(share=0.25)')")
+    with pytest.raises(fs.UsageError, match="above 0"):
+        fs.method("fedavg(reduce='norm_clip(limit=0)')")
+    with pytest.raises(fs.UsageError, match="'model' or 'stratum'"):
+        fs.method("""fedavg(reduce="krum(per='layer')")""")
     with pytest.raises(fs.UsageError, match="did you mean 'median'"):
         fs.method("fedavg(reduce='medain')")
     with pytest.raises(fs.UsageError, match="share"):
@@ -160,3 +167,109 @@ def test_the_mean_by_name_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
         fed.fit()
         ends.append(fed.state.params)
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+
+
+GUARDED = ("scaffold", "feddyn", "fednova")
+"""What these take from clients goes through the reducer, or is a median itself."""
+AGAINST_ONE = ("median", "multi_krum(share=0.1)", "geometric_median", "bulyan(share=0.1)", "norm_clip")
+
+
+def moved(method: str, faults: str | None, **settings: Any) -> tuple[Tensors, Tensors]:
+    """(what the server remembers, how far its parameters moved) after two rounds of twenty clients on digits."""
+    data, clients, test = world()
+    model = fs.build_model("mlp(hidden=(8,))", data.input_shape, data.classes, seed=0)
+    fed = fs.Federation(model, clients, test, method=method, rounds=2, steps=3, lr=0.1, faults=faults, **settings)
+    before = dict(fed.state.params)
+    fed.fit()
+    states = {f"{name}/{n}": t for name, state in fed.state.techniques.items() for n, t in state.items()}
+    return states, {n: t - before[n] for n, t in fed.state.params.items()}
+
+
+def length(tensors: Tensors) -> float:
+    return sum(float(t.double().square().sum()) for t in tensors.values()) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "reduce", ["median", "multi_krum(share=0.1)", "geometric_median", "bulyan(share=0.1)", "norm_clip"]
+)
+@pytest.mark.parametrize("technique", GUARDED)
+def test_one_liar_cannot_move_a_guarded_technique(technique: str, reduce: str) -> None:
+    """It sends a million times its change and its control variate: the mean follows it, and a reducer does not.
+
+    Neither the parameters nor what the server remembers go further than some times what they go without it.
+    """
+    liar = "scale(1e6, slots=True, clients=(7,))"
+    robust = f'fedavg(reduce="{reduce}") + {technique}'
+    (state, change), (honest_state, honest) = moved(robust, liar), moved(robust, None)
+    assert length(change) < 3 * length(honest)
+    assert length(state) <= 3 * length(honest_state)
+    plain_state, plain = moved(technique, liar)
+    assert length(plain) > 1000 * length(honest)
+    assert length(plain_state) >= 1000 * length(honest_state)
+
+
+def test_a_guarded_sum_is_the_reducers_times_the_number_of_clients() -> None:
+    """c ← c + (n/N)·median(c_k⁺ − c_k), and in the first round c_k = 0 = c; h ← −(α/N)·n·median(Δ_k)."""
+    data, clients, test = world()
+    for technique in ("scaffold", "feddyn(alpha=0.5)"):
+        model = fs.build_model("mlp(hidden=(8,))", data.input_shape, data.classes, seed=0)
+        settings: dict[str, Any] = {"rounds": 1, "steps": 3, "participation": 5}
+        fed = fs.Federation(model, clients, test, method=f"fedavg(reduce='median') + {technique}", **settings)
+        name = technique.partition("(")[0]
+        original, seen = fed._engine.run, list[Tensors]()
+
+        def overheard(
+            assignments: Any, recall: Any, original: Any = original, seen: Any = seen, name: str = name
+        ) -> Any:
+            for update, memory in original(assignments, recall):
+                seen.append({n: t.clone() for n, t in (update.slots.get(name) or update.delta).items()})
+                yield update, memory
+
+        fed._engine.run = overheard  # type: ignore[method-assign]
+        fed.fit()
+        assert len(seen) == 5
+        factor = 5 / 20 * (1 if name == "scaffold" else -0.5)
+        for n, found in fed.state.techniques[name].items():
+            expected = torch.stack([one[n].double() for one in seen]).numpy()
+            np.testing.assert_allclose(found.numpy(), factor * np.median(expected, axis=0), rtol=1e-5, atol=1e-9)
+
+
+def test_fednova_beside_a_reducer_goes_by_the_median_of_steps() -> None:
+    """Δ_k·a/a_k with a_k = τ_k and a their median: 3 of 1, 2, 3, 10 and 10⁶, whoever claims as many."""
+    technique = fs.method("fednova").techniques[0]
+    steps = (1, 2, 3, 10, 10**6)
+    updates = [fs.Update(0, k, "", 1, t, {"x": torch.tensor([float(t)])}) for k, t in enumerate(steps)]
+    work = fs.Assignment(0, 0, "", {}, {}, (), (), fs.Work(), 0, "")
+    rescaled = technique.rescale_guarded(updates, [1.0] * 5, [work] * 5)
+    assert [u.delta["x"].item() for u in rescaled] == pytest.approx([3.0] * 5)
+    assert rescaled[2] is updates[2]
+
+
+def test_sub_models_are_guarded_over_their_holders() -> None:
+    """Three of six clients lack the second layer: its control variate is three times the median of the others'."""
+    from tests.engines.worlds import federation, staged
+
+    fed = federation(
+        staged(),
+        archs={"shallow": staged("first", "norm", "relu", "head")},
+        arch_of=lambda client: "shallow" if client % 2 else "",
+        participation=1.0,
+        rounds=2,
+        method="fedavg(reduce='median') + scaffold",
+    )
+    fed.fit()
+    assert fed.records[-1].refused == []
+    assert set(fed.state.techniques["scaffold"]) == set(fed.state.params)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vmap", "wire"])
+def test_guarded_and_layer_wise_reducers_on_every_engine(engine: str) -> None:
+    method = """fedavg(reduce="multi_krum(share=0.3, per='stratum')") + scaffold + fednova"""
+    settings: dict[str, Any] = {"participation": 1.0, "method": method, "faults": "signflip(scale=4, share=0.2)"}
+    from tests.engines.worlds import check_close, check_same, run
+
+    reference = run(**settings)
+    if engine == "vmap":
+        check_close(run(**settings, engine=engine), reference, 1e-4)
+    else:
+        check_same(run(**settings, engine=engine), reference)

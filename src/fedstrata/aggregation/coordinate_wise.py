@@ -72,6 +72,7 @@ class Median:
     """
 
     by_name: ClassVar[bool] = True
+    per: ClassVar[str] = "model"
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
@@ -98,6 +99,7 @@ class TrimmedMean:
     """
 
     by_name: ClassVar[bool] = True
+    per: ClassVar[str] = "model"
 
     share: float = 0.1
 

@@ -209,6 +209,11 @@ class Reducer(Protocol):
     by_name: ClassVar[bool]
     """True if it looks at every name by itself; others choose among whole clients."""
 
+    @property
+    def per(self) -> str:
+        """`model`, or `stratum` if it is to be given the updates of each stratum by themselves."""
+        ...
+
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
     ) -> tuple[Tensors, Tensors]:

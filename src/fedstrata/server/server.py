@@ -166,7 +166,8 @@ class Server:
         is asked for, and never after.
         """
         asked = Assignments.of(assignments)
-        folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep)
+        strata = self.architectures[""].strata
+        folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep, strata)
         folded.take_all(visits)
         after, diverged = state, folded.only_infinite
         if folded.accepted:
