@@ -17,7 +17,7 @@ from fedstrata.core.types import Absence, Assignment, Examples, Slots, Visit
 from fedstrata.data.examples import sizes
 from fedstrata.errors import UsageError
 from fedstrata.faults import parse_faults
-from fedstrata.faults.fault import Fault, FaultSetting, VisitView, acts
+from fedstrata.faults.fault import SHARE, Fault, FaultSetting, VisitView, acts
 from fedstrata.faults.spoilt_examples import SpoiltClients
 from fedstrata.models.passes import preserve_model
 
@@ -49,12 +49,18 @@ class FaultPlan:
 
     def spoil(self, clients: Sequence[Examples]) -> Sequence[Examples]:
         """Everybody's examples, as clients see them."""
-        spoilt: dict[int, Examples] = {}
-        for fault, numbers in zip(self.faults, self.hit, strict=True):
-            for client in sorted(numbers) if acts(fault, "spoil") else ():
-                assert self.setting is not None
-                spoilt[client] = fault.spoil(spoilt.get(client, clients[client]), client, self.setting)
+        pairs = zip(self.faults, self.hit, strict=True)
+        numbers = {client for fault, hit in pairs if acts(fault, "spoil") for client in hit}
+        spoilt = {client: self.spoil_client(client, clients[client]) for client in sorted(numbers)}
         return SpoiltClients(clients, spoilt) if spoilt else clients
+
+    def spoil_client(self, client: int, examples: Examples) -> Examples:
+        """A client's examples, as it sees them."""
+        for fault, hit in zip(self.faults, self.hit, strict=True):
+            if client in hit and acts(fault, "spoil"):
+                assert self.setting is not None
+                examples = fault.spoil(examples, client, self.setting)
+        return examples
 
     def places_of(self, client: int, number: int) -> tuple[int, ...]:
         """Places in the plan of the faults that act on what a client sends in a round, counted from 0."""
@@ -74,6 +80,12 @@ class FaultPlan:
         view = VisitView(fault.name, asked, before.get(memory_kind(place), {}))
         kept = fault.remember(update, view) if acts(fault, "remember") else None
         return fault.change(update, view), _add_memory(memory, before, place, kept)
+
+    def change_all(self, visit: Visit, asked: Assignment, before: Slots) -> Visit:
+        """What comes of a visit by all faults that hit its client, from left to right."""
+        for place in self.places_of(asked.client, asked.round):
+            visit = self.change(place, visit, asked, before)
+        return visit
 
     def without_own(self, memory: Slots) -> Slots:
         """A client's memory without what faults remember."""
@@ -192,6 +204,29 @@ def choose_clients(
         hit.append(frozenset(left[:count]))
         left = left[count:]
     return tuple(hit)
+
+
+def parse_site_faults(text: str | None) -> tuple[Fault, ...]:
+    """Read the faults of a site, where others' clients are out of sight.
+
+    Raises:
+        UsageError: for a fault that needs to see them.
+    """
+    faults = () if text is None else parse_faults(text)
+    for fault in faults:
+        if acts(fault, "collude"):
+            raise UsageError(f"'{fault.name}' looks at others' updates, and no site sees them: try it in a simulation")
+        if fault.share != SHARE:
+            raise UsageError(f"{fault.name}'s share is of all clients, which no site knows: name its own, or none")
+    return faults
+
+
+def plan_site_faults(faults: tuple[Fault, ...], client: int, setting: FaultSetting) -> FaultPlan:
+    """Say which faults of a site hit one of its clients: those that name it, or nobody."""
+    for fault in faults:
+        fault.check(setting)
+    hit = tuple(frozenset({client} if not fault.clients or client in fault.clients else ()) for fault in faults)
+    return FaultPlan(faults, hit, setting)
 
 
 MemoryCheck = Callable[[Any, int, Slots], str | None]
