@@ -22,7 +22,7 @@ from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.stacks import VisitBlock, Visits, expand
-from fedstrata.core.task import resolution_note
+from fedstrata.core.task import Task, resolution_note
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Work
 from fedstrata.data.augmentation import build_augment
@@ -55,6 +55,7 @@ from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
 from fedstrata.server.state import ServerState
+from fedstrata.server.trust import train_reference
 from fedstrata.system.devices import devices_by_name
 from fedstrata.system.machine import keep_memory, peak_memory
 from fedstrata.system.timing import Clock, timed, use_clock
@@ -75,6 +76,7 @@ class Federation:
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
+        trusted: labelled examples that the server has, in the form of `test`, for reducers that need them (`fltrust`).
         engine: how clients are run: a name (`"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest,
             `"auto"`), or an engine of one's own, which then trains while the model is evaluated here.
         store: where clients' memories are kept; None for the run's directory, or for memory where it has none.
@@ -103,6 +105,7 @@ class Federation:
         archs: Mapping[str, nn.Module] | None = None,
         arch_of: Callable[[int], str] | None = None,
         public: Any = None,
+        trusted: Any = None,
         engine: str | Engine | None = None,
         store: Store | None = None,
         around: RoundFilter | None = None,
@@ -115,8 +118,7 @@ class Federation:
     ) -> None:
         named = {"engine": engine} if isinstance(engine, str) else {}
         self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
-        given = model, clients, test, archs or {}, arch_of, public, self.settings.holdout, self.settings.seed
-        setup = self._plan_faults(build_setup(self.method, task, self.settings.batch_size, *given))
+        setup = self._build_setup(task, model, clients, test, archs or {}, arch_of, public, trusted)
         self.task, self.client_names = setup.task, tuple(client_names)
         self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
         self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
@@ -132,9 +134,11 @@ class Federation:
         self._facts = self._describe(setup, class_names)
         self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
 
-    def _plan_faults(self, setup: Setup) -> Setup:
-        """Say which clients go wrong on purpose; returns the same, with data as they see it."""
-        self._faults = plan_faults(self.settings.faults, setup, self.settings.seed, self.method.centralised)
+    def _build_setup(self, task: Task, *given: Any) -> Setup:
+        """Take up models and data, as clients see it: some go wrong, on purpose."""
+        s = self.settings
+        setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
+        self._faults = plan_faults(s.faults, setup, s.seed, self.method.centralised)
         self.notes = self._faults.notes
         return replace(setup, clients=self._faults.spoil(setup.clients))
 
@@ -169,18 +173,10 @@ class Federation:
 
     def _build_server(self, setup: Setup) -> Server:
         """What opens and closes rounds."""
-        return Server(
-            self.method,
-            setup.architectures,
-            len(self.clients),
-            self.settings.seed,
-            self.sampler.arch_of,
-            rounds=self.settings.rounds,
-            model=partial(self._context.model, turn=True),
-            like=setup.sample[:0].clone(),
-            members=self.sampler.everybody,
-            public=setup.public,
-        )
+        s, sampler = self.settings, self.sampler
+        how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
+        data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
+        return Server(self.method, setup.architectures, len(self.clients), *how, *data)
 
     def _start(self, setup: Setup) -> ServerState:
         """The state before the first round, once every technique has agreed to what it will run with."""
@@ -264,7 +260,8 @@ class Federation:
     def _about(self) -> dict[str, str]:
         """What a result depends on besides its configuration, for this federation."""
         way = way_of_training(self.engine)
-        return {"data": fingerprint(real_clients(self.clients), self._server.public), "clients": f"trained {way}"}
+        data = fingerprint(real_clients(self.clients), self._server.public, self._server.trusted)
+        return {"data": data, "clients": f"trained {way}"}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -358,7 +355,8 @@ class Federation:
             visits = self._engine.run(assignments, recall)
             counted = self._watch_visits(visits, len(assignments), watch)
             with timed("train and close"):
-                after, outcome = self._server.close(state, assignments, counted, keep)
+                reference = train_reference(self._server, self._context, state, work)
+                after, outcome = self._server.close(state, assignments, counted, keep, reference)
         if outcome.diverged:
             raise self._divergence(number, "its updates are not finite numbers")
         return self._around.close(ClosedRound(state, after, outcome, assignments, work, watch))

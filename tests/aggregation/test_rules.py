@@ -412,6 +412,30 @@ def test_a_long_update_counts_for_no_more_than_others():
     assert apart <= 2 / 5 * max(norms)
 
 
+def test_fltrust_against_numpy():
+    """ReLU(cos(Δ_k, Δ_0)) and ‖Δ_0‖/‖Δ_k‖ over the names of client k; one points the other way, one is zero."""
+    held = ["abc", "abc", "ab", "c", "abc", "abc"]
+    found, values = clients(6, 8, held=held), clients(6, 9)
+    found[1] = {n: 3 * t + 0.1 for n, t in found[0].items()}
+    found[2] = {n: -t for n, t in found[0].items() if n in "ab"}
+    found[4] = {n: 0 * t for n, t in found[0].items()}
+    plain, scores, scaled = arrays(found), [], []
+    for client in plain[1:]:
+        own = np.concatenate([plain[0][n].ravel() for n in client])
+        theirs = np.concatenate([x.ravel() for x in client.values()])
+        lengths = np.linalg.norm(own), np.linalg.norm(theirs)
+        scores.append(max(0.0, float(own @ theirs) / (lengths[0] * lengths[1])) if lengths[1] else 0.0)
+        scaled.append({n: x * (lengths[0] / lengths[1] if lengths[1] else 0) for n, x in client.items()})
+    assert scores[0] > 0.9
+    assert scores[1] == scores[3] == 0
+    delta, buffers = build_rule("fltrust")(found, values, [0.0, *weights_of(5)])
+    close(delta, weighted_mean(scaled, scores), rtol=1e-10)
+    close(buffers, weighted_mean(arrays(values)[1:], scores), rtol=1e-10)
+    nobody, own = build_rule("fltrust")([found[0], found[2], found[4]], values[:3], [0.0, 1.0, 1.0])
+    assert nobody == {}
+    assert same(own, values[0])
+
+
 STRATA = (Stratum("one", "one", ("a",), ("a",)), Stratum("two", "two", ("b",), ()))
 """`c` is in no stratum."""
 
@@ -844,7 +868,7 @@ def test_not_a_number_is_no_share():
 
 
 def test_every_reducer_has_a_line_of_help():
-    whole = ["krum", "multi_krum", "geometric_median", "bulyan", "norm_clip"]
+    whole = ["krum", "multi_krum", "geometric_median", "bulyan", "norm_clip", "fltrust"]
     assert list(REDUCERS) == ["mean", "median", "trimmed_mean", *whole]
     for target in REDUCERS.values():
         assert summary(target).endswith(".")

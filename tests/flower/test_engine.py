@@ -67,7 +67,7 @@ def test_clients_of_different_architecture() -> None:
 
 DRILLS = (
     "signflip(scale=4, clients=(1,)) + stuck(clients=(2,)) + labelflip(clients=(3,))",
-    "inputs(9.0, noise=0.5, clients=(0,)) + gaussian(0.1, clients=(4,), begin=2) + backdoor(size=1, boost=3, clients=(2,))",
+    "inputs(9.0, noise=0.5, clients=(0,)) + gaussian(0.1, clients=(4,)) + backdoor(size=1, boost=3, clients=(2,))",
 )
 
 

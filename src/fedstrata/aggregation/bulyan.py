@@ -60,6 +60,7 @@ class Bulyan:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     share: float = 0.2
     per: Per = "model"

@@ -72,6 +72,7 @@ class Median:
     """
 
     by_name: ClassVar[bool] = True
+    trusts: ClassVar[bool] = False
     per: ClassVar[str] = "model"
 
     def __call__(
@@ -99,6 +100,7 @@ class TrimmedMean:
     """
 
     by_name: ClassVar[bool] = True
+    trusts: ClassVar[bool] = False
     per: ClassVar[str] = "model"
 
     share: float = 0.1

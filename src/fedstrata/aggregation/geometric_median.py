@@ -97,6 +97,7 @@ class GeometricMedian:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     smooth: float = 1e-6
     steps: int = 1000

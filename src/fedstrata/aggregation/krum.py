@@ -59,6 +59,7 @@ class Krum:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     share: float = 0.3
     per: Per = "model"
@@ -94,6 +95,7 @@ class MultiKrum:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     share: float = 0.3
     keep: int | None = None

@@ -82,6 +82,7 @@ class WeightedMean:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
     per: ClassVar[str] = "model"
 
     def __call__(

@@ -44,6 +44,7 @@ class NormClip:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     limit: float | None = None
     per: Per = "model"

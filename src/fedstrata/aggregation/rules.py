@@ -8,7 +8,8 @@ that hold the name, buffers included. The others measure whole deltas, their len
 other. `krum`, `multi_krum` and `geometric_median` turn that into one weight per client, 0 for none, and take the
 weighted mean of deltas and buffers, name by name; a name that only clients of weight 0 hold is left out. Where no delta
 holds anything, nothing can be measured, and the clients' own weights stay. With `per='stratum'` they look at each
-stratum's part of a delta by itself (`strata.reduce_updates`).
+stratum's part of a delta by itself (`strata.reduce_updates`). One that `trusts` is given the server's own update before
+the clients'.
 
 Half-precision tensors are computed in single precision; integers in double, and rounded, so they stay integers.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from fedstrata.aggregation.bulyan import Bulyan
 from fedstrata.aggregation.coordinate_wise import Median, TrimmedMean
+from fedstrata.aggregation.fltrust import FLTrust
 from fedstrata.aggregation.geometric_median import GeometricMedian
 from fedstrata.aggregation.krum import Krum, MultiKrum
 from fedstrata.aggregation.mean import WeightedMean
@@ -33,6 +35,7 @@ REDUCERS: Registry = {
     "geometric_median": GeometricMedian,
     "bulyan": Bulyan,
     "norm_clip": NormClip,
+    "fltrust": FLTrust,
 }
 
 

@@ -197,6 +197,8 @@ class RunConfig(Settings):
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
     public: str | None = Field(None, description="the server's unlabelled inputs: a dataset, or a file X.npy")
 
+    trusted: str | None = Field(None, description="labelled examples that the server trusts, for 'fltrust': a dataset")
+
     @model_validator(mode="before")
     @classmethod
     def _leave_out_model(cls, values: Any) -> Any:
@@ -213,11 +215,11 @@ class RunConfig(Settings):
             return str(Path(value).expanduser().resolve())
         return value if value is None else settle("dataset", load_table("datasets"), value)
 
-    @field_validator("dataset")
+    @field_validator("dataset", "trusted")
     @classmethod
-    def _resolve_dataset_path(cls, value: str) -> str:
+    def _resolve_dataset_path(cls, value: str | None) -> str | None:
         """As for `public`."""
-        return settle("dataset", load_table("datasets"), value)
+        return value if value is None else settle("dataset", load_table("datasets"), value)
 
     @field_validator("archs")
     @classmethod
@@ -246,7 +248,9 @@ class RunConfig(Settings):
         said = method(self.method).base.buffers
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
-        bind("dataset", load_table("datasets"), self.dataset)
+        for named in (self.dataset, self.trusted):
+            if named is not None:
+                bind("dataset", load_table("datasets"), named)
         if self.archs is not None:
             shares(self.archs)
         if self.model or self.archs is None:

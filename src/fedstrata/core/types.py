@@ -208,6 +208,8 @@ class Reducer(Protocol):
 
     by_name: ClassVar[bool]
     """True if it looks at every name by itself; others choose among whole clients."""
+    trusts: ClassVar[bool]
+    """True if the first update that it is given is to be the server's own, made with examples that it trusts."""
 
     @property
     def per(self) -> str:

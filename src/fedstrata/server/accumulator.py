@@ -32,6 +32,7 @@ class RoundAccumulator:
         validate: says why an update must be refused.
         keep: is handed what an accepted client remembers, at once.
         strata: of the server's model, for rules that look at each by itself.
+        reference: the server's own update, for rules that compare with it.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class RoundAccumulator:
         validate: RoundValidator,
         keep: Callable[[int, Slots], None],
         strata: Sequence[Stratum] = (),
+        reference: Update | None = None,
     ) -> None:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
-        self._strata, guards = strata, method.reducer is not None
+        self._strata, self._reference, guards = strata, reference, method.reducer is not None
         self._rescales = tuple(method.at("rescale"))
         self._accumulates = tuple(t for t in method.at("accumulate") if not guards)
         self._guarded = tuple(t for t in method.at("accumulate") if guards)
@@ -222,12 +224,21 @@ class RoundAccumulator:
         updates: Sequence[Update] = self.updates
         for technique in self._guarded:
             parts = [u.delta if technique.sums == "delta" else u.slots.get(technique.name, {}) for u in updates]
-            reduced, _ = reduce_updates(reducer, parts, [{}] * len(parts), self.weights, self._strata)
+            reduced, _ = self._reduce_parts(reducer, parts, [{}] * len(parts))
             self.totals[technique.name] = {n: t * sum(n in part for part in parts) for n, t in reduced.items()}
         for technique in self._rescales:
             updates = technique.rescale_guarded(updates, self.weights, self.answers)
-        deltas, buffers = [u.delta for u in updates], [u.buffers for u in self.updates]
-        return reduce_updates(reducer, deltas, buffers, self.weights, self._strata)
+        return self._reduce_parts(reducer, [u.delta for u in updates], [u.buffers for u in self.updates])
+
+    def _reduce_parts(
+        self, reducer: Reducer, deltas: Sequence[Tensors], buffers: Sequence[Tensors]
+    ) -> tuple[Tensors, Tensors]:
+        """What a robust rule makes of the clients' tensors, with the server's own before them if it compares."""
+        own = self._reference
+        if own is None:
+            return reduce_updates(reducer, deltas, buffers, self.weights, self._strata)
+        given = [own.delta, *deltas], [own.buffers, *buffers], [0.0, *self.weights]
+        return reduce_updates(reducer, *given, self._strata)
 
     def mean_loss(self) -> float | None:
         """The clients' training loss, weighted by examples; None where nobody trained."""
