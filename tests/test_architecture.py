@@ -24,6 +24,7 @@ LAYERS = [
     ["server"],
     ["evaluation"],
     ["engines", "probes"],
+    ["faults"],
     ["config"],
     ["runs"],
     ["diagnosis"],

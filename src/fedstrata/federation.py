@@ -22,7 +22,7 @@ from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.stacks import Memories, VisitBlock, Visits, expand
-from fedstrata.core.task import resolution_note
+from fedstrata.core.task import Task, resolution_note
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots, Update, Work
 from fedstrata.data.augmentation import build_augment
@@ -32,6 +32,9 @@ from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest, build_engine, parse_way, way_of_training
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
+from fedstrata.faults.engine import with_faults
+from fedstrata.faults.plan import check_memories, plan_faults
+from fedstrata.faults.spoilt_examples import real_clients
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
@@ -52,6 +55,7 @@ from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
 from fedstrata.server.state import ServerState
+from fedstrata.server.trust import train_reference
 from fedstrata.system.devices import devices_by_name
 from fedstrata.system.machine import keep_memory, peak_memory
 from fedstrata.system.timing import Clock, timed, use_clock
@@ -72,6 +76,7 @@ class Federation:
         archs: sub-models by name, for clients of different architecture; their parameters are named as the model's.
         arch_of: client → the name of its sub-model, "" for the whole model.
         public: unlabelled inputs that the server has, for techniques that use them: a tensor, or a dataset.
+        trusted: labelled examples that the server has, in the form of `test`, for reducers that need them (`fltrust`).
         engine: how clients are run: a name (`"serial"`, `"processes"`, `"vmap"`, `"ray"`, `"wire"`, or the fastest,
             `"auto"`), or an engine of one's own, which then trains while the model is evaluated here.
         store: where clients' memories are kept; None for the run's directory, or for memory where it has none.
@@ -100,6 +105,7 @@ class Federation:
         archs: Mapping[str, nn.Module] | None = None,
         arch_of: Callable[[int], str] | None = None,
         public: Any = None,
+        trusted: Any = None,
         engine: str | Engine | None = None,
         store: Store | None = None,
         around: RoundFilter | None = None,
@@ -112,22 +118,29 @@ class Federation:
     ) -> None:
         named = {"engine": engine} if isinstance(engine, str) else {}
         self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
-        given = model, clients, test, archs or {}, arch_of, public, self.settings.holdout, self.settings.seed
-        setup = build_setup(self.method, task, self.settings.batch_size, *given)
+        setup = self._build_setup(task, model, clients, test, archs or {}, arch_of, public, trusted)
         self.task, self.client_names = setup.task, tuple(client_names)
         self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
-        self.notes = (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
+        self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
         self.clock, self._around = Clock() if profile else None, around or RoundFilter()
         self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)
         self.sampler = self._build_sampler(setup)
         self.clients = self.sampler.clients
         self._server = self._build_server(setup)
         self.state = self._start(setup)
-        self._recorder = RunRecorder(out, self.settings.checkpoint_seconds, self._server.check_memory, store)
+        self._recorder = self._build_recorder(out, store)
         self._engine, evaluate = self._choose_engine(engine, recipe or {}, resume)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
         self._facts = self._describe(setup, class_names)
         self._begin(resume, {**self.settings.model_dump(), **(recipe or {})})
+
+    def _build_setup(self, task: Task, *given: Any) -> Setup:
+        """Take up models and data, as clients see it: some go wrong, on purpose."""
+        s = self.settings
+        setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
+        self._faults = plan_faults(s.faults, setup, s.seed, self.method.centralised)
+        self.notes = self._faults.notes
+        return replace(setup, clients=self._faults.spoil(setup.clients))
 
     def _build_context(self, setup: Setup) -> ClientContext:
         """What visits and evaluations in this process share."""
@@ -160,18 +173,10 @@ class Federation:
 
     def _build_server(self, setup: Setup) -> Server:
         """What opens and closes rounds."""
-        return Server(
-            self.method,
-            setup.architectures,
-            len(self.clients),
-            self.settings.seed,
-            self.sampler.arch_of,
-            rounds=self.settings.rounds,
-            model=partial(self._context.model, turn=True),
-            like=setup.sample[:0].clone(),
-            members=self.sampler.everybody,
-            public=setup.public,
-        )
+        s, sampler = self.settings, self.sampler
+        how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
+        data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
+        return Server(self.method, setup.architectures, len(self.clients), *how, *data)
 
     def _start(self, setup: Setup) -> ServerState:
         """The state before the first round, once every technique has agreed to what it will run with."""
@@ -194,25 +199,21 @@ class Federation:
         if given is not None and not isinstance(given, str):
             _, here = build_engine("serial", replace(request, workers=1, devices=()))
             self.engine, self.engine_reason = str(recipe.get("engine", "own")), ""
-            return given, here.evaluate
+            return with_faults(given, self._faults, True), here.evaluate
         chosen, engine = build_engine(s.engine, request)
         self.engine, self.engine_reason, self.notes = chosen.name, chosen.why, (*self.notes, *chosen.notes)
-        return engine, engine.evaluate
+        return with_faults(engine, self._faults), engine.evaluate
 
     def _build_evaluator(self, evaluate: Evaluate) -> Evaluator:
         """What evaluates the states."""
-        return Evaluator(
-            self.method,
-            self.settings.seed,
-            self._context,
-            evaluate,
-            self.sampler,
-            self._server.architectures,
-            self.clients,
-            self._recorder.recall,
-            self.settings.eval_clients,
-            self.client_tests,
-        )
+        what = self._context, evaluate, self.sampler, self._server.architectures, self.clients, self._recorder.recall
+        tests = self.settings.eval_clients, self.client_tests, self._faults.success_tests(self.test)
+        return Evaluator(self.method, self.settings.seed, *what, *tests)
+
+    def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
+        """What keeps the run; it checks memories, too, where they come from files."""
+        check = check_memories(self._faults, self._server.check_memory)
+        return RunRecorder(out, self.settings.checkpoint_seconds, check, store)
 
     def _build_prober(self) -> Prober:
         """What measures rounds."""
@@ -221,8 +222,8 @@ class Federation:
 
     def _describe(self, setup: Setup, class_names: Sequence[str]) -> Callable[[], dict[str, Any]]:
         """What tells the facts of this federation, found once."""
-        about = setup.models[""], self.strata, self.clients, setup.sample, self.task, self.test
-        return cache(partial(run_facts, *about, class_names, self.client_names))
+        about = setup.models[""], self.strata, real_clients(self.clients), setup.sample, self.task, self.test
+        return cache(lambda: {**run_facts(*about, class_names, self.client_names), **self._faults.facts})
 
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""
@@ -265,7 +266,8 @@ class Federation:
         """What a result depends on besides its configuration, for this federation."""
         way = way_of_training(self.engine)
         chosen = ": ".join(filter(None, (self.engine, self.engine_reason)))
-        return {"data": fingerprint(self.clients, self._server.public), "clients": f"trained {way}", "engine": chosen}
+        data = fingerprint(real_clients(self.clients), self._server.public, self._server.trusted)
+        return {"data": data, "clients": f"trained {way}", "engine": chosen}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -359,7 +361,8 @@ class Federation:
             visits = self._engine.run(assignments, recall)
             counted = self._watch_visits(visits, len(assignments), watch)
             with timed("train and close"):
-                after, outcome = self._server.close(state, assignments, counted, keep)
+                reference = train_reference(self._server, self._context, state, work)
+                after, outcome = self._server.close(state, assignments, counted, keep, reference)
         if outcome.diverged:
             raise self._divergence(number, "its updates are not finite numbers")
         return self._around.close(ClosedRound(state, after, outcome, assignments, work, watch))
@@ -407,7 +410,7 @@ class Federation:
         if why is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
-        recall = partial(read_memories, memories, self._server.check_memory, start)
+        recall = partial(read_memories, memories, self._recorder.check_memory, start)
         found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found

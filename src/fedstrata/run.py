@@ -63,6 +63,9 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         archs=archs,
         arch_of=None if config.archs is None else groups(shares(config.archs), len(parts)),
         public=None if config.public is None else _public(config.public, config.data_dir),
+        trusted=None
+        if config.trusted is None
+        else load_dataset(config.trusted, config.data_dir, config.task or "").train,
         recipe={name: getattr(config, name) for name in RECIPE}
         | {"task": config.task, "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         class_names=dataset.class_names,
@@ -146,6 +149,11 @@ def _public(public: str, data_dir: str | None) -> Any:
         raise UsageError(f"{public} holds no array of numbers")
     kind = {"f": np.float32, "i": np.int64}.get(inputs.dtype.kind, np.uint8 if inputs.dtype == np.uint8 else np.int64)
     return inputs.astype(kind, copy=False)
+
+
+def _trusted(name: str, config: RunConfig) -> Any:
+    """The labelled examples that the server trusts: a dataset's, to train on."""
+    return load_dataset(name, config.data_dir, config.task or "").train
 
 
 def final_model(

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from fedstrata.aggregation import arithmetic, coordinate_wise
+from fedstrata.aggregation.bulyan import Bulyan
 from fedstrata.aggregation.coordinate_wise import TrimmedMean
 from fedstrata.aggregation.krum import Krum, MultiKrum
 from fedstrata.aggregation.mean import RunningMean, WeightedMean
 from fedstrata.aggregation.rules import REDUCERS, build_reducer
+from fedstrata.aggregation.strata import reduce_updates
 from fedstrata.core.spec import signature, summary
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Reducer
+from fedstrata.core.types import Reducer, Stratum
 from fedstrata.errors import UsageError
 
 Arrays = dict[str, np.ndarray]
 
-ROBUST = ["median", "trimmed_mean(share=0.2)", "krum", "multi_krum", "geometric_median"]
+ROBUST = ["median", "trimmed_mean(share=0.2)", "krum", "multi_krum", "geometric_median", "bulyan", "norm_clip"]
 BY_COORDINATE = ROBUST[:2]
 WHOLE = ROBUST[2:]
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
@@ -344,6 +346,132 @@ def test_buffers_follow_the_weights_of_the_geometric_median():
     close(buffers, weighted_mean(arrays(values), shares.tolist()), rtol=1e-10)
 
 
+def bulyan_by_loops(found: Sequence[Arrays], values: Sequence[Arrays], share: float) -> tuple[Arrays, Arrays]:
+    """Krum's choice taken out θ = n − 2f times; of each number the mean of the θ − 2f nearest to the median."""
+    suspects = min(int(share * len(found)), max(0, (len(found) - 3) // 4))
+    left, chosen = list(range(len(found))), []
+    for _ in range(len(found) - 2 * suspects):
+        best = left[krum_ranks([found[k] for k in left], suspects)[0]] if len(left) > 1 else left[0]
+        left.remove(best)
+        chosen.append(best)
+
+    def middle(stacked: np.ndarray) -> np.ndarray:
+        flat = stacked.reshape(len(stacked), -1)
+        out = np.empty(flat.shape[1])
+        for j in range(flat.shape[1]):
+            column = flat[:, j]
+            near = np.argsort(np.abs(column - np.median(column)), kind="stable")
+            out[j] = column[near[: max(1, len(column) - 2 * suspects)]].mean()
+        return out.reshape(stacked.shape[1:])
+
+    return tuple(reduce_stacks([many[k] for k in chosen], middle) for many in (found, values))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("held", [None, ["abc", "abc", "ab", "abc", "bc", "abc", "abc", "ac", "abc", "abc", "abc"]])
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 11])
+def test_bulyan_against_numpy(count: int, held: Sequence[str] | None):
+    found, values = clients(count, 5, held=held), clients(count, 6, held=held)
+    for share in (0.0, 0.15, 0.2):
+        delta, buffers = build_rule(f"bulyan(share={share})")(found, values, weights_of(count))
+        expected, expected_values = bulyan_by_loops(arrays(found), arrays(values), share)
+        close(delta, expected)
+        close(buffers, expected_values)
+
+
+def test_bulyan_by_hand():
+    """n = 7, f = 1, θ = 5: of 0, 1, 2, 3, 4, 50 and 60 Krum chooses 2 (four neighbours: 1 + 1 + 4 + 4), and in the end
+    all but 50 and 60. Their median is 2, and the three nearest are 1, 2 and 3. With six updates nobody is suspected:
+    the mean."""
+    values = [0.0, 60.0, 1.0, 2.0, 50.0, 3.0, 4.0]
+    assert reduce_values("bulyan", values) == 2.0
+    assert reduce_values("bulyan", [10.0, 1.0, 2.0, 3.0, 4.0, 100.0]) == 20.0
+
+
+@pytest.mark.parametrize("limit", [None, 0.5, 100.0])
+def test_norm_clip_against_numpy(limit: float | None):
+    held = ["abc", "ab", "abc", "c", "abc", "bc"]
+    found, values, weights = clients(6, 1, held=held), clients(6, 2), weights_of(6)
+    found[2] = {n: t * 1000 for n, t in found[2].items()}
+    plain = arrays(found)
+    norms = [np.sqrt(sum((x**2).sum() for x in c.values())) for c in plain]
+    most = np.median(norms) if limit is None else limit
+    clipped = [{n: x / max(1, norm / most) for n, x in c.items()} for c, norm in zip(plain, norms, strict=True)]
+    delta, buffers = build_rule(f"norm_clip(limit={limit})")(found, values, weights)
+    close(delta, weighted_mean(clipped, weights))
+    close(buffers, reduce_stacks(arrays(values), lambda x: np.median(x, axis=0)))
+
+
+def test_a_long_update_counts_for_no_more_than_others():
+    """One of five sends numbers without end: the result is at most (1/5) of the median norm from the others' sum."""
+    good = clients(4, 3)
+    bad = {n: torch.full_like(t, 1e300) for n, t in good[0].items()}
+    delta, _ = build_rule("norm_clip")([*good, bad], [{}] * 5, [1.0] * 5)
+    others = weighted_mean(arrays(good), [1.0] * 4)
+    norms = [np.sqrt(sum((x**2).sum() for x in c.values())) for c in arrays(good)]
+    apart = np.sqrt(sum(((delta[n].numpy() - 0.8 * x) ** 2).sum() for n, x in others.items()))
+    assert apart <= 2 / 5 * max(norms)
+
+
+def test_fltrust_against_numpy():
+    """ReLU(cos(Δ_k, Δ_0)) and ‖Δ_0‖/‖Δ_k‖ over the names of client k; one points the other way, one is zero."""
+    held = ["abc", "abc", "ab", "c", "abc", "abc"]
+    found, values = clients(6, 8, held=held), clients(6, 9)
+    found[1] = {n: 3 * t + 0.1 for n, t in found[0].items()}
+    found[2] = {n: -t for n, t in found[0].items() if n in "ab"}
+    found[4] = {n: 0 * t for n, t in found[0].items()}
+    plain, scores, scaled = arrays(found), [], []
+    for client in plain[1:]:
+        own = np.concatenate([plain[0][n].ravel() for n in client])
+        theirs = np.concatenate([x.ravel() for x in client.values()])
+        lengths = np.linalg.norm(own), np.linalg.norm(theirs)
+        scores.append(max(0.0, float(own @ theirs) / (lengths[0] * lengths[1])) if lengths[1] else 0.0)
+        scaled.append({n: x * (lengths[0] / lengths[1] if lengths[1] else 0) for n, x in client.items()})
+    assert scores[0] > 0.9
+    assert scores[1] == scores[3] == 0
+    delta, buffers = build_rule("fltrust")(found, values, [0.0, *weights_of(5)])
+    close(delta, weighted_mean(scaled, scores), rtol=1e-10)
+    close(buffers, weighted_mean(arrays(values)[1:], scores), rtol=1e-10)
+    nobody, own = build_rule("fltrust")([found[0], found[2], found[4]], values[:3], [0.0, 1.0, 1.0])
+    assert nobody == {}
+    assert same(own, values[0])
+
+
+STRATA = (Stratum("one", "one", ("a",), ("a",)), Stratum("two", "two", ("b",), ()))
+"""`c` is in no stratum."""
+
+
+@pytest.mark.parametrize("text", ["krum", "multi_krum(share=0.3)", "geometric_median", "bulyan", "norm_clip"])
+def test_stratum_by_stratum(text: str):
+    """As if there were a model of each stratum's names alone, for the clients that hold some of them."""
+    held = ["abc", "ab", "abc", "bc", "abc", "abc", "abc", "c", "abc"]
+    found, values, weights = clients(9, 1, held=held), clients(9, 2), weights_of(9)
+    found[0]["a"], found[2]["b"] = found[0]["a"] + 100, found[2]["b"] + 100
+    rule = build_rule(text[:-1] + ", per='stratum')" if text.endswith(")") else f"{text}(per='stratum')")
+    delta, buffers = reduce_updates(rule, found, values, weights, STRATA)
+    for names, statistics in (("a", "a"), ("b", ""), ("c", "bc")):
+        own = [{n: t for n, t in c.items() if n in names} for c in found]
+        theirs = [{n: t for n, t in c.items() if n in statistics} for c in values]
+        at = [k for k, c in enumerate(own) if c]
+        chosen = [own[k] for k in at], [theirs[k] for k in at], [weights[k] for k in at]
+        expected, expected_values = build_rule(text)(*chosen)
+        assert same({n: delta[n] for n in names if n in delta}, expected)
+        assert same({n: buffers[n] for n in statistics if n in buffers}, expected_values)
+    whole, _ = reduce_updates(build_rule(text), found, values, weights, STRATA)
+    assert same(whole, build_rule(text)(found, values, weights)[0])
+    assert not same(whole, delta)
+    assert reduce_updates(rule, [{}] * 3, [{}] * 3, [1.0] * 3, STRATA) == ({}, {})
+
+
+def test_a_client_may_lie_in_one_layer_and_be_honest_in_the_others():
+    """Client 0 lies in a, client 1 in b; per stratum each one's honest layer counts: (0 + 0.1 + 0.2 + 0.3)/4."""
+    found = [{"a": torch.full((4,), 9.0), "b": torch.zeros(4)}, {"a": torch.zeros(4), "b": torch.full((4,), 9.0)}]
+    found += [{"a": torch.full((4,), v), "b": torch.full((4,), v)} for v in (0.1, 0.2, 0.3)]
+    rule = build_rule("multi_krum(share=0.2, per='stratum')")
+    delta, _ = reduce_updates(rule, found, [{}] * 5, [1.0] * 5, STRATA)
+    assert delta["a"][0].item() == pytest.approx(0.6 / 4)
+    assert delta["b"][0].item() == pytest.approx(0.6 / 4)
+
+
 # Different names
 
 
@@ -542,19 +670,22 @@ def test_equal_deltas(text: str, size: int):
         [{"x": x}] * 3, values, [1.0, 2.0, 1.0]
     )
     torch.testing.assert_close(delta["x"], x, rtol=3e-7, atol=0)
-    expected = {"median": 2.0, "krum": 0.0, "multi_krum": 4 / 3, "geometric_median": 3.0}.get(text, 10 / 3)
+    expected = {"median": 2.0, "krum": 0.0, "multi_krum": 4 / 3, "geometric_median": 3.0, "norm_clip": 2.0}.get(
+        text, 10 / 3
+    )
     assert buffers["s"].item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("nothing", [{}, {"x": torch.empty(0, 3)}])
 def test_where_nothing_travels_the_buffers_are_reduced_all_the_same(nothing: Tensors):
-    """0, 1, 2, 3 and 14: coordinate-wise ones by their own rule (2; (1 + 2 + 3)/3 = 2), the others by the weighted
-    mean, (2·0 + 1 + 2 + 3 + 14)/6."""
+    """0, 1, 2, 3 and 14: coordinate-wise ones by their own rule (2; (1 + 2 + 3)/3 = 2), as norm_clip (2) and bulyan,
+    which suspects nobody of five (20/5), the others by the weighted mean, (2·0 + 1 + 2 + 3 + 14)/6."""
     values = [{"s": torch.tensor(v, dtype=torch.float64)} for v in (0.0, 1.0, 2.0, 3.0, 14.0)]
     for text in ROBUST:
         delta, buffers = build_rule(text)([nothing] * 5, values, [2.0, 1.0, 1.0, 1.0, 1.0])
         assert {n: t.shape for n, t in delta.items()} == {n: t.shape for n, t in nothing.items()}
-        assert buffers["s"].item() == pytest.approx(2.0 if text in BY_COORDINATE else 20 / 6, rel=1e-15)
+        own = {**dict.fromkeys(BY_COORDINATE, 2.0), "norm_clip": 2.0, "bulyan": 4.0}
+        assert buffers["s"].item() == pytest.approx(own.get(text, 20 / 6), rel=1e-15)
         assert build_rule(text)([{}] * 5, [{}] * 5, [1.0] * 5) == ({}, {})
 
 
@@ -731,13 +862,14 @@ def test_bad_names_and_arguments(text: str, message: str):
 
 
 def test_not_a_number_is_no_share():
-    for kind in (TrimmedMean, Krum, MultiKrum):
+    for kind in (TrimmedMean, Krum, MultiKrum, Bulyan):
         with pytest.raises(UsageError, match="share must be"):
             kind(share=math.nan)
 
 
 def test_every_reducer_has_a_line_of_help():
-    assert list(REDUCERS) == ["mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median"]
+    whole = ["krum", "multi_krum", "geometric_median", "bulyan", "norm_clip", "fltrust"]
+    assert list(REDUCERS) == ["mean", "median", "trimmed_mean", *whole]
     for target in REDUCERS.values():
         assert summary(target).endswith(".")
-    assert signature(REDUCERS["multi_krum"]) == "share=0.3, keep=None"
+    assert signature(REDUCERS["multi_krum"]) == "share=0.3, keep=None, per='model'|'stratum'"

@@ -40,6 +40,8 @@ from tests.small_runs import config as small
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
 
+FAULTS = "labelflip(clients=(1,)) + inputs(9.0, noise=0.1, clients=(2,)) + stuck(clients=(0, 3)) + ipm(clients=(5,))"
+
 IMPORTS = "import fedstrata.engines.ray, fedstrata.run, jsonschema, requests, tests.contract.standins, tests.small_runs"
 """What Ray's workers import, but for Ray: that reads what a worker is told by its environment when it is imported."""
 RUN_WORKER = """
@@ -166,8 +168,17 @@ def mixed(method: str) -> dict[str, Any]:
         (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
         (named_inputs, 1),
+        (lambda: {"faults": FAULTS, "participation": 1.0}, 2),
     ],
-    ids=["batch norm and fedpart", "two types and scaffold", "eight techniques", "inco", "groupavg", "named inputs"],
+    ids=[
+        "batch norm and fedpart",
+        "two types and scaffold",
+        "eight techniques",
+        "inco",
+        "groupavg",
+        "named inputs",
+        "faults",
+    ],
 )
 def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
     check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))

@@ -65,6 +65,49 @@ def test_clients_of_different_architecture() -> None:
         assert not any(record.refused for record in found.records)
 
 
+DRILLS = (
+    "signflip(scale=4, clients=(1,)) + stuck(clients=(2,)) + labelflip(clients=(3,))",
+    "inputs(9.0, noise=0.5, clients=(0,)) + gaussian(0.1, clients=(4,)) + backdoor(size=1, boost=3, clients=(2,))",
+)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold + moon"])
+@pytest.mark.parametrize("faults", DRILLS)
+def test_a_drill_at_sites_has_the_bits_of_a_simulation(faults: str, method: str) -> None:
+    settings: dict[str, Any] = {"method": method, "rounds": 6, "participation": 4}
+    found = silos(grid(faults=faults), **settings)
+    reference = serial(faults=faults, **settings)
+    assert all(torch.equal(t, found.state.params[n]) for n, t in reference.state.params.items())
+    assert not any(record.refused for record in found.records)
+    honest = serial(**settings)
+    assert any(not torch.equal(t, found.state.params[n]) for n, t in honest.state.params.items())
+
+
+def test_lost_and_late_updates_of_a_drill() -> None:
+    """What does not come is a refusal of its site; what comes late is refused by the server."""
+    faults = "drop(0.5, clients=(1,)) + late(clients=(2,))"
+    found, reference = silos(grid(faults=faults), participation=5), serial(faults=faults, participation=5)
+    assert all(torch.equal(t, found.state.params[n]) for n, t in reference.state.params.items())
+    told = [[(r["client"], r["why"].removeprefix("it says: ")) for r in record.refused] for record in found.records]
+    assert told == [[(r["client"], r["why"]) for r in record.refused] for record in reference.records]
+    assert any(client == 1 for row in told for client, _ in row)
+
+
+def test_faults_at_a_site_of_its_own() -> None:
+    """Without a word all its clients are hit."""
+    everybody = silos(grid(faults="signflip"), participation=5)
+    named = silos(grid(faults="signflip(clients=(0, 1, 2, 3, 4))"), participation=5)
+    check_same(everybody, named)
+    for wrong, why in {
+        "alie": "no site sees them",
+        "ipm(clients=(1,))": "no site sees them",
+        "signflip(share=0.5)": "which no site knows",
+        "signflp": "did you mean 'signflip'",
+    }.items():
+        with pytest.raises(fs.UsageError, match=why):
+            client_app(staged, data, faults=wrong)
+
+
 def test_several_clients_at_one_site() -> None:
     box = grid(0)
     box.__init__(box.app, [{"partition-id": "0,3"}, {"partition-id": "4 1"}, {"partition-id": 2}])  # type: ignore[misc]
@@ -458,6 +501,7 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"workers": 2}, "'workers' has no meaning here"),
         ({"eval_clients": True}, "'eval_clients' has no meaning here"),
         ({"holdout": 0.2}, "'holdout' has no meaning here"),
+        ({"faults": "signflip"}, "'faults' has no meaning here"),
         ({"round": 3}, r"there is no setting 'round' \(did you mean 'rounds'\?\)"),
         ({"timeout": 0}, "timeout = 0 does not fit: input should be greater than 0"),
         ({"clients": "3"}, "clients = '3' does not fit"),

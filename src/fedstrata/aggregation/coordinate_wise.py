@@ -72,6 +72,8 @@ class Median:
     """
 
     by_name: ClassVar[bool] = True
+    trusts: ClassVar[bool] = False
+    per: ClassVar[str] = "model"
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
@@ -98,6 +100,8 @@ class TrimmedMean:
     """
 
     by_name: ClassVar[bool] = True
+    trusts: ClassVar[bool] = False
+    per: ClassVar[str] = "model"
 
     share: float = 0.1
 

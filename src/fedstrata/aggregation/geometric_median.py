@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, gram_matrices
 from fedstrata.aggregation.mean import mean_of
+from fedstrata.aggregation.strata import Per, check_per
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
@@ -92,15 +93,19 @@ class GeometricMedian:
         smooth: ν, the shortest distance that counts as one.
         steps: largest number of steps.
         tolerance: v rests when it moves by no more than this part of the harmonic mean of the distances.
+        per: `model`, or `stratum`, where each layer's updates have a median of their own.
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     smooth: float = 1e-6
     steps: int = 1000
     tolerance: float = 1e-6
+    per: Per = "model"
 
     def __post_init__(self) -> None:
+        check_per("geometric_median", self.per)
         if not 0 < self.smooth < math.inf:
             raise UsageError(f"geometric_median's smooth must be above 0, not {self.smooth}")
         if self.steps < 1:

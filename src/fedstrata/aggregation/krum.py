@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.aggregation.arithmetic import check_below_half, floor_share, squared_distances
 from fedstrata.aggregation.mean import mean_of
+from fedstrata.aggregation.strata import Per, check_per
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
 
@@ -54,14 +55,18 @@ class Krum:
 
     Args:
         share: f/n, the fraction of the clients that is suspected; below 0.5.
+        per: `model`, or `stratum`, where each layer's update is chosen by itself.
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     share: float = 0.3
+    per: Per = "model"
 
     def __post_init__(self) -> None:
         check_below_half("krum", self.share)
+        check_per("krum", self.per)
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]
@@ -86,15 +91,19 @@ class MultiKrum:
     Args:
         share: f/n, the fraction of the clients that is suspected; below 0.5.
         keep: m, how many clients are kept (all, where there are fewer); None for n − f.
+        per: `model`, or `stratum`, where each layer's updates are chosen by themselves.
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
 
     share: float = 0.3
     keep: int | None = None
+    per: Per = "model"
 
     def __post_init__(self) -> None:
         check_below_half("multi_krum", self.share)
+        check_per("multi_krum", self.per)
         if self.keep is not None and self.keep < 1:
             raise UsageError(f"multi_krum's keep must be 1 or more, not {self.keep}")
 

@@ -85,6 +85,8 @@ class WeightedMean:
     """
 
     by_name: ClassVar[bool] = False
+    trusts: ClassVar[bool] = False
+    per: ClassVar[str] = "model"
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]

@@ -19,6 +19,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "schedules": ("fedstrata.core.optim", "SCHEDULES"),
     "augmentations": ("fedstrata.data.augmentation", "AUGMENTS"),
     "engines": ("fedstrata.engines.registry", "ENGINES"),
+    "faults": ("fedstrata.faults", "FAULTS"),
     "reducers": ("fedstrata.aggregation.rules", "REDUCERS"),
     "probes": ("fedstrata.probes.registry", "PROBES"),
 }

@@ -56,6 +56,9 @@ class Settings(BaseModel):
     augment: str = Field("none", description="augmentation of training images: rrc, cj, flip, both or a sum of them")
     buffers: Buffers | None = Field(None, description="running statistics: average, local or drop")
     seed: int = Field(0, ge=0, description="seed of every random stream")
+    faults: str | None = Field(
+        None, description="what goes wrong at some clients, on purpose: 'signflip(share=0.3, scale=4) + drop(0.5)'"
+    )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
@@ -93,6 +96,14 @@ class Settings(BaseModel):
         """A list of names is as good as a text."""
         return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
+    @field_validator("faults")
+    @classmethod
+    def _read_faults(cls, value: str | None) -> str | None:
+        """As they are written, whatever their spelling."""
+        from fedstrata.faults import parse_faults, write_faults
+
+        return None if value is None else write_faults(parse_faults(value))
+
     @field_validator("workers", mode="before")
     @classmethod
     def _check_workers(cls, value: Any) -> Any:
@@ -126,7 +137,7 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"holdout", "precision", "task"})
+ADDED_LATER = frozenset({"faults", "holdout", "precision", "task"})
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -147,6 +158,7 @@ class SettingsKeywords(TypedDict, total=False):
     augment: str
     buffers: Buffers | None
     seed: int
+    faults: str | None
     workers: int | str
     threads: int
     ray_address: str
@@ -185,6 +197,8 @@ class RunConfig(Settings):
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
     public: str | None = Field(None, description="the server's unlabelled inputs: a dataset, or a file X.npy")
 
+    trusted: str | None = Field(None, description="labelled examples that the server trusts, for 'fltrust': a dataset")
+
     @model_validator(mode="before")
     @classmethod
     def _leave_out_model(cls, values: Any) -> Any:
@@ -201,11 +215,11 @@ class RunConfig(Settings):
             return str(Path(value).expanduser().resolve())
         return value if value is None else settle("dataset", load_table("datasets"), value)
 
-    @field_validator("dataset")
+    @field_validator("dataset", "trusted")
     @classmethod
-    def _resolve_dataset_path(cls, value: str) -> str:
+    def _resolve_dataset_path(cls, value: str | None) -> str | None:
         """As for `public`."""
-        return settle("dataset", load_table("datasets"), value)
+        return value if value is None else settle("dataset", load_table("datasets"), value)
 
     @field_validator("archs")
     @classmethod
@@ -234,7 +248,9 @@ class RunConfig(Settings):
         said = method(self.method).base.buffers
         if said is not None and self.buffers not in (None, said):
             raise UsageError(f"the method says buffers={said!r}, but buffers = {self.buffers!r}: leave one of them out")
-        bind("dataset", load_table("datasets"), self.dataset)
+        for named in (self.dataset, self.trusted):
+            if named is not None:
+                bind("dataset", load_table("datasets"), named)
         if self.archs is not None:
             shares(self.archs)
         if self.model or self.archs is None:

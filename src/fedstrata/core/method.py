@@ -95,7 +95,10 @@ class Method:
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
                     "clients, and groups would no longer be apart"
                 )
-            if overrides(technique, "accumulate") or overrides(technique, "rescale") or technique.needs_deltas:
+            sums = ("delta",) if reducer.trusts else ("slot", "delta")  # the server has no slots to compare with
+            unguarded = overrides(technique, "accumulate") and technique.sums not in sums
+            unguarded |= overrides(technique, "rescale") and not overrides(technique, "rescale_guarded")
+            if unguarded or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "
                     "takes from the clients does not pass through the mean, so nothing guards it"

@@ -101,6 +101,8 @@ class EvalResult:
         own_metrics: the same of each client's own model, where there is one: under `local`, and with its own running
             statistics.
         fairness: of the primary metric over the clients, of their own models where there are any.
+        attack_success: fault → share of test examples, marked as it would mark them, that the global model takes for
+            what the fault is after; of faults that are after anything, such as `backdoor`.
     """
 
     accuracy: Real | None
@@ -113,6 +115,7 @@ class EvalResult:
     client_metrics: list[dict[str, Real | None] | None] | None = None
     own_metrics: list[dict[str, Real | None] | None] | None = None
     fairness: Fairness | None = None
+    attack_success: dict[str, Real | None] = field(default_factory=dict)
 
     @property
     def score(self) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.spec import Buffers as Buffers
@@ -257,6 +257,8 @@ class Technique:
             own, and the run is judged by their mean.
         caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
+        sums: `slot` or `delta` as a promise that `accumulate` adds up slots, or deltas, and nothing else. Beside a
+            robust reducer, what that makes of them, times their number, takes the sum's place.
         needs_classes: True if it has a meaning only where each example is of one class, and the model puts out a logit
             for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
@@ -280,6 +282,7 @@ class Technique:
     personalised: ClassVar[bool] = False
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
+    sums: ClassVar[Literal["", "slot", "delta"]] = ""
     needs_classes: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
@@ -342,6 +345,16 @@ class Technique:
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         """Server, before the mean: rescale updates; the weights belong to the mean and stay."""
+        return updates
+
+    def rescale_guarded(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
+        """Server, in the place of `rescale` beside a robust reducer: the same, so that a few liars cannot move it.
+
+        What a liar makes of its own update may be anything, for the reducer looks at it; what it says must not change
+        the others' much. A technique that rescales and has no such door is refused beside reducers.
+        """
         return updates
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:

@@ -208,6 +208,13 @@ class Reducer(Protocol):
 
     by_name: ClassVar[bool]
     """True if it looks at every name by itself; others choose among whole clients."""
+    trusts: ClassVar[bool]
+    """True if the first update that it is given is to be the server's own, made with examples that it trusts."""
+
+    @property
+    def per(self) -> str:
+        """`model`, or `stratum` if it is to be given the updates of each stratum by themselves."""
+        ...
 
     def __call__(
         self, deltas: Sequence[Tensors], buffers: Sequence[Tensors], weights: Sequence[float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -40,6 +40,7 @@ class Evaluator:
         recall: (state, clients) → what each of them remembers.
         on_clients: also evaluate every client's part of the global model on its own examples.
         tests: the clients' own test examples, None for a client without any; None if nobody has any.
+        attacks: fault → test examples that are marked as it would, whose classes are what it is after.
     """
 
     method: Method
@@ -52,6 +53,7 @@ class Evaluator:
     recall: Callable[[ServerState, Sequence[int]], Sequence[Slots]]
     on_clients: bool
     tests: Sequence[Examples | None] | None = None
+    attacks: Mapping[str, Examples] = field(default_factory=dict)
 
     @property
     def nothing(self) -> EvalResult:
@@ -109,7 +111,14 @@ class Evaluator:
             client_metrics=in_common if told else None,
             own_metrics=own if told else None,
             fairness=fairness_of(each, task.better == "lower"),
+            attack_success=self._on_attacks(state),
         )
+
+    def _on_attacks(self, state: ServerState) -> dict[str, float | None]:
+        """How far attacks got with the global model."""
+        seed = derive(self.seed, "evaluate", state.round - 1, "attacks")
+        judged = {name: self._judge(self._part(state, "", seed), examples) for name, examples in self.attacks.items()}
+        return {name: None if found is None else found.get("accuracy") for name, found in judged.items()}
 
     def _on_tests(self, state: ServerState) -> tuple[ClientMetrics | None, ClientMetrics | None]:
         """(of the global model, of the clients' own models where there are any), on each client's own test examples."""

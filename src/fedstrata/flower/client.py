@@ -21,12 +21,14 @@ from fedstrata.core.method import Method
 from fedstrata.core.parts import Parts, zeros_of
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.task import Task
-from fedstrata.core.types import Assignment, Examples, Update
+from fedstrata.core.types import Absence, Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import take_apart
 from fedstrata.data.examples import ReadTargets, as_examples
 from fedstrata.data.targets import read_any
 from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.faults.fault import Fault, FaultSetting
+from fedstrata.faults.plan import FaultPlan, parse_site_faults, plan_site_faults
 from fedstrata.flower.messages import (
     ClientInfo,
     Greeting,
@@ -81,6 +83,7 @@ def client_app(
     keep: str | Path | None = None,
     device: str = "cpu",
     mods: Sequence[Mod] = (),
+    faults: str | None = None,
 ) -> ClientApp:
     """A Flower ClientApp that trains whatever method the server runs.
 
@@ -96,13 +99,16 @@ def client_app(
         mods: Flower's, such as `LocalDpMod`, around what is sent; only where that is the change of parameters and
             nothing else: no slots of techniques, no running statistics. `secaggplus_mod` comes first, and then this
             site sends updates only under secure aggregation.
+        faults: what goes wrong here, on purpose, for drills: `"signflip(clients=(3,))"`, or at all clients of this site
+            where none is named.
     """
     check_flower()
     check_mods(mods)
+    drill = parse_site_faults(faults)
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods, task)
+    site = Site(model, data, archs or {}, method, None if keep is None else Path(keep), device, mods, task, drill)
     app = ClientApp()
 
     @app.query()
@@ -140,6 +146,7 @@ class Site:
     device: str = "cpu"
     mods: Sequence[Mod] = ()
     task: Task | None = None
+    faults: tuple[Fault, ...] = ()
     contexts: dict[str, ClientContext] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -221,18 +228,31 @@ class Site:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != client_context.method.digest:
             raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
-        if memory and client_memory_mismatch(
-            client_context.method, memory, assignment.params, client_context.replica(assignment.arch).buffers
-        ):
+        plan = self._plan_faults(client_context, assignment)
+        own = plan.without_own(memory)
+        params, buffers = assignment.params, client_context.replica(assignment.arch).buffers
+        if plan.check_memory(memory, params) or client_memory_mismatch(client_context.method, own, params, buffers):
             return TrainReply(lost="memory"), None
         with preserve_rng(), client_context.computing(ask.regime.threads):
-            update, kept = train_client(client_context, assignment, data, memory)
-        update = leave(assignment, update)
+            trained = train_client(client_context, assignment, plan.spoil_client(ask.client, data), own)
+        answer, kept = plan.change_all(trained, assignment, memory)
+        if isinstance(answer, Absence):
+            raise UsageError(answer.why)
+        update = leave(assignment, answer)
         if ask.holds:
             store.hold(assignment)
         if kept:
             store.remember(assignment.round, kept)
         return TrainReply(kept=bool(kept)), update
+
+    def _plan_faults(self, context: ClientContext, assignment: Assignment) -> FaultPlan:
+        """What goes wrong in a visit, on purpose; nothing, but in drills."""
+        if not self.faults:
+            return FaultPlan()
+        task, replica = context.task, context.replica(assignment.arch)
+        classes = replica.width if task.has_classes else 2
+        setting = FaultSetting(task, context.sample, lambda: classes, assignment.run_seed)
+        return plan_site_faults(self.faults, assignment.client, setting)
 
     def client_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         """Where clients are trained; the last one is kept, for as long as this process lives."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients", "holdout"}
+AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients", "faults", "holdout"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 
 

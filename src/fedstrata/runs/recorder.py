@@ -50,7 +50,7 @@ class RunRecorder:
     def __init__(
         self, out: str | Path | None, seconds: float, check_memory: MemoryCheck, store: Store | None = None
     ) -> None:
-        self._check_memory = check_memory
+        self.check_memory = check_memory
         self._directory = None if out is None else RunDirectory(Path(out))
         self._injected = store is not None
         own = RowStore() if self._directory is None else self._directory.store()
@@ -113,7 +113,7 @@ class RunRecorder:
 
     def recall(self, state: ServerState, clients: Sequence[int]) -> Memories:
         """What clients remember at a state; good until the run is at the next one."""
-        return read_memories(self.store, self._check_memory, state, clients)
+        return read_memories(self.store, self.check_memory, state, clients)
 
     def keep(self, state: ServerState, clients: Sequence[int], memories: Memories) -> None:
         """Keep what clients will remember if the round on this state counts."""

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
+from fedstrata.aggregation.strata import reduce_updates
 from fedstrata.core.method import Method
 from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
 from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Absence, Assignment, Slots, Update, replace_fields
+from fedstrata.core.types import Absence, Assignment, Reducer, Slots, Stratum, Update, replace_fields
 from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, RoundValidator, believable_flops
 from fedstrata.system.timing import timed
 
@@ -32,6 +33,8 @@ class RoundAccumulator:
         asked: what clients were asked for.
         validate: says why an update must be refused.
         keep: is handed what accepted clients remember, at once.
+        strata: of the server's model, for rules that look at each by itself.
+        reference: the server's own update, for rules that compare with it.
     """
 
     def __init__(
@@ -40,9 +43,14 @@ class RoundAccumulator:
         asked: Assignments,
         validate: RoundValidator,
         keep: Callable[[Sequence[int], Memories], None],
+        strata: Sequence[Stratum] = (),
+        reference: Update | None = None,
     ) -> None:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
-        self._rescales, self._accumulates = tuple(method.at("rescale")), tuple(method.at("accumulate"))
+        self._strata, self._reference, guards = strata, reference, method.reducer is not None
+        self._rescales = tuple(method.at("rescale"))
+        self._accumulates = tuple(t for t in method.at("accumulate") if not guards)
+        self._guarded = tuple(t for t in method.at("accumulate") if guards)
         self._needs_buffers = any(t.needs_deltas for t in method.at("apply")) or method.reducer is not None
         self._needs_deltas = bool(self._rescales) or self._needs_buffers
         self._names = {t.name for t in method.techniques}
@@ -200,13 +208,34 @@ class RoundAccumulator:
         if not self._needs_deltas:
             return self._delta_mean.result(), self._buffer_mean.result()
         rescaled: Sequence[Update] = self.updates
+        if self._method.reducer is not None:
+            return self._reduce(self._method.reducer)
         for technique in self._rescales:
             rescaled = technique.rescale(rescaled, self.weights, self.answers)
-        if self._method.reducer is not None:
-            return self._method.reducer([u.delta for u in rescaled], [u.buffers for u in self.updates], self.weights)
         for update, weight in zip(rescaled, self.weights, strict=True):
             self._delta_mean.add(update.delta, weight)
         return self._delta_mean.result(), self._buffer_mean.result()
+
+    def _reduce(self, reducer: Reducer) -> tuple[Tensors, Tensors]:
+        """What a robust rule makes of all updates, and of the sums that techniques need."""
+        updates: Sequence[Update] = self.updates
+        for technique in self._guarded:
+            parts = [u.delta if technique.sums == "delta" else u.slots.get(technique.name, {}) for u in updates]
+            reduced, _ = self._reduce_parts(reducer, parts, [{}] * len(parts))
+            self.totals[technique.name] = {n: t * sum(n in part for part in parts) for n, t in reduced.items()}
+        for technique in self._rescales:
+            updates = technique.rescale_guarded(updates, self.weights, self.answers)
+        return self._reduce_parts(reducer, [u.delta for u in updates], [u.buffers for u in self.updates])
+
+    def _reduce_parts(
+        self, reducer: Reducer, deltas: Sequence[Tensors], buffers: Sequence[Tensors]
+    ) -> tuple[Tensors, Tensors]:
+        """What a robust rule makes of the clients' tensors, with the server's own before them if it compares."""
+        own = self._reference
+        if own is None:
+            return reduce_updates(reducer, deltas, buffers, self.weights, self._strata)
+        given = [own.delta, *deltas], [own.buffers, *buffers], [0.0, *self.weights]
+        return reduce_updates(reducer, *given, self._strata)
 
     def mean_loss(self) -> float | None:
         """The clients' training loss, weighted by examples; None where nobody trained."""

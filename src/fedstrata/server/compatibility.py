@@ -59,6 +59,12 @@ def check_classes(method: Method, task: Task) -> None:
             raise UsageError(f"'{technique.name}' needs classes, and the task '{task.name}' has none")
 
 
+def check_trust(method: Method, trusted: object) -> None:
+    """Refuse a rule that compares with the server's own update where the server has nothing to train on."""
+    if method.reducer is not None and method.reducer.trusts and trusted is None:
+        raise UsageError(f"reduce={method.base.reduce!r} needs examples that the server trusts: give trusted data")
+
+
 def check_fit(
     task: Task,
     models: Mapping[str, nn.Module],
@@ -68,6 +74,7 @@ def check_fit(
     batch_size: int,
     public: Examples | None = None,
     client_tests: Sequence[Examples | None] | None = None,
+    trusted: Examples | None = None,
 ) -> Tensor:
     """Try every model on an input of every kind, and targets against its outputs; returns a small batch of inputs.
 
@@ -76,6 +83,8 @@ def check_fit(
     """
     if test is not None and not len(test):
         raise UsageError("the test set is empty; give None for no evaluation")
+    if trusted is not None and not len(trusted):
+        raise UsageError("the trusted data is empty")
     size = sizes(clients)
     holders = [c for c in range(len(clients)) if size(c)]
     if not holders:
@@ -88,6 +97,7 @@ def check_fit(
     sample = _sample(clients, holders)
     seen = holders[:1] if isinstance(clients, Split) else holders  # a split's clients share their tensors
     tests = [] if test is None else [("the test set", test)]
+    tests += [] if trusted is None else [("the trusted data", trusted)]
     own = _first_of_each(client_tests)
     everybody = itertools.chain(((f"client {c}", clients[c]) for c in seen), tests, own)
     _check_examples(task, models, everybody, batch_size)
@@ -238,7 +248,7 @@ def client_memory_mismatch(method: Method, memory: Slots, params: Tensors, buffe
     return next((why for why in told if why is not None), None)
 
 
-def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> str:
+def fingerprint(clients: Sequence[Examples], public: Examples | None = None, trusted: Examples | None = None) -> str:
     """Sixteen hex digits that tell whether a run goes on with the data that it began with.
 
     Made of the clients' sizes and, where they are at hand without reading everything, their labels; and of the inputs
@@ -249,11 +259,11 @@ def fingerprint(clients: Sequence[Examples], public: Examples | None = None) -> 
     for examples in [clients.all()] if isinstance(clients, Split) else clients:  # the same bytes, in one go
         if isinstance(examples, TensorExamples):
             digest.update(examples.labels().numpy().tobytes())
-    if public is not None:
-        inputs = public.batch(torch.arange(min(len(public), 64)))[0]
+    for own in (data for data in (public, trusted) if data is not None):
+        inputs = own.batch(torch.arange(min(len(own), 64)))[0]
         for part in _tensors_of(inputs):
             digest.update(part.numpy().tobytes())
-        digest.update(str(len(public)).encode())
+        digest.update(str(len(own)).encode())
     return digest.hexdigest()[:16]
 
 

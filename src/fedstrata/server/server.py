@@ -18,7 +18,7 @@ from fedstrata.core.rng import derive, derive_each, seed_global
 from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
-from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Work, replace_fields
+from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Update, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.kinds import AssignmentKinds
@@ -40,6 +40,7 @@ class Server:
         like: a batch of no inputs, for their shape and type.
         members: the clients that can take part, if not all.
         public: the server's unlabelled data, if it has any.
+        trusted: labelled examples that the server trusts, if it has any.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Server:
         like: Tensor | None = None,
         members: Sequence[int] | None = None,
         public: Examples | None = None,
+        trusted: Examples | None = None,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
-        self.rounds, self.model, self.arch_of, self.public = rounds, model, arch_of, public
+        self.rounds, self.model, self.arch_of, self.public, self.trusted = rounds, model, arch_of, public, trusted
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
@@ -85,6 +87,15 @@ class Server:
         kinds = AssignmentKinds(self, state, work)
         places, seeds = kinds.find(ordered, seeds)
         return Assignments(tuple(kinds.templates), places, ordered, seeds)
+
+    def open_reference(self, state: ServerState, work: Work) -> Assignment:
+        """What the server asks of itself: what it would ask of a client with the whole model that it never saw."""
+        template = self.build_template(state, "", work)
+        seed, buffers = derive(self.seed, "visit", state.round, "server"), state.buffers
+        if self.method.buffers == "drop":
+            buffers = {}
+        asked = replace_fields(template, client=self.population, seed=seed, buffers=buffers)
+        return self.complete(state, asked, holds_statistics=False)
 
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
         """An assignment as techniques plan it, and with what they send along."""
@@ -156,16 +167,17 @@ class Server:
         assignments: Sequence[Assignment],
         visits: Iterable[Visits],
         keep: Callable[[Sequence[int], Memories], None],
+        reference: Update | None = None,
     ) -> tuple[ServerState, Outcome]:
         """Fold the updates in client order: (next state, what happened).
 
         A bad update is refused and reported; the round goes on without it, and its client remembers nothing of it. What
         an accepted client remembers is handed to `keep` at once, so that a round never holds more than one memory; it
         counts only when the next state, which names it, is taken up. A visit's tensors are read before the next visit
-        is asked for, and never after.
+        is asked for, and never after. `reference` is the server's own update, for rules that compare with it.
         """
-        asked = Assignments.of(assignments)
-        folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep)
+        asked, compared = Assignments.of(assignments), (self.architectures[""].strata, reference)
+        folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep, *compared)
         folded.take_all(visits)
         after, diverged = state, folded.only_infinite
         if folded.accepted:

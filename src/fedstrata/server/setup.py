@@ -20,7 +20,7 @@ from fedstrata.data.pooling import pool_examples
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
-from fedstrata.server.compatibility import check_classes, check_fit, check_module, resolve_task
+from fedstrata.server.compatibility import check_classes, check_fit, check_module, check_trust, resolve_task
 from fedstrata.server.state import Architecture
 
 
@@ -36,6 +36,7 @@ class Setup:
         client_tests: the clients' own test examples, None for a client without any; None if nobody has any.
         test: the test set, if there is one; all clients' test examples where none is given.
         public: the server's unlabelled inputs, if it has any.
+        trusted: labelled examples that the server trusts, if it has any.
         sample: a small batch of inputs.
         architectures: what each model holds, by names.
     """
@@ -47,6 +48,7 @@ class Setup:
     client_tests: Sequence[Examples | None] | None
     test: Examples | None
     public: Examples | None
+    trusted: Examples | None
     sample: Tensor
     architectures: Mapping[str, Architecture]
 
@@ -76,14 +78,15 @@ def build_setup(
     method: Method,
     task: Task,
     batch_size: int,
+    holdout: float | None,
+    seed: int,
     model: nn.Module,
     clients: Sequence[Any] | ClientData,
     test: Any,
     archs: Mapping[str, nn.Module],
     arch_of: Callable[[int], str] | None,
     public: Any,
-    holdout: float | None = None,
-    seed: int = 0,
+    trusted: Any = None,
 ) -> Setup:
     """Take up what a user gave, hold out test examples, copy the models, and check that everything fits.
 
@@ -93,6 +96,7 @@ def build_setup(
     for module in (model, *archs.values()):
         check_module(module)
     check_classes(method, task)
+    check_trust(method, trusted)
     data = read_clients(clients, task.read_targets)
     if holdout is not None:
         data = hold_out_examples(data, holdout, seed, task.has_labels)
@@ -100,17 +104,18 @@ def build_setup(
     given = data.everybodys_test() if test is None else test
     tested = None if given is None else as_examples(given, "the test set", task.read_targets)
     inputs = None if public is None else as_unlabelled(public)
+    root = None if trusted is None else as_examples(trusted, "the trusted data", task.read_targets)
     models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **archs}.items()}
     of_client = arch_of or (lambda client: "")
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
     with preserve_rng():  # a dataset's own transforms may draw random numbers
-        sample = check_fit(task, models, of_client, examples, tested, batch_size, inputs, own)
+        sample = check_fit(task, models, of_client, examples, tested, batch_size, inputs, own, root)
         task = resolve_task(task, examples, models[""], sample)
     for module in models.values():
         mark_stages(module, sample)
     pooled = pool_examples(examples)  # now, since refusals name the client whose tensors do not fit
-    return Setup(task, models, of_client, pooled, own, tested, inputs, sample, _architectures(models, sample))
+    return Setup(task, models, of_client, pooled, own, tested, inputs, root, sample, _architectures(models, sample))
 
 
 def _architectures(models: Mapping[str, nn.Module], sample: Tensor) -> dict[str, Architecture]:

@@ -7,7 +7,7 @@ ICLR 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
@@ -40,6 +40,7 @@ class FedDyn(Technique):
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
+    sums: ClassVar[Literal["", "slot", "delta"]] = "delta"
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 from fedstrata.core.optim import Sgd, build_optimizer
@@ -34,6 +35,10 @@ def _accumulation_of(update: Update, asked: Assignment) -> float:
     return float(update.steps)
 
 
+def _accumulations_of(updates: Sequence[Update], asked: Sequence[Assignment]) -> list[float]:
+    return [_accumulation_of(update, own) for update, own in zip(updates, asked, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Technique):
     """Clients that take more steps no longer count for more: w ← w + (Σ p_k a_k) Σ p_k Δ_k/a_k.
@@ -43,7 +48,8 @@ class FedNova(Technique):
     right. Equal a_k give FedAvg, bit for bit.
 
     Deviations: weight decay, and the pull of fedprox or feddyn beside it, are taken as part of the gradient (the paper
-    has another a_k for proximal steps); adaptive optimisers (Adam) count steps, a_k = τ_k.
+    has another a_k for proximal steps); adaptive optimisers (Adam) count steps, a_k = τ_k. Beside a robust reducer the
+    median of the a_k takes the place of Σ p_k a_k, for a client may lie about its steps, and claim very many.
     """
 
     name: ClassVar[str] = "fednova"
@@ -52,7 +58,7 @@ class FedNova(Technique):
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
     ) -> Sequence[Update]:
         """Δ_k times (Σ p_k a_k)/a_k, name by name."""
-        moves = [_accumulation_of(u, a) for u, a in zip(updates, asked, strict=True)]
+        moves = _accumulations_of(updates, asked)
         if len(set(moves)) == 1:
             return updates
         sums: dict[str, tuple[float, float]] = {}
@@ -62,5 +68,16 @@ class FedNova(Technique):
                 sums[name] = before[0] + weight * move, before[1] + weight
         return [
             replace_fields(u, delta={n: d * (sums[n][0] / sums[n][1] / move) for n, d in u.delta.items()})
+            for u, move in zip(updates, moves, strict=True)
+        ]
+
+    def rescale_guarded(
+        self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]
+    ) -> Sequence[Update]:
+        """Δ_k times a/a_k, a the median of the a_k: how many steps a client took is only what it says."""
+        moves = _accumulations_of(updates, asked)
+        middle = median(moves)
+        return [
+            u if move == middle else replace_fields(u, delta={n: d * (middle / move) for n, d in u.delta.items()})
             for u, move in zip(updates, moves, strict=True)
         ]

@@ -7,7 +7,7 @@ ICML 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
@@ -44,6 +44,7 @@ class Scaffold(Technique):
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
+    sums: ClassVar[Literal["", "slot", "delta"]] = "slot"
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """c = 0."""

@@ -1,0 +1,96 @@
+"""Examples as a client sees them whose data are wrong: a view over its own, batch by batch; nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from fedstrata.core.lazy import torch
+from fedstrata.core.parts import Parts
+from fedstrata.core.types import Augment, Examples
+from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Spoil = Callable[[Any, "Tensor"], Any]
+"""(inputs or targets of some examples, their places among the client's own) → what the client takes them for."""
+
+
+def keep(part: Any, places: Tensor) -> Any:
+    """The same."""
+    return part
+
+
+@dataclass(frozen=True, eq=False)
+class SpoiltExamples:
+    """A client's examples, seen wrongly.
+
+    Args:
+        examples: as they are.
+        inputs: what the client takes inputs for, as the model gets them: scaled and augmented.
+        targets: what it takes targets for.
+    """
+
+    examples: Examples
+    inputs: Spoil = keep
+    targets: Spoil = keep
+
+    @property
+    def whose(self) -> str:
+        """Of whom a refusal speaks."""
+        return getattr(self.examples, "whose", "")
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batch(self, index: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at `index`."""
+        x, y = self.examples.batch(index, augment)
+        return self.inputs(x, index), self.targets(y, index)
+
+    def labels(self) -> Tensor:
+        """All labels, in order."""
+        found: Tensor = self.targets(self.examples.labels(), torch.arange(len(self.examples)))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class SpoiltClients(Sequence[Examples]):
+    """Everybody's examples, some clients' seen wrongly."""
+
+    clients: Sequence[Examples]
+    spoilt: Mapping[int, Examples]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, client: int) -> Examples: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Examples]: ...
+    def __getitem__(self, client: int | slice) -> Examples | list[Examples]:
+        if isinstance(client, slice):
+            return [self[c] for c in range(*client.indices(len(self)))]
+        number = client + len(self) if client < 0 else client
+        return self.spoilt[number] if number in self.spoilt else self.clients[client]
+
+
+def real_clients(clients: Sequence[Examples]) -> Sequence[Examples]:
+    """Everybody's examples as they are."""
+    return clients.clients if isinstance(clients, SpoiltClients) else clients
+
+
+def map_real_numbers(x: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Inputs with all parts that are real numbers through a function; others, such as tokens, stay."""
+    if isinstance(x, Parts):
+        return x.map(lambda part: map_real_numbers(part, function))
+    return function(x) if x.is_floating_point() else x
+
+
+def check_real_numbers(name: str, sample: Any) -> None:
+    """Refuse inputs of whole numbers, such as tokens."""
+    parts = sample.tensors.values() if isinstance(sample, Parts) else [sample]
+    if not any(part.is_floating_point() for part in parts):
+        raise UsageError(f"'{name}' changes inputs that are real numbers, and these are whole ones")
