@@ -340,11 +340,13 @@ def test_fltrust_has_the_same_bits_on_every_engine_and_after_a_resume(engine: st
 @pytest.mark.slow
 def test_fltrust_holds_where_liars_are_the_majority() -> None:
     """As in its paper, with sixty percent: no rule that looks at clients alone can."""
-    attack, how = "signflip(scale=4, share=0.6)", {"rounds": 20}
-    trusted, median = (trusting(attack, reduce, **how) for reduce in ("fltrust", "median"))
-    found = [fed.fit().accuracy for fed in (trusted, median)]
-    assert found[0] is not None and found[1] is not None  # noqa: PT018
-    assert found[0] > 0.85 > 0.5 > found[1]
+    found = {}
+    for reduce in ("fltrust", "median"):
+        try:
+            found[reduce] = trusting("signflip(scale=4, share=0.6)", reduce, rounds=20).fit().accuracy or 0.0
+        except fs.Diverged:
+            found[reduce] = 0.0
+    assert found["fltrust"] > 0.85 > 0.5 > found["median"]
 
 
 def test_nobody_is_trusted() -> None:
