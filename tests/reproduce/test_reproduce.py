@@ -231,6 +231,8 @@ def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
         (["fedpart", "--scale", "small"], "--data-dir DIR"),
         (["fednlr", "--scale", "paper"], "FEDSTRATA_DATA"),
         (["fedpart", "--scale", "small", "--data-dir", "nowhere"], "nowhere"),
+        (["fednlr", "--scale", "evidence", "--data-dir", "nowhere", "--out", "out"], "nowhere"),
+        (["fednlr", "--scale", "evidence", "--data-dir", "nowhere", "--plan"], "nowhere"),
         (["fednlr", "--scale", "small", "--only", "drift", "--data-dir", "nowhere", "--out", "out"], "nowhere"),
         (["fedpart", "--jobs", "0"], "--jobs"),
         (["fedpart", "--parts", "cycle"], "fedpart has no part 'cycle' (did you mean 'cycles'?)"),

@@ -16,6 +16,11 @@ PAPERS = ("fedpart", "fednlr", "fedimpro", "inco", "deeper")
 SCALES = ("smoke", "small", "evidence", "paper")
 """As in `fedstrata.reproduce`, which takes long to import, for the help."""
 
+Paper = Annotated[str, typer.Argument(metavar="PAPER", help=", ".join(PAPERS), show_default=False)]
+Scale = Annotated[
+    str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour or three hours on two cores, a GPU")
+]
+Out = Annotated[Path | None, typer.Option(help="directory for runs and report; finished runs are not repeated")]
 Parts = Annotated[
     list[str] | None,
     typer.Option("--parts", "--only", metavar="A,B,…", help="only these parts of the paper"),
@@ -23,24 +28,23 @@ Parts = Annotated[
 Seeds = Annotated[
     list[str] | None, typer.Option(metavar="N | 1,2,…", help="how many seeds, or which, instead of the scale's")
 ]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="print runs and estimated minutes; make nothing")]
+NoRun = Annotated[bool, typer.Option("--no-run", help="report on what is finished; make nothing")]
+OnlyFindings = Annotated[bool, typer.Option("--quiet", help="print only the tables and claims")]
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help=", ".join(PAPERS), show_default=False)],
-    scale: Annotated[
-        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour or three hours on two cores, a GPU")
-    ] = "smoke",
+    paper: Paper,
+    scale: Scale = "smoke",
     data_dir: DataDir = None,
-    out: Annotated[
-        Path | None, typer.Option(help="directory for runs and report; finished runs are not repeated")
-    ] = None,
+    out: Out = None,
     jobs: Jobs = 1,
     only: Parts = None,
     seeds: Seeds = None,
     sets: Sets = None,
-    plan: Annotated[bool, typer.Option("--plan", help="print runs and estimated minutes; make nothing")] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="report on what is finished; make nothing")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print only the tables and claims")] = False,
+    plan: PlanOnly = False,
+    no_run: NoRun = False,
+    quiet: OnlyFindings = False,
 ) -> None:
     """Repeat a paper's experiments: its tables, and for each claim whether it holds."""
     if plan and no_run:

@@ -156,6 +156,8 @@ def outlook(
 ) -> Outlook:
     """What `reproduce` would make, and how long it may take, from finished runs or from a pilot of one round each.
 
+    At the scale paper there is no pilot: its runs are for another machine.
+
     Raises:
         UsageError: for what cannot be made.
     """
@@ -163,7 +165,8 @@ def outlook(
     where = _check_request(scale, chosen, jobs, data_dir, out)
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory() as place:
         shop = Workshop(Path(place), PartResources(where, jobs), None, say)
-        return look_ahead(chosen, shop, Paces(shop.out, True, say), _others(paper, scale, chosen))
+        paces = Paces(shop.out, scale != "paper", say)
+        return look_ahead(chosen, shop, paces, _others(paper, scale, chosen))
 
 
 def _others(paper: str, scale: str, chosen: Sequence[Part]) -> list[str]:

@@ -54,6 +54,8 @@ Measure = Callable[[int], Callable[[list[Record]], float | None]]
 TUNING_SEED = 0
 PARTIAL_COST = 0.6
 """Of a partial round, as a share of a full one's: measured, for estimates."""
+MOON_COST = 1.8
+"""Of a round with MOON, of its first one: by counted FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -210,15 +212,18 @@ def parts(scale: str) -> list[Part]:
     if scale != "evidence":
         return [_cycles(chosen), _orders(chosen), _warmup(chosen), _trace(chosen)]
     one: dict[str, Any] = {"bases": ("FedAvg",), "policies": ("local",)}
-    others: list[Part] = [
+    pairs: list[Part] = [
+        _cycles(chosen, **one),
         _cycles(chosen, "averaged", bases=("FedAvg",), policies=("average",)),
         _cycles(chosen, "moon", bases=("MOON",), policies=("local",)),
+    ]
+    others: list[Part] = [
         *(_cycles(chosen, name, **one, dataset=data) for name, data in EVIDENCE_DATA.items()),
         _orders(chosen),
         _warmup(chosen),
         _trace(chosen),
     ]
-    return [_cycles(chosen, **one), *(replace(part, headline=False) for part in others)]
+    return [*pairs, *(replace(part, headline=False) for part in others)]
 
 
 # --- accuracy and costs by cycle -------------------------------------------------------------------------------------
@@ -248,9 +253,10 @@ def _cycles(
 
 
 def _round_cost(scale: FedPartScale, run: Run) -> float:
-    """A round of FedPart in the mean over a cycle, of its first one, which is full."""
+    """A round in the mean over a cycle, of its first one, which is full, and has no earlier model for MOON."""
     partial = scale.partial if "fedpart" in run.config.method else 0
-    return (scale.cycle - partial * (1 - PARTIAL_COST)) / scale.cycle
+    later = MOON_COST if "moon" in run.config.method else 1.0
+    return later * (scale.cycle - partial * (1 - PARTIAL_COST)) / scale.cycle
 
 
 Rows = Mapping[tuple[str, str], ComparisonRow]

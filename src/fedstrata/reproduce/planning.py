@@ -19,10 +19,10 @@ from fedstrata.compare.plan import identity
 from fedstrata.compare.runner import find_result
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.text import plural
-from fedstrata.errors import FedstrataError
 from fedstrata.reproduce.parts import OwnWork
 from fedstrata.run import open_run
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
+from fedstrata.system.machine import cores
 
 _ALIKE = {"seed", "lr", "rounds", "eval_every", "partition", "target", "stop_at_target"}
 """Fields that a round's time hardly depends on: runs that differ in nothing else are of one kind."""
@@ -30,7 +30,7 @@ _ALIKE = {"seed", "lr", "rounds", "eval_every", "partition", "target", "stop_at_
 
 @dataclass(frozen=True)
 class Pace:
-    """The seconds of a kind of run: before its first round, and of each round."""
+    """The seconds of a kind of run in one process: before its first round, and of each round."""
 
     setup: float
     round: float
@@ -42,20 +42,24 @@ def kind_of(config: RunConfig) -> str:
 
 
 def measure_pace(config: RunConfig) -> Pace:
-    """Make one round of a run, without keeping anything, and take the time.
+    """Make one round of a run in this process, without keeping anything, and take the processor's time.
 
-    A run that is one process is taken by the processor's time, so that other work on the machine does not count.
+    Other work on the machine does not count, nor do processes that a long run starts only once.
     """
-    clock = time.process_time if config.workers == 1 else time.perf_counter
-    begin = clock()
-    short = config.model_copy(update={"rounds": 1, "eval_every": 1, "target": None, "stop_at_target": False})
-    federation = open_run(short, None)
+    begin = time.process_time()
+    short = {"rounds": 1, "eval_every": 1, "target": None, "stop_at_target": False, "workers": 1}
+    federation = open_run(config.model_copy(update=short), None)
     try:
-        ready = clock()
+        ready = time.process_time()
         federation.fit()
     finally:
         federation.close()
-    return Pace(ready - begin, clock() - ready)
+    return Pace(ready - begin, time.process_time() - ready)
+
+
+def processes_of(config: RunConfig) -> int:
+    """How many processes share a run's rounds."""
+    return max(1, min(cores(), config.workers if isinstance(config.workers, int) else cores()))
 
 
 class Paces:
@@ -90,26 +94,21 @@ class Paces:
             cost: a round's, in the mean over the run, of the first one's; for a pilot, which has only that.
         """
         kind = kind_of(config)
-        known = f"{kind} workers {config.workers}"
-        pace = self._measured.get(known)
+        pace = self._measured.get(kind)
         setup = 0.0 if pace is None else pace.setup
         if kind in self._finished:
             return setup + rounds * statistics.fmean(self._finished[kind])
         if pace is None and self._pilot:
-            pace = self._measure(known, config)
-        return None if pace is None else pace.setup + rounds * cost * pace.round
+            pace = self._measure(kind, config)
+        return None if pace is None else pace.setup + rounds * cost * pace.round / processes_of(config)
 
-    def _measure(self, kind: str, config: RunConfig) -> Pace | None:
-        try:
-            pace = measure_pace(config)
-        except FedstrataError as error:
-            self._say(f"no pilot of {config.method} on {config.model}: {error}")
-            return None
+    def _measure(self, kind: str, config: RunConfig) -> Pace:
+        pace = measure_pace(config)
         self._say(f"pilot of {config.method} on {config.model}, {config.dataset}: {pace.round:.1f} s per round")
         self._measured[kind] = pace
         with disk_errors(self._out):
             self._out.mkdir(parents=True, exist_ok=True)
-        kept = {known: [pace.setup, pace.round] for known, pace in self._measured.items()}
+        kept = {kind: [pace.setup, pace.round] for kind, pace in self._measured.items()}
         write_atomic(self._path, json.dumps(kept, indent=1) + "\n")
         return pace
 
