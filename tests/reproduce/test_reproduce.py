@@ -18,7 +18,6 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.stages import params_above as upper
 from fedstrata.models.strata import strata
 from fedstrata.reproduce import PAPERS, SCALES, Reproduction, parts, reproduce
-from fedstrata.reproduce.claims import above, always_above, best, beyond, fewest, within
 from fedstrata.reproduce.fedimpro import SCALES as FEDIMPRO
 from fedstrata.reproduce.fedimpro_divergence import (
     LocalModels,
@@ -44,6 +43,7 @@ from fedstrata.reproduce.local_models import read_local_models
 from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import Grid, OwnWork, PartResources
 from fedstrata.run import open_run
+from fedstrata.system.machine import processor
 from tests.small_runs import fedstrata, one_sentence
 
 Capture = pytest.CaptureFixture[str]
@@ -77,17 +77,27 @@ PICTURES = {
 }
 
 
+NO_INTERVAL = {
+    "one seed gives no interval",
+    "no two methods have two seeds in common",
+    "5 seeds would decide it at this spread",  # of rounds, by signs
+    "all seeds are equal",
+}
+"""Why claims of one seed are not decided."""
+
+
 @pytest.mark.parametrize(
     ("paper", "claims"),
     [
         (
             "fedpart",
             [
-                "FedPart beats full updates (FedAvg, averaged statistics)",
-                "FedPart beats full updates (MOON, local statistics)",
+                "FedPart beats full updates (FedAvg, averaged statistics, best so far)",
+                "full updates beat FedPart (MOON, local statistics, end of cycle)",
+                "full updates beat FedPart (FedProx, client 0's statistics, end of cycle)",
                 "uplink is 66.7 % of full updates'",
-                "sequential order ≥ reverse",
-                "warm-up helps: 1 full round ≥ 0 full rounds",
+                "sequential order beats reverse",
+                "warm-up helps: 1 full round rather than 0 full rounds",
                 "gradient norm spikes after full aggregation",
                 "gradient norm spikes less after partial aggregation",
             ],
@@ -152,15 +162,17 @@ def test_smoke(paper: str, claims: list[str], made: Made) -> None:
     assert not found.failures
     checks = {check.name: check for check in found.checks}
     assert set(claims) <= set(checks)
-    assert all(check.holds is not None for check in checks.values())
+    assert {check.told.rpartition("; ")[2] for check in checks.values() if check.holds is None} <= NO_INTERVAL
+    assert {check.rule.kind for check in checks.values() if check.holds is not None} <= {"count"}
     assert "–" not in {
         cell for s in found.sections[1:] for t in s.findings.tables for row in t.rows[1:] for cell in row
     }
     report = (out / "report.md").read_text()
     assert f"$ fedstrata reproduce {paper} --scale smoke --out DIR" in report
-    assert all(f"| {check.name} | {check.verdict} | {check.figures} |" in report for check in found.checks)
+    assert all(f"| {check.name} | {check.verdict} | {check.told} |" in report for check in found.checks)
+    assert "it proves nothing about the paper" in report
     assert str(out) not in report
-    assert f"Made with torch {torch.__version__} on " in report
+    assert f"(made on {processor()}; torch {torch.__version__}, " in report
     data = json.loads((out / "report.json").read_text())
     assert [part["name"] for part in data["parts"]] == [part.name for part in PAPERS[paper]("smoke")]
     assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)
@@ -170,7 +182,7 @@ def test_smoke(paper: str, claims: list[str], made: Made) -> None:
 def test_what_fedpart_sends_is_what_its_schedule_says(made: Made) -> None:
     """A cycle of 2 full and 2·2 partial rounds of half the strata each: 2 + 2 of 6 networks up."""
     checks = {check.name: check for check in made["fedpart"][0].checks}
-    (share,) = checks["uplink is 66.7 % of full updates'"].values["share"].values()
+    (share,) = checks["uplink is 66.7 % of full updates'"].values["figure"].values()
     assert share == pytest.approx(4 / 6, abs=0.01)
     assert checks["uplink is 66.7 % of full updates'"].holds
 
@@ -204,7 +216,7 @@ def test_a_second_call_redoes_nothing(made: Made, capsys: Capture) -> None:
 def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
     assert fedstrata("reproduce", "fedpart", "--only", "trace", "--quiet") == 0
     told = capsys.readouterr().out
-    assert "of 2 claims hold at scale smoke" in told
+    assert "of 2 claims 0 hold, 0 do not hold, 2 are not decided at scale smoke" in told
     assert "cycles:" not in told
     assert list(tmp_path.iterdir()) == []
 
@@ -219,8 +231,26 @@ def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
         (["fedpart", "--scale", "small"], "--data-dir DIR"),
         (["fednlr", "--scale", "paper"], "FEDSTRATA_DATA"),
         (["fedpart", "--scale", "small", "--data-dir", "nowhere"], "nowhere"),
+        (["fednlr", "--scale", "evidence", "--data-dir", "nowhere", "--out", "out"], "nowhere"),
+        (["fednlr", "--scale", "evidence", "--data-dir", "nowhere", "--plan"], "nowhere"),
         (["fednlr", "--scale", "small", "--only", "drift", "--data-dir", "nowhere", "--out", "out"], "nowhere"),
         (["fedpart", "--jobs", "0"], "--jobs"),
+        (["fedpart", "--parts", "cycle"], "fedpart has no part 'cycle' (did you mean 'cycles'?)"),
+        (["fedpart", "--seeds", "0"], "--seeds 0: there must be 1 or more"),
+        (["fedpart", "--seeds", "-3"], "--seeds -3: give a number of seeds"),
+        (["fedpart", "--seeds", "1,1"], "a seed is given twice"),
+        (["fedpart", "--seeds", "many"], "--seeds many: give a number of seeds"),
+        (["fedpart", "--set", "round=3"], "--set round=3: there is no field 'round' (did you mean 'rounds'?)"),
+        (["fedpart", "--set", "rounds"], "--set rounds: write it like name=value"),
+        (["fedpart", "--set", "rounds=3", "--parts", "warmup"], "the part 'warmup' gives its runs several values"),
+        (["fedpart", "--set", "rounds=none", "--parts", "cycles"], "rounds"),
+        (["fedpart", "--set", "seed=3"], "--set seed=3: use --seeds"),
+        (["fednlr", "--set", "method=fedavg"], "the methods are what is compared"),
+        (["fednlr", "--set", "lr=1", "--parts", "lr"], "the part 'lr' gives its runs several values of lr"),
+        (["inco", "--scale", "evidence", "--data-dir", "x"], "fedpart, fednlr, deeper have it"),
+        (["fedpart", "--plan", "--no-run"], "exclude each other"),
+        (["fedpart", "--no-run"], "--out DIR"),
+        (["fedpart", "--no-run", "--out", "nowhere"], "--out DIR"),
         ([], "PAPER"),
     ],
     ids=" ".join,
@@ -249,11 +279,18 @@ def test_without_optimal_transport_nothing_begins(monkeypatch: pytest.MonkeyPatc
 # --- the plans -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize(
+    ("paper", "scale"),
+    [
+        (paper, scale)
+        for paper in PAPERS
+        for scale in SCALES
+        if scale != "evidence" or paper not in ("fedimpro", "inco")
+    ],
+)
 def test_every_scale_can_be_planned(paper: str, scale: str) -> None:
     """Every configuration is valid, and every one would be built but for its data."""
-    for part in parts(paper, scale):
+    for part in PAPERS[paper](scale):
         if isinstance(part, Grid):
             runs = plan(part.values, "out").runs
             assert len(runs) >= 2
@@ -271,7 +308,7 @@ def test_the_papers_settings() -> None:
     runs = plan(cycles.values, "out").runs
     assert len(runs) == 2 * 3 * 2 * 3
     assert {run.config.rounds for run in runs} == {100}
-    assert {run.config.eval_every for run in runs} == {25}
+    assert {run.config.eval_every for run in runs} == {1}
     assert {(run.config.clients, run.config.epochs, run.config.optimizer) for run in runs} == {(40, 8, "adam")}
     assert {run.buffers for run in runs} == {"average", "local"}
     assert [run.config.rounds for run in plan(warmup.values, "out").runs[::3]] == [80, 85, 140]
@@ -331,74 +368,6 @@ def test_a_cycle_has_as_many_rounds_as_the_model_has_strata(scale: str) -> None:
     assert len(strata(model)) == settings.strata
     assert settings.cycle == {"smoke": 6}.get(scale, 25)
     assert settings.share == pytest.approx({"smoke": 4 / 6}.get(scale, 0.28))
-
-
-# --- claims ----------------------------------------------------------------------------------------------------------
-
-
-def test_one_figure_above_another() -> None:
-    """Gains 2, −1 and 2 points: 1 in the mean, above in two of three."""
-    check = above("x", {0: 0.52, 1: 0.49, 2: 0.52}, {0: 0.50, 1: 0.50, 2: 0.50, 3: 0.9})
-    assert check.holds
-    assert check.figures == "51.00 ± 1.73 % against 50.00 ± 0.00 %, +1.00 ± 1.73 points, above in 2 of 3 seeds"
-    assert str(check).startswith("holds: x: 51.00")
-    assert above("x", {0: 0.4}, {0: 0.5}).verdict == "does not hold"
-    assert above("x", {0: 0.5}, {0: 0.5}).holds is False
-    assert above("x", {0: 0.5}, {0: 0.5}, ties=True).holds
-    assert above("x", {0: 0.5}, {1: 0.4}).verdict == "cannot be told"
-
-
-def test_one_figure_above_another_everywhere() -> None:
-    high, low = {0: 0.6}, {0: 0.5}
-    assert always_above("x", {"a": (high, low), "b": (high, low)}).holds
-    assert always_above("x", {"a": (high, low), "b": (low, high)}).holds is False
-    assert always_above("x", {"a": (high, low), "b": (low, {})}).holds is None
-
-
-def test_the_best_of_all() -> None:
-    found = {"a": {0: 0.5}, "b": {0: 0.6}, "ours": {0: 0.55}, "theirs": {0: 0.7}}
-    assert best("x", ["ours"], found).holds is False
-    assert best("x", ["ours", "theirs"], found).figures.startswith("theirs against b: 70.00 % against 60.00 %")
-    assert best("x", ["ours"], {"ours": {0: 0.5}}).holds is None
-
-
-def test_a_margin() -> None:
-    """1 point below in the mean: not less than one, but less than 1.5."""
-    one, other = {0: 0.49, 1: 0.50}, {0: 0.50, 1: 0.51}
-    assert above("x", one, other, margin=0.015).holds
-    assert above("x", one, other, margin=0.005).holds is False
-    assert above("x", one, other, margin=0.015).figures.endswith(
-        "-1.00 ± 0.00 points, above -1.50 points in 2 of 2 seeds"
-    )
-
-
-def test_the_fewest_rounds() -> None:
-    """Medians 12, 14 and, with two that did not get there, none; a tie is enough."""
-    found: dict[str, dict[int, int | None]] = {
-        "ours": {0: 10, 1: 12, 2: None},
-        "a": {0: 10, 1: 14, 2: 20},
-        "b": {0: None, 1: 2, 2: None},
-    }
-    check = fewest("x", "ours", found)
-    assert check.holds
-    assert check.figures == "ours against a: 10, 12, – against 10, 14, 20, no more than any other in 1 of 3 seeds"
-    assert check.values["ours"] == {0: 10, 1: 12}
-    assert fewest("x", "a", found).holds is False
-    assert fewest("x", "b", {"b": {0: None}, "a": {0: None}}).holds is False
-    assert fewest("x", "a", {"a": {0: 3}, "b": {0: None}}).holds
-    assert fewest("x", "a", {"a": {0: 3}, "b": {0: 3}}).holds
-    assert fewest("x", "a", {"a": {0: 3}, "b": {1: 3}}).holds is None
-    assert fewest("x", "a", {"a": {0: 3}}).holds is None
-
-
-def test_limits() -> None:
-    assert beyond("x", {0: 1.5, 1: 0.9}, 1).figures == "1.2000 ± 0.4243, above 1 in 1 of 2 seeds"
-    assert beyond("x", {0: -1.0}, 0, below=True).holds
-    assert beyond("x", {0: 1.0}, 0, below=True).holds is False
-    assert beyond("x", {}, 0).holds is None
-    assert within("x", [0.27, 0.29], 0.27, 0.29).holds
-    assert within("x", [0.31], 0.27, 0.29).holds is False
-    assert within("x", [], 0, 1).holds is None
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -537,12 +506,14 @@ def test_layers_are_judged() -> None:
     """Low layers end at 1/4 of their maximum, high ones at 1/2; FedImpro's models are at 1 and not at 3."""
     avg = _layers(3.0, [4.0, 1.0], [2.0, 1.0], 0.3)
     impro = _layers(1.0, [4.0, 1.0], [2.0, 1.0], 0.4)
-    found = assess_divergence({0: {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}}, ["FedAvg", "FedImpro"], 2)
+    good = {"FedAvg": avg, "FedImpro": impro, "high": ["b"]}
+    found = assess_divergence(dict.fromkeys(range(5), good), ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [True] * 7
-    assert found.checks[0].figures.startswith("3.0000 against 1.0000, +2.0000")
-    assert found.checks[1].figures.startswith("0.5000 against 0.2500, +0.2500")
-    assert found.checks[4].figures.startswith("-5.00 points against -15.00 points, +10.00 points")
-    found = assess_divergence({0: {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}}, ["FedAvg", "FedImpro"], 2)
+    assert found.checks[0].figures.startswith("3.0000 ± 0.0000 against 1.0000 ± 0.0000, +2.0000")
+    assert found.checks[1].figures.startswith("0.5000 ± 0.0000 against 0.2500 ± 0.0000, +0.2500")
+    assert found.checks[4].figures.startswith("-5.00 ± 0.00 points against -15.00 ± 0.00 points, +10.00 ± 0.00 points")
+    bad = {"FedAvg": impro, "FedImpro": avg, "high": ["a"]}
+    found = assess_divergence(dict.fromkeys(range(5), bad), ["FedAvg", "FedImpro"], 2)
     assert [check.holds for check in found.checks] == [False] * 5 + [True, True]
 
 
@@ -650,11 +621,12 @@ def test_likeness_is_judged() -> None:
     values = (0.8, 0.6, 0.5)
     cases = {label: _case(value, value) for label, value in zip(HARDER, values, strict=True)}
     cases |= {HETERO: _case(0.6, 0.7), CROSSED: _case(0.7, 0.8, 0.8), PLAIN_INCO: _case(0.6, 0.7, 0.5)}
-    found = assess_similarity({0: cases})
+    found = assess_similarity(dict.fromkeys(range(5), cases))
     assert [check.holds for check in found.checks] == [True] * 10
-    assert found.checks[0].figures.startswith("0.8000 against 0.4000, +0.4000")
-    assert found.checks[-2].figures.startswith("0.6000 against 0.3750, +0.2250")
-    assert found.checks[-1].figures.startswith("60.00 % against 40.00 %, +20.00 points")
+    assert found.checks[0].figures.startswith("0.8000 ± 0.0000 against 0.4000 ± 0.0000, +0.4000")
+    assert found.checks[-2].figures.startswith("0.6000 ± 0.0000 against 0.3750 ± 0.0000, +0.2250")
+    assert found.checks[-1].figures.startswith("60.00 ± 0.00 % against 40.00 ± 0.00 %, +20.00 ± 0.00 points")
+    found = assess_similarity({0: cases})
     assert [row[1:] for row in found.tables[1].rows] == [
         ("80.00", "50.00", "0.8000"),
         ("20.00", "20.00", "0.2000"),
@@ -663,4 +635,5 @@ def test_likeness_is_judged() -> None:
     turned = dict(zip(HARDER, (cases[label] for label in reversed(HARDER)), strict=True))
     turned |= {HETERO: _case(0.6, 0.1), CROSSED: _case(0.7, 0.1, 0.3), PLAIN_INCO: cases[PLAIN_INCO]}
     assert turned[GROUP] is cases[HARDER[0]]
-    assert [check.holds for check in assess_similarity({0: turned}).checks] == [True] * 3 + [False] * 7
+    found = assess_similarity(dict.fromkeys(range(5), turned))
+    assert [check.holds for check in found.checks] == [True] * 3 + [False] * 7

@@ -244,10 +244,16 @@ def failure_text(comparison: Comparison) -> str:
 
 
 class RunsWatcher:
-    """Follows the runs of a comparison: bars in a terminal, one line per finished run elsewhere."""
+    """Follows the runs of a comparison: bars in a terminal, one line per finished run elsewhere.
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self._console = console
+    Args:
+        console: where to show it.
+        plan: the runs.
+        clock: news → what to say of the time that all runs take; "" for nothing.
+    """
+
+    def __init__(self, console: Console, plan: Plan, clock: Callable[[News], str] = lambda news: "") -> None:
+        self._console, self._clock = console, clock
         self._total = len({run.directory for run in plan.runs})
         self._done = self._total - len(missing(plan))
         bar = max(10, min(40, console.width - 50))
@@ -275,13 +281,16 @@ class RunsWatcher:
         if directory not in self._tasks:
             name = one_line(str(news.run), max(20, self._console.width - 45))
             self._tasks[directory] = self._bars.add_task(name, total=news.run.rounds)
+        time = self._clock(news)
+        self._bars.update(self._all, description=f"runs, {time}" if time else "runs")
         if not news.is_last:
             self._bars.update(self._tasks[directory], completed=news.rounds)
             return
         self._done += 1
         self._bars.remove_task(self._tasks[directory])
         self._bars.update(self._all, completed=self._done)
-        self._console.print(f"[{self._done}/{self._total}] {news.run}: {_end_text(news)}", soft_wrap=True)
+        told = "; ".join(filter(None, (_end_text(news), time)))
+        self._console.print(f"[{self._done}/{self._total}] {news.run}: {told}", soft_wrap=True)
 
 
 def _end_text(news: News) -> str:

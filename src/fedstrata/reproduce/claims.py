@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedstrata.compare.table import Stat, spread, stat
-
-Seeds = Mapping[int, float]
-"""Seed → a figure of that seed's run."""
+from fedstrata.reproduce.verdicts import (
+    CONFIDENCE,
+    Rule,
+    Seeds,
+    Values,
+    Verdict,
+    count_signs,
+    differences,
+    judge,
+    rivals,
+    shared_seeds,
+)
 
 
 @dataclass(frozen=True)
@@ -19,37 +29,70 @@ class Check:
 
     Args:
         name: what is claimed.
-        holds: None if there are no figures to decide by.
+        rule: how it is judged.
         figures: what was measured, in words.
         paper: what the paper measured.
-        values: every seed's figures, in full precision.
+        values: every seed's figures, in full precision: all that the rule looks at.
+        missing: seeds whose runs are still to be made, for which the claim is not judged.
     """
 
     name: str
-    holds: bool | None
+    rule: Rule
     figures: str
     paper: str = ""
-    values: Mapping[str, Seeds] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    missing: tuple[int, ...] = ()
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the claim holds; not before all of its runs are there, or one would stop where it looks best."""
+        if self.missing:
+            return Verdict(None, reason=f"runs missing, seed{'s' * (len(self.missing) > 1)} {_list(self.missing)}")
+        return judge(self.rule, self.values)
 
     @property
-    def verdict(self) -> str:
-        """Whether the claim holds, in two words or three."""
-        return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
+    def holds(self) -> bool | None:
+        """None if it is not decided."""
+        return self.verdict.holds
+
+    @property
+    def told(self) -> str:
+        """The figures, and why they do not decide."""
+        return "; ".join(filter(None, (self.figures, self.verdict.reason)))
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.name}: {self.figures}" + (f" (paper: {self.paper})" if self.paper else "")
+        return f"{self.verdict}: {self.name}: {self.told}" + (f" (paper: {self.paper})" if self.paper else "")
+
+    def lacks(self, seeds: Iterable[int]) -> tuple[int, ...]:
+        """Those of the seeds that some series of the claim has no figure for."""
+        return tuple(s for s in seeds if not self.values or any(s not in found for found in self.values.values()))
+
+
+def _list(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+# --- how figures are written -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How figures are written: mean ± standard deviation, and a difference of two."""
+    """How figures are written: mean ± standard deviation, a difference of two, and a plain number."""
 
     spread: Callable[[Stat | None], str]
     difference: Callable[[Stat], str]
+    number: Callable[[float], str]
 
     def cell(self, seeds: Seeds) -> str:
         """A cell of a table: mean ± standard deviation over the seeds."""
         return self.spread(stat(seeds.values()))
+
+    def interval(self, verdict: Verdict, *, signed: bool = True) -> str:
+        """The interval that a verdict is based on; nothing if there is none."""
+        if verdict.interval is None:
+            return ""
+        ends = [("+" if signed and end >= 0 else "") + self.number(end) for end in verdict.interval]
+        return f"{100 * CONFIDENCE:g} % interval {' to '.join(ends)}"
 
 
 def plain_unit(digits: int, factor: int = 1, suffix: str = "") -> Unit:
@@ -61,15 +104,23 @@ def plain_unit(digits: int, factor: int = 1, suffix: str = "") -> Unit:
         deviation = "" if value.std is None else f" ± {factor * value.std:.{digits}f}"
         return f"{factor * value.mean:.{digits}f}{deviation}{suffix}"
 
-    return Unit(text, lambda gain: ("+" if gain.mean >= 0 else "") + text(gain))
+    return Unit(
+        text,
+        lambda gain: ("+" if gain.mean >= 0 else "") + text(gain),
+        lambda value: f"{factor * value:.{digits}f}",
+    )
 
 
 def _points(gain: Stat) -> str:
     return f"{100 * gain.mean:+.2f}" + ("" if gain.std is None else f" ± {100 * gain.std:.2f}") + " points"
 
 
-POINTS = Unit(lambda value: f"{spread(value)} %", _points)
-GAINS = Unit(lambda value: f"{spread(value)} points", _points)
+def _hundredths(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+POINTS = Unit(lambda value: f"{spread(value)} %", _points, _hundredths)
+GAINS = Unit(lambda value: f"{spread(value)} points", _points, _hundredths)
 """Of figures that are themselves differences of accuracies."""
 
 
@@ -81,24 +132,11 @@ def cell(seeds: Seeds) -> str:
     return spread(stat(seeds.values()))
 
 
-def differences(one: Seeds, other: Seeds) -> dict[int, float]:
-    """Seed → one − other, for the seeds that both have."""
-    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+# --- claims ----------------------------------------------------------------------------------------------------------
 
 
-def above(
-    name: str,
-    one: Seeds,
-    other: Seeds,
-    *,
-    paper: str = "",
-    unit: Unit = POINTS,
-    ties: bool = False,
-    margin: float = 0.0,
-) -> Check:
-    """The claim that one figure is above another: in the mean over the seeds that both have.
-
-    The difference is given with its standard deviation over the seeds, so that a reader sees what is noise.
+def above(name: str, one: Seeds, other: Seeds, *, paper: str = "", unit: Unit = POINTS, margin: float = 0.0) -> Check:
+    """The claim that one figure is above another, by the interval of their difference over the seeds that both have.
 
     Args:
         name: the claim.
@@ -106,102 +144,131 @@ def above(
         other: what should be below.
         paper: what the paper measured.
         unit: how to write them.
-        ties: True if equal is enough.
         margin: how far below it may be.
     """
-    both = [seed for seed in one if seed in other]
-    if not both:
-        return Check(name, None, "no seed has both figures", paper)
-    gains = [one[seed] - other[seed] for seed in both]
+    rule = Rule("difference", low=-margin or 0.0)
+    check = Check(name, rule, "", paper, {"one": dict(one), "other": dict(other)})
+    return Check(name, rule, _pair_text(check, unit, margin), paper, check.values)
+
+
+def _pair_text(check: Check, unit: Unit, margin: float) -> str:
+    one, other = check.values["one"], check.values["other"]
+    both, gains = shared_seeds(one, other), list(differences(one, other).values())
     gain = stat(gains)
-    assert gain is not None
-    count = sum(_is_above(each + margin, ties) for each in gains)
+    if gain is None:
+        return ""
+    count = sum(each + margin > 0 for each in gains)
     least = f" {unit.difference(Stat(-margin, None, 1))}" if margin else ""
     pair = (stat(figures[seed] for seed in both) for figures in (one, other))
-    figures = (
-        f"{' against '.join(unit.spread(value) for value in pair)}, {unit.difference(gain)}, "
-        f"{'not below' if ties else 'above'}{least} in {_of_seeds(count, len(both))}"
-    )
-    return Check(name, _is_above(gain.mean + margin, ties), figures, paper, {"one": dict(one), "other": dict(other)})
+    texts = [
+        " against ".join(unit.spread(value) for value in pair),
+        unit.difference(gain),
+        unit.interval(check.verdict),
+        f"above{least} in {_of_seeds(count, len(both))}",
+    ]
+    return ", ".join(filter(None, texts))
 
 
-def beyond(name: str, found: Seeds, limit: float, *, below: bool = False, unit: Unit = PLAIN) -> Check:
-    """The claim that a figure is above a limit, or below it, in the mean over the seeds."""
-    values = stat(found.values())
-    if values is None:
-        return Check(name, None, "no seed has the figure")
+def beyond(name: str, found: Seeds, limit: float, *, below: bool = False, unit: Unit = PLAIN, paper: str = "") -> Check:
+    """The claim that a figure is above a limit, or below it, by its interval over the seeds."""
+    rule = Rule("figure", low=None, high=limit) if below else Rule("figure", low=limit)
     side = -1 if below else 1
     count = sum(side * (value - limit) > 0 for value in found.values())
-    figures = f"{unit.spread(values)}, {'below' if below else 'above'} {limit:g} in {_of_seeds(count, values.count)}"
-    return Check(name, side * (values.mean - limit) > 0, figures, values={"figure": dict(found)})
+    return _figure_check(name, rule, found, f"{'below' if below else 'above'} {limit:g}", count, unit, paper)
+
+
+def within(name: str, found: Seeds, lowest: float, highest: float, *, unit: Unit = PLAIN, paper: str = "") -> Check:
+    """The claim that a figure lies in a range, by its interval over the seeds."""
+    rule = Rule("figure", low=lowest, high=highest)
+    count = sum(lowest < value < highest for value in found.values())
+    return _figure_check(name, rule, found, f"between {lowest:g} and {highest:g}", count, unit, paper)
+
+
+def _figure_check(name: str, rule: Rule, found: Seeds, where: str, count: int, unit: Unit, paper: str) -> Check:
+    values = {"figure": dict(found)}
+    texts = [
+        unit.spread(stat(found.values())),
+        unit.interval(judge(rule, values), signed=False),
+        f"{where} in {_of_seeds(count, len(found))}",
+    ]
+    return Check(name, rule, ", ".join(filter(None, texts)) if found else "", paper, values)
+
+
+def counted(name: str, shares: Seeds, lowest: float, highest: float, *, paper: str = "") -> Check:
+    """The claim that a share of a cost, which is counted and not left to chance, lies in a range."""
+    mean = stat(shares.values())
+    figures = "" if mean is None else f"{100 * mean.mean:.1f} %, counted, {_of_seeds(mean.count, mean.count)}"
+    return Check(name, Rule("count", low=lowest, high=highest), figures, paper, {"figure": dict(shares)})
 
 
 def _of_seeds(count: int, total: int) -> str:
     return f"{count} of {total} seed{'s' * (total != 1)}"
 
 
-def _is_above(gain: float, ties: bool) -> bool:
-    return gain >= 0 if ties else gain > 0
-
-
 def always_above(name: str, pairs: Mapping[str, tuple[Seeds, Seeds]], *, paper: str = "") -> Check:
     """The claim that one accuracy is above another under every one of some settings."""
     checks = {setting: above(name, *pair) for setting, pair in pairs.items()}
-    verdicts = [check.holds for check in checks.values()]
-    holds = None if None in verdicts else all(verdicts)
     values = {f"{side}, {s}": v for s, check in checks.items() for side, v in check.values.items()}
-    return Check(name, holds, "; ".join(f"{s}: {c.figures}" for s, c in checks.items()), paper, values)
+    figures = "; ".join(f"{s}: {c.verdict}, {c.figures}" for s, c in checks.items() if c.figures)
+    return Check(name, Rule("everywhere"), figures, paper, values)
 
 
 def best(name: str, ours: Iterable[str], figures: Mapping[str, Seeds], *, paper: str = "") -> Check:
-    """The claim that one of ours has the highest mean of all, over the seeds that all have."""
-    found = {label: seeds for label, seeds in figures.items() if seeds}
-    shared = set.intersection(*map(set, found.values())) if found else set()
-    means = {label: statistics.fmean(seeds[s] for s in shared) for label, seeds in found.items()} if shared else {}
-    ours, others = [[n for n in means if (n in set(ours)) is mine] for mine in (True, False)]
-    if not ours or not others:
-        return Check(name, None, "there is nothing to compare", paper)
-    first, second = (max(labels, key=lambda label: means[label]) for labels in (ours, others))
-    pair = ({seed: figures[label][seed] for seed in sorted(shared)} for label in (first, second))
-    check = above(name, *pair, paper=paper)
-    return Check(name, check.holds, f"{first} against {second}: {check.figures}", paper, check.values)
+    """The claim that one of ours is above all others, each by the interval of its difference.
+
+    A method with fewer than two seeds in common with ours, because the others diverged, is left out.
+    """
+    rule = Rule("best", ours=tuple(ours))
+    found = {label: dict(seeds) for label, seeds in figures.items()}
+    return Check(name, rule, _best_text(rule, found), paper, found)
+
+
+def _best_text(rule: Rule, found: Values) -> str:
+    """The best of ours against the best other, and how it stands against all."""
+    means = {label: statistics.fmean(seeds.values()) for label, seeds in found.items() if seeds}
+    mine, others = [[n for n in means if (n in rule.ours) is side] for side in (True, False)]
+    if not mine or not others:
+        return ""
+    against = rivals(rule, found)
+    first = max(mine, key=lambda label: means[label])
+    gains = {label: stat(differences(found[first], found[label]).values()) for label in others}
+    known = {label: gain.mean for label, gain in gains.items() if gain is not None and label in against[first]}
+    second = min(known or means.keys() - set(mine), key=lambda label: known.get(label, -means[label]))
+    held = [verdict.holds for verdict in against[first].values()]
+    tally = f"of {len(held)} others above {held.count(True)}, below {held.count(False)}"
+    left = [label for label in others if label not in against[first]]
+    return "; ".join(
+        filter(
+            None,
+            (
+                f"{first} against {second}: {above('', found[first], found[second]).figures}",
+                tally if held else "",
+                f"left out, with fewer than two seeds: {', '.join(left)}" if left and held else "",
+            ),
+        )
+    )
 
 
 def fewest(name: str, ours: str, rounds: Mapping[str, Mapping[int, int | None]], *, paper: str = "") -> Check:
-    """The claim that ours needs no more rounds than any other, in the median over the seeds that all have.
+    """The claim that ours needs fewer rounds than every other, each by the signs of the seeds' differences.
 
     None is a run that never reached the target: it counts as longer than any that did.
     """
-    found = {label: seeds for label, seeds in rounds.items() if seeds}
-    shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-    others = [label for label in found if label != ours]
-    if ours not in found or not others or not shared:
-        return Check(name, None, "there is nothing to compare", paper)
-    needed = {label: {s: math.inf if (n := found[label][s]) is None else float(n) for s in shared} for label in found}
-    medians = {label: statistics.median(seeds.values()) for label, seeds in needed.items()}
-    first = min(others, key=lambda label: medians[label])
-    holds = math.isfinite(medians[ours]) and medians[ours] <= medians[first]
-    count = sum(
-        math.isfinite(needed[ours][s]) and needed[ours][s] <= min(needed[label][s] for label in others) for s in shared
-    )
+    rule = Rule("rounds", ours=(ours,))
+    found = {label: dict(seeds) for label, seeds in rounds.items()}
+    others = [label for label, seeds in found.items() if label != ours and seeds]
+    if not found.get(ours) or not others:
+        return Check(name, rule, "", paper, found)
+    needed = {label: [math.inf if n is None else n for n in found[label].values()] for label in others}
+    first = min(others, key=lambda label: statistics.median(needed[label]))
+    fewer, more, equal = count_signs(found[ours], found[first])
     figures = (
         f"{ours} against {first}: {rounds_text(found[ours].values())} against {rounds_text(found[first].values())}, "
-        f"no more than any other in {_of_seeds(count, len(shared))}"
+        f"fewer in {fewer}, more in {more} and as many in {equal} of {fewer + more + equal} seeds"
     )
-    reached = {
-        label: {s: number for s, number in seeds.items() if math.isfinite(number)} for label, seeds in needed.items()
-    }
-    return Check(name, holds, figures, paper, reached)
+    return Check(name, rule, figures, paper, found)
 
 
 def rounds_text(found: Iterable[int | None]) -> str:
     """Rounds to a target, seed by seed; – for a run that did not reach it."""
     return ", ".join("–" if number is None else str(number) for number in found)
-
-
-def within(name: str, shares: Sequence[float], lowest: float, highest: float, *, paper: str = "") -> Check:
-    """The claim that a share of a cost lies in a range."""
-    if not shares:
-        return Check(name, None, "no run has the figure", paper)
-    mean = statistics.fmean(shares)
-    return Check(name, lowest <= mean <= highest, f"{100 * mean:.1f} %", paper, {"share": dict(enumerate(shares))})

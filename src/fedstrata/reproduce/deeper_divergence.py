@@ -27,7 +27,7 @@ from fedstrata.data.datasets import load_dataset
 from fedstrata.data.partitions import partition
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, input_noise, within_class
-from fedstrata.reproduce.claims import PLAIN, POINTS, Check, Seeds, above, beyond, differences, plain_unit
+from fedstrata.reproduce.claims import PLAIN, POINTS, Check, above, beyond, plain_unit
 from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import (
     Findings,
@@ -39,6 +39,7 @@ from fedstrata.reproduce.parts import (
     load_or_compute,
 )
 from fedstrata.reproduce.plots import FULL, PART, save
+from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.run import final_model, open_run
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.system.devices import devices_by_name

@@ -13,18 +13,7 @@ from typing import Any
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.runner import read_finished_records
 from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion
-from fedstrata.reproduce.claims import (
-    GAINS,
-    Check,
-    Seeds,
-    above,
-    always_above,
-    best,
-    cell,
-    differences,
-    fewest,
-    rounds_text,
-)
+from fedstrata.reproduce.claims import GAINS, Check, above, always_above, best, cell, fewest, rounds_text
 from fedstrata.reproduce.parts import (
     Findings,
     FindingsTable,
@@ -39,6 +28,7 @@ from fedstrata.reproduce.parts import (
     label_methods,
     unfinished_note,
 )
+from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.runs.records import Record, rounds_to
 from fedstrata.techniques.fedimpro import FedImpro
 

@@ -312,7 +312,7 @@ def _assess_variance(found: SeedFigures, methods: Sequence[str]) -> AssessedTabl
     own, shared = (_pick_figures(found, "FedImpro", "variance", kind, "high") for kind in ("own", "shared"))
     check = within(
         "with as many sampled features as data, the high part's gradient variance is about a quarter",
-        [shared[s] / own[s] for s in found],
+        {s: shared[s] / own[s] for s in found},
         0.2,
         0.3,
         paper="N²/(N + N̂)², Theorem 4.2",

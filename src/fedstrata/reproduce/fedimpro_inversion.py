@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedstrata.attack import invert
 from fedstrata.attack.contact_sheet import contact_sheet
-from fedstrata.reproduce.claims import PLAIN, Seeds, above, plain_unit
+from fedstrata.reproduce.claims import PLAIN, above, plain_unit
 from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources
+from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.run import open_run
 from fedstrata.runs.files import write_atomic
 from fedstrata.system.machine import compute_with

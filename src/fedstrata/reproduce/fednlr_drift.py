@@ -14,8 +14,9 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.federation import Federation
 from fedstrata.models.stages import tap
 from fedstrata.probes.measures.neurons import activation_change, bound_neurons
-from fedstrata.reproduce.claims import POINTS, Seeds, above, beyond
+from fedstrata.reproduce.claims import POINTS, above, beyond
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
+from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.run import deal, open_run
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}

@@ -13,7 +13,7 @@ from typing import Any
 from fedstrata.compare import Comparison
 from fedstrata.core.text import plural
 from fedstrata.reproduce import inco_similarity
-from fedstrata.reproduce.claims import Seeds, above, best, cell, differences
+from fedstrata.reproduce.claims import above, best, cell
 from fedstrata.reproduce.inco_settings import (
     GROUP,
     GROUPED,
@@ -42,6 +42,7 @@ from fedstrata.reproduce.parts import (
     unfinished_note,
 )
 from fedstrata.reproduce.plots import plot_architectures
+from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.techniques.inco import InCo
 from fedstrata.techniques.perturb import Perturb
 

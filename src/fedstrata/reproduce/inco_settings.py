@@ -10,8 +10,8 @@ from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.runner import read_finished_records
-from fedstrata.reproduce.claims import Seeds
 from fedstrata.reproduce.parts import dataset_name, figures_by_label
+from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
 

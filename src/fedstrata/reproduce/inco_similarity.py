@@ -27,11 +27,12 @@ from fedstrata.models.registry import build_model
 from fedstrata.models.stages import stages as stages_of
 from fedstrata.models.submodels import groups, shares
 from fedstrata.probes.measures import crossing, embedding, features_at, layer_similarity
-from fedstrata.reproduce.claims import PLAIN, Seeds, above, cell
+from fedstrata.reproduce.claims import PLAIN, above, cell
 from fedstrata.reproduce.local_models import read_local_models, store_local_models
 from fedstrata.reproduce.part_runs import build_config
 from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_heatmaps, plot_maps, plot_stages
+from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.run import deal
 from fedstrata.system.machine import compute_with
 from fedstrata.techniques import method

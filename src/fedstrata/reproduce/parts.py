@@ -6,13 +6,14 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, ComparisonRow
+from fedstrata.compare import Comparison, ComparisonRow, Run
 from fedstrata.compare.runner import read_finished_records
-from fedstrata.reproduce.claims import Check, Seeds, cell, differences
+from fedstrata.reproduce.claims import Check, cell
+from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
 from fedstrata.runs.records import Record
 
@@ -58,15 +59,35 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """A small grid of learning rates for every method of a part, on a seed that is not reported.
+
+    Args:
+        lrs: the rates that every method is tried with.
+        seed: of all trials.
+        score: the rounds of a trial → what its rate is chosen by, the higher the better.
+        fields: those of a trial that are not the part's, such as fewer rounds, or one partition of several.
+    """
+
+    lrs: tuple[float, ...]
+    seed: int
+    score: Callable[[list[Record]], float | None]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Grid:
     """A part that is a comparison: its runs are made by `compare`.
 
     Args:
-        name: for --only.
+        name: for --parts.
         about: one line on what is shown.
         values: the comparison's fields.
         assess: the finished comparison → its findings.
         draws: True if there are pictures.
+        headline: False for what the scale `evidence` makes only if it is asked for.
+        tuning: how the methods' learning rates are chosen; None if all have the one in `values`.
+        round_cost: a run → what a round costs in the mean, of its first one; for estimates.
     """
 
     name: str
@@ -74,6 +95,18 @@ class Grid:
     values: Mapping[str, Any]
     assess: Callable[[Comparison], Findings]
     draws: bool = False
+    headline: bool = True
+    tuning: Tuning | None = None
+    round_cost: Callable[[Run], float] = lambda run: 1.0
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(self.values["seed"])
+
+    def with_seeds(self, seeds: Sequence[int]) -> Grid:
+        """The same part with other seeds."""
+        return replace(self, values={**self.values, "seed": list(seeds)})
 
 
 @dataclass(frozen=True)
@@ -89,7 +122,7 @@ class OwnWork:
     """A part with work of its own, seed by seed; the figures of each are kept in a file.
 
     Args:
-        name: for --only.
+        name: for --parts.
         about: one line on what is shown.
         settings: all that the result depends on besides the seed, as JSON has it.
         seeds: all of them.
@@ -97,6 +130,7 @@ class OwnWork:
         assess: (seed → figures) → findings.
         draws: True if there are pictures.
         needs: raises a UsageError if the work cannot be done here; called before anything begins.
+        headline: False for what the scale `evidence` makes only if it is asked for.
     """
 
     name: str
@@ -107,6 +141,18 @@ class OwnWork:
     assess: Callable[[Mapping[int, dict[str, Any]]], Findings]
     draws: bool = False
     needs: Callable[[], None] = lambda: None
+    headline: bool = True
+
+    def with_seeds(self, seeds: Sequence[int]) -> OwnWork:
+        """The same part with other seeds."""
+        return replace(self, seeds=tuple(seeds))
+
+    def trainings(self) -> list[dict[str, Any]]:
+        """The fields of the runs that a seed's work is made of, without what is measured besides."""
+        methods, models = (list(self.settings.get(name, {}).values()) for name in ("methods", "models"))
+        cases = [dict(fields) for fields in self.settings.get("cases", {}).values()]
+        several: list[dict[str, Any]] = [*({"method": m} for m in methods), *({"model": m} for m in models), *cases]
+        return [{**self.settings["run"], **own} for own in several or [{}]]
 
     def file(self, out: Path, seed: int) -> Path:
         """Where a seed's figures are kept; named after all that they depend on."""
@@ -157,6 +203,11 @@ def figures_by_seed(row: ComparisonRow, of: Callable[[list[Record]], float | Non
 def at_round(number: int) -> Callable[[list[Record]], float | None]:
     """The accuracy after a round."""
     return lambda rounds: rounds[number - 1].accuracy if 0 < number <= len(rounds) else None
+
+
+def best_until(number: int) -> Callable[[list[Record]], float | None]:
+    """The best accuracy up to a round, for runs that have come so far."""
+    return lambda rounds: highest_accuracy(rounds[:number]) if number <= len(rounds) else None
 
 
 def highest_accuracy(rounds: list[Record]) -> float | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,50 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedstrata.core.text import plural
 from fedstrata.errors import FedstrataError
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Findings, FindingsTable, Part
+from fedstrata.reproduce.verdicts import CONFIDENCE, EVIDENCE_SEEDS
 from fedstrata.runs.files import disk_errors, write_atomic
 
 _STYLES = {True: "green", False: "red", None: "yellow"}
+_PLURAL = {"holds": "hold", "does not hold": "do not hold", "not decided": "are not decided"}
+RULE = (
+    f"a claim holds if the {100 * CONFIDENCE:g} % interval of its figure over the seeds (Student's t, differences "
+    "paired by seed) is on its side of the threshold, does not hold if it is on the other, else it is not decided"
+)
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """A part, its findings, and the settings behind them."""
+    """A part, its findings, and the settings behind them.
+
+    Args:
+        part: what was made.
+        findings: its tables and claims.
+        settings: of its runs, in one line.
+        machines: where its runs were made, each machine once: results differ between kinds of processors.
+        missing: how many of its runs are not there.
+        rates: learning rates that were tried and chosen, if any were.
+    """
 
     part: Part
     findings: Findings
     settings: str
+    machines: tuple[str, ...] = ()
+    missing: int = 0
+    rates: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def made_on(self) -> str:
+        """Where the tables' runs were made."""
+        return f"made on {'; '.join(self.machines)}" if self.machines else ""
+
+    def lines(self) -> list[str]:
+        """What stands below the tables."""
+        lacking = f"partial: {plural(self.missing, 'run')} missing" if self.missing else ""
+        return [line for line in (lacking, self.settings, self.made_on, *self.findings.notes) if line]
 
 
 @dataclass(frozen=True)
@@ -35,11 +65,12 @@ class Reproduction:
 
     Args:
         paper: its name.
-        scale: smoke, small or paper.
+        scale: smoke, small, evidence or paper.
         command: the command that repeats it.
         sections: the parts, in order.
         failures: what went wrong, by directory.
-        machines: where the runs were made, each processor once: results differ between kinds of processors.
+        machine: where the report was made.
+        sets: settings that were changed, with their values as they were given.
     """
 
     paper: str
@@ -47,7 +78,13 @@ class Reproduction:
     command: str
     sections: tuple[PartReport, ...]
     failures: Mapping[Path, FedstrataError]
-    machines: tuple[str, ...] = ()
+    machine: str = ""
+    sets: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_partial(self) -> bool:
+        """True if runs are missing."""
+        return any(section.missing for section in self.sections)
 
     @property
     def checks(self) -> list[Check]:
@@ -55,8 +92,23 @@ class Reproduction:
         return [check for section in self.sections for check in section.findings.checks]
 
     def __str__(self) -> str:
-        held = sum(check.holds is True for check in self.checks)
-        return f"{held} of {len(self.checks)} claims hold at scale {self.scale}"
+        counts = Counter(str(check.verdict) for check in self.checks)
+        verdicts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _PLURAL.items())
+        beginning = "partial report: " if self.is_partial else ""
+        return f"{beginning}of {plural(len(self.checks), 'claim')} {verdicts} at scale {self.scale}"
+
+    def remarks(self) -> list[str]:
+        """What a reader must know of all verdicts."""
+        found = [RULE]
+        if self.scale == "smoke":
+            found.append("the scale smoke shows that everything works; it proves nothing about the paper")
+        few = [s.part.name for s in self.sections if len(s.part.seeds) < EVIDENCE_SEEDS]
+        if self.scale == "evidence" and few:
+            found.append(f"fewer than {EVIDENCE_SEEDS} seeds, which is too few to rely on, in {', '.join(few)}")
+        if self.sets:
+            changed = ", ".join(f"{name} {value}" for name, value in self.sets.items())
+            found.append(f"settings that are not the scale's: {changed}")
+        return found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not console.is_terminal:
@@ -65,11 +117,13 @@ class Reproduction:
             yield Text(f"\n{section.part.name}: {section.part.about}", style="bold")
             for table in section.findings.tables:
                 yield from console.render(_rich_table(table), options)
-            for line in (section.settings, *section.findings.notes):
+            for line in section.lines():
                 yield Text(line, style="dim")
             for check in section.findings.checks:
                 yield Text(str(check), style=_STYLES[check.holds])
         yield Text(f"\n{self}", style="bold")
+        for line in self.remarks():
+            yield Text(line, style="dim")
 
     def markdown(self) -> str:
         """The whole report."""
@@ -80,15 +134,18 @@ class Reproduction:
             f"$ {self.command}",
             "```",
             "",
-            f"{self}. Made with {'; '.join(self.machines)}.",
+            f"{self}. Report made on {self.machine}.",
+            "",
+            *(f"{line}  " for line in self.remarks()),
             "",
         ]
         for section in self.sections:
             lines += [f"## {section.part.name}: {section.part.about}", ""]
             for table in section.findings.tables:
                 lines += [f"{table.title}:", "", *_markdown_lines(table), ""]
+                lines += [f"({section.made_on})", ""] if section.made_on else []
             lines += [f"![{name}]({name})\n" for name in section.findings.pictures]
-            lines += [*(f"{line}  " for line in (section.settings, *section.findings.notes)), ""]
+            lines += [*(f"{line}  " for line in section.lines()), ""]
             lines += [*_markdown_lines(_claims_table(section.findings.checks)), ""]
         return "\n".join(lines)
 
@@ -98,18 +155,11 @@ class Reproduction:
             "paper": self.paper,
             "scale": self.scale,
             "command": self.command,
-            "machines": list(self.machines),
-            "parts": [
-                {
-                    "name": section.part.name,
-                    "settings": section.settings,
-                    "notes": list(section.findings.notes),
-                    "tables": [asdict(table) for table in section.findings.tables],
-                    "claims": [{**asdict(check), "verdict": check.verdict} for check in section.findings.checks],
-                    "data": section.findings.data,
-                }
-                for section in self.sections
-            ],
+            "machine": self.machine,
+            "partial": self.is_partial,
+            "sets": dict(self.sets),
+            "confidence": CONFIDENCE,
+            "parts": [_part_as_dict(section) for section in self.sections],
             "failed": {path.name: str(error) for path, error in self.failures.items()},
         }
 
@@ -124,8 +174,28 @@ class Reproduction:
         write_atomic(out / "report.json", json.dumps(self.as_dict()) + "\n")
 
 
+def _part_as_dict(section: PartReport) -> dict[str, Any]:
+    return {
+        "name": section.part.name,
+        "seeds": list(section.part.seeds),
+        "missing": section.missing,
+        "machines": list(section.machines),
+        "settings": section.settings,
+        "rates": dict(section.rates),
+        "notes": list(section.findings.notes),
+        "tables": [asdict(table) for table in section.findings.tables],
+        "claims": [claim_as_dict(check) for check in section.findings.checks],
+        "data": section.findings.data,
+    }
+
+
+def claim_as_dict(check: Check) -> dict[str, Any]:
+    """A claim with all that its verdict is based on: `judge(Rule(**rule), values)` gives it again."""
+    return {**asdict(check), "verdict": str(check.verdict), **asdict(check.verdict)}
+
+
 def _claims_table(checks: Sequence[Check]) -> FindingsTable:
-    rows = tuple((check.name, check.verdict, check.figures, check.paper) for check in checks)
+    rows = tuple((check.name, str(check.verdict), check.told, check.paper) for check in checks)
     return FindingsTable("Claims", ("claim", "verdict", "figures", "paper"), rows, left=4)
 
 
