@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import nn
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Examples, Stratum, Work
+from fedstrata.core.types import Stratum, Work
+from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ProbeContext:
     visits: Sequence[ObservedVisit]
     last: bool
     work: Work
-    data: Mapping[int, Examples]
+    data: Mapping[int, TensorExamples]
     classes: Mapping[int, frozenset[int]]
     shared: tuple[Tensor, Tensor]
     strata: tuple[Stratum, ...]

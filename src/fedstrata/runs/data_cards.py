@@ -75,7 +75,7 @@ def data_card(inputs: Tensor) -> dict[str, Any]:
 def _distinct(rows: Tensor) -> int:
     """How many rows are different, by their products with one fixed vector: to sort numbers takes less than rows."""
     along = torch.linspace(1, 2, rows.shape[1], dtype=torch.float64).sqrt()
-    return len((rows.nan_to_num() @ along).unique())
+    return len(set((rows.nan_to_num() @ along).tolist()))
 
 
 def _rounded(values: Tensor, count: Tensor) -> list[float | None]:

@@ -56,11 +56,11 @@ def dead_units(model: nn.Module, strata: Sequence[Stratum], inputs: Tensor) -> d
     return {name: 1 - float(torch.cat(active).double().mean()) for name, active in watch.active.items()}
 
 
-class _Rectifiers(TorchDispatchMode):
+class _Rectifiers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes which units of every rectifier were active, by the stratum that ran last."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.place: str | None = None
         self.active: dict[str, list[Tensor]] = {}
 

@@ -60,9 +60,8 @@ def search_rates(
     if not held:
         raise UsageError("no client has four examples, half of which could be held out")
     orders = [torch.randperm(len(data), generator=generator("rates", seed, i)) for i, data in enumerate(held)]
-    parts = [order.split([len(order) // 2, len(order) - len(order) // 2]) for order in orders]
-    judged = join_examples([data.select(part[1]) for data, part in zip(held, parts, strict=True)])
-    trained = [data.select(part[0]) for data, part in zip(held, parts, strict=True)]
+    trained = [data.select(order[: len(order) // 2]) for data, order in zip(held, orders, strict=True)]
+    judged = join_examples([data.select(order[len(order) // 2 :]) for data, order in zip(held, orders, strict=True)])
     after = {}
     for factor in factors:
         ends = [_train(model, data, replace(work, lr=work.lr * factor), steps, seed, task) for data in trained]
