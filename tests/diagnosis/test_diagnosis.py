@@ -208,7 +208,7 @@ def probable(value: float) -> SavedRun:
 
 def unbalanced(value: float) -> SavedRun:
     counts = [round(10_000 * (0.1 + value if label == 0 else (0.9 - value) / 9)) for label in range(10)]
-    return run(facts=facts(counts=[counts], test_counts=[36] * 10))
+    return run(facts=facts(counts=[counts], test_counts=[36] * 10, guess=0.1))
 
 
 def by_depth(first: float, last: float) -> SavedRun:

@@ -422,13 +422,12 @@ def rare_clients(saved: SavedRun, named: set[int]) -> str | None:
     odd = [client for client, score in ways.items() if score > 3 and client not in named]
     if not odd or len(odd) >= len(ways) / 2:
         return None
-    explained = [text for client in odd if (text := _rarity_text(saved, client))]
-    reasons = f": {first_few(explained)}" if explained else ", for no reason that can be seen"
-    return f"Unlike the others, and by no sign broken: {client_text(saved, odd)}{reasons}."
+    told = [f"{client_text(saved, [client])}, {_rarity_text(saved, client)}" for client in odd]
+    return f"Unlike the others, and by no sign broken: {'; '.join(told)}."
 
 
 def _rarity_text(saved: SavedRun, client: int) -> str:
-    """What of a client's data explains that its updates go another way; empty if nothing does."""
+    """What of a client's data explains that its updates go another way."""
     counts, examples = saved.facts.get("counts", []), saved.facts.get("examples", [])
     told = []
     if client < len(counts) and sum(counts[client]):
@@ -440,7 +439,7 @@ def _rarity_text(saved: SavedRun, client: int) -> str:
     held = [n for n in examples if n]
     if client < len(examples) and held and examples[client] < median(held) / 3:
         told.append(f"it has {examples[client]} examples, the median client {median(held):g}")
-    return f"client {client}, because {' and '.join(told)}" if told else ""
+    return f"because {' and '.join(told)}" if told else "for no reason that can be seen"
 
 
 ALL = THRESHOLDS.keys() - STANDING

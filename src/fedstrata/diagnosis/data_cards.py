@@ -19,6 +19,9 @@ table's rare values to a third."""
 SHIFT_FLOOR = 0.15
 """Spread of clients' means that counts at least, in deviations: the mean of 64 numbers is known to an eighth."""
 
+LEAST = 1e-3
+"""Smallest share of the usual deviation that is told from none."""
+
 SHARES = 100.0
 """A share of inputs that are missing, or all the same, scores so much: 5 where it is a twentieth."""
 
@@ -70,7 +73,7 @@ def _by_scale(cards: Mapping[int, Mapping[str, Any]]) -> dict[int, OddInputs]:
         if len(stds) < FEW:
             continue
         usual = max(median(stds.values()), typical / 2)
-        scores = robust_scores({c: math.log(max(std, usual) / usual) for c, std in stds.items()}, SCALE_FLOOR)
+        scores = robust_scores({c: math.log(max(std / usual, LEAST)) for c, std in stds.items()}, SCALE_FLOOR)
         for client, score in scores.items():
             ratio = stds[client] / usual
             where = "" if len(columns) == 1 else f" in column {at}"
@@ -78,7 +81,7 @@ def _by_scale(cards: Mapping[int, Mapping[str, Any]]) -> dict[int, OddInputs]:
             _keep(found, client, score, words, f"divide them by {ratio:.3g}{where}")
     whole = {c: _mean_square([column.get(c) for column in columns]) for c in cards}
     usual = max(median(whole.values()), 1e-12)
-    flat = robust_scores({c: math.log(max(std, 1e-3 * usual) / usual) for c, std in whole.items()}, SCALE_FLOOR)
+    flat = robust_scores({c: math.log(max(std / usual, LEAST)) for c, std in whole.items()}, SCALE_FLOOR)
     for client, score in flat.items():
         share = whole[client] / usual
         words = f"its inputs vary by {percent_text(share)} of what the others' do (deviation {whole[client]:.3g})"

@@ -13,6 +13,7 @@ from fedstrata.diagnosis.findings import Diagnosis, Finding
 from fedstrata.diagnosis.harm import largest_severity
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
+from fedstrata.probes.registry import READ_UPDATES
 from fedstrata.runs.reader import SavedRun
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
@@ -53,7 +54,7 @@ def diagnose(saved: SavedRun) -> Diagnosis:
         tuple(rank_findings(findings)),
         {name: _round_figure(evidence.value) for name, evidence in seen.items()},
         tuple(_notes(saved, seen, reported)),
-        {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved)},
+        {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved, unseen=True)},
     )
 
 
@@ -101,9 +102,19 @@ def _unread_rules(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
     return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
 
 
-def _was_used(rule: Rule, saved: SavedRun) -> bool:
-    """Whether one of a rule's probes was used, though it found nothing."""
-    return any(
+def is_remote(saved: SavedRun) -> bool:
+    """Whether the clients' data was elsewhere, so that the server could measure nothing but updates."""
+    return saved.config.get("engine") == "flower"
+
+
+def _is_out_of_sight(rule: Rule, saved: SavedRun) -> bool:
+    """Whether a rule's probes need data that is at other sites."""
+    return is_remote(saved) and READ_UPDATES.isdisjoint(rule.probes)
+
+
+def _was_used(rule: Rule, saved: SavedRun, unseen: bool = False) -> bool:
+    """Whether one of a rule's probes was used, though it found nothing; or, if that counts too, could not be."""
+    return (unseen and _is_out_of_sight(rule, saved)) or any(
         name in row.get(kind, {}) for name in rule.probes for row in saved.probes for kind in ("seconds", MISSED)
     )
 
@@ -137,6 +148,10 @@ def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) ->
             reasons.setdefault(_why_nothing_found(rule, saved), []).append(rule.name.replace("-", " "))
     for why, names in reasons.items():
         yield f"Could not be measured: {', '.join(names)} ({why})."
+    hidden = [rule.name.replace("-", " ") for rule in _unread_rules(saved, seen) if _is_out_of_sight(rule, saved)]
+    if hidden:
+        data = "inputs and labels of single clients, " if saved.facts.get("cards") is None else ""
+        yield f"Cannot be seen from the server, whose clients' data is at other sites: {data}{', '.join(hidden)}."
 
 
 def _round_figure(value: float) -> float:
