@@ -2,10 +2,10 @@
 
 Every case is a small federation (digits or diabetes, 8 clients, 12 rounds, plain tensors and a module of one's own)
 with one trouble in it, at one of three strengths, or with none. Half of the cases (even numbers) are those that the
-thresholds were set with in view; the figures that count are of the other half. A case is a run directory, and is not
-run again if it is there.
+thresholds were set with in view; the figures that count are of the other half, whose seeds were drawn afterwards. A
+case is a run directory, and is not run again if it is there.
 
-    python benchmarks/diagnosis.py [--out runs/diagnosis] [--only gain] [--json FILE] [--markdown FILE]
+    python benchmarks/diagnosis.py [--out runs/diagnosis] [--half view|held] [--only gain] [--json FILE] [--markdown FILE]
 
 Figures: how often the first finding is the planted cause; precision and recall of the clients that findings name; and
 whether any sound run is told something serious, or has a client blamed.
@@ -37,6 +37,8 @@ from fedstrata.errors import Diverged
 from fedstrata.runs.reader import SavedRun
 
 CLIENTS, ROUNDS = 8, 12
+HELD_OUT = 1000
+"""What is added to the seeds of the cases that nobody looked at while thresholds were set."""
 PROBES = "divergence proxy cosine cka gradnorm calibration statistics visits exchange depth rates"
 
 Pair = tuple[Tensor, Tensor]
@@ -511,17 +513,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/diagnosis"))
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--half", choices=("view", "held"), help="one half of the cases")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     results, spent = [], time.process_time()
     for number, case in enumerate(all_cases()):
-        if given.only not in case.name:
+        if given.only not in case.name or given.half == ("view", "held")[1 - number % 2]:
             continue
         out = given.out / f"{number:03d}"
         if not (out / "summary.json").exists():
-            play(case, number, out)
+            play(case, number + (HELD_OUT if number % 2 else 0), out)
         saved = SavedRun.read(out)
         results.append(Result(number, case, diagnose(saved), saved.summary.get("score")))
         r = results[-1]

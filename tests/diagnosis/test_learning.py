@@ -34,8 +34,8 @@ def options(saved: SavedRun, name: str) -> list[str]:
 def test_progress_by_hand() -> None:
     """Ten times the rate takes off 0.8 where the run's own takes off 0.1: eight times; a hundred times explodes."""
     assert progress_ratio(2.0, {0.1: 2.0, 1.0: 1.9, 10.0: 1.2, 100.0: 50.0}) == (pytest.approx(8), 10)
-    assert progress_ratio(2.0, {1.0: 2.0, 100.0: 1.0}) == (pytest.approx(500), 100)  # a thousandth counts at least
-    assert progress_ratio(2.0, {1.0: 1.99, 10.0: 1.9}) == (1, 1)  # a twentieth is no progress to speak of
+    assert progress_ratio(2.0, {1.0: 2.0, 100.0: 1.0}) == (pytest.approx(5000), 100)  # a little counts at least
+    assert progress_ratio(2.0, {1.0: 1.999, 10.0: 1.98}) == (1, 1)  # a hundredth is no progress to speak of
     assert progress_ratio(2.0, {1.0: 1.0}) == (1, 1)
 
 

@@ -29,7 +29,7 @@ from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.gradients import DEPTH_RULES
 from fedstrata.diagnosis.learning import FEW_RULES, LEARNING_RULES
 from fedstrata.diagnosis.remedies import RemedyBuilder, relative_reach
-from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.diagnosis.thresholds import DRIFT, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 
@@ -253,14 +253,12 @@ def against_depth(builder: RemedyBuilder) -> list[Remedy | None]:
     ]
 
 
-DRIFT = frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning"})
-
 CAUSES = (
     *CLIENT_RULES,
     *EXPLOSIONS,
-    *LEARNING_RULES[:2],
+    *LEARNING_RULES[:3],
     *DEPTH_RULES[:2],
-    *LEARNING_RULES[2:],
+    *LEARNING_RULES[3:],
     *DEPTH_RULES[2:],
     Rule(
         "receptive-field",

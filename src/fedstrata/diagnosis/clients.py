@@ -15,6 +15,7 @@ from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.data_cards import odd_inputs
 from fedstrata.diagnosis.evidence import Evidence, Rule, first_few, percent_text, times_text
 from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.learning import has_blown_up
 from fedstrata.diagnosis.outliers import (
     COSINE_FLOOR,
     FEW,
@@ -84,8 +85,8 @@ def refused_updates(saved: SavedRun) -> Evidence | None:
     named = tuple(client for client in sorted(shares) if shares[client] > THRESHOLDS["refused-updates"].none)
     worst = max(shares, key=lambda client: shares[client])
     value = shares[worst]
-    if not named:
-        return Evidence(value, "", {"refused": value})
+    if not named or has_blown_up(saved):  # then everybody's numbers grow, and whose are refused is chance
+        return Evidence(0.0 if named else value, "", {"refused": value})
     last = whys[worst][-1]
     sentence = (
         f"Updates of {client_text(saved, named)} are refused: {len(whys[worst])} of {asked[worst]} from client "

@@ -7,9 +7,9 @@ from statistics import fmean, median
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.evidence import Evidence, Rule, first_few, mean_by_name, percent_text, stratum_depths
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.learning import STOPPED, has_learned
+from fedstrata.diagnosis.learning import has_learned
 from fedstrata.diagnosis.remedies import RemedyBuilder
-from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.diagnosis.thresholds import STOPPED, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 FEWEST = 4
@@ -122,18 +122,18 @@ DEPTH_RULES = (
         "vanishing-gradients",
         vanishing_gradients,
         probes=("depth",),
-        explains=STOPPED | {"rate-too-small", "dead-units", "opposed-updates"},
+        explains=STOPPED | {"rate-too-small", "dead-units", "accumulation"},
     ),
     Rule(
         "exploding-gradients",
         exploding_gradients,
         probes=("depth",),
-        explains=STOPPED | {"rate-too-large", "dead-units"},
+        explains=STOPPED | {"dead-units", "accumulation"},
     ),
     Rule(
         "dead-units",
         dead_units,
         probes=("depth",),
-        explains=STOPPED | {"diverging-strata", "layer-mismatch"},
+        explains=STOPPED | {"accumulation"},
     ),
 )

@@ -23,6 +23,7 @@ from fedstrata.diagnosis.evidence import (
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.harm import learned_share, rated_records
 from fedstrata.diagnosis.remedies import RemedyBuilder
+from fedstrata.diagnosis.thresholds import STOPPED
 from fedstrata.runs.reader import SavedRun
 
 LEARNED = 0.8
@@ -31,8 +32,17 @@ LEARNED = 0.8
 LITTLE = 0.3
 """And one that is not even so far has learnt little: its losses are asked why."""
 
-ROOM = 0.1
+ROOM = 0.015
 """Share of the held-out loss that some learning rate must be able to take off in a few steps, to speak of progress."""
+
+STILL = 1e-4
+"""Share of the held-out loss that the run's own learning rate is taken to take off at least."""
+
+CHANGED = 0.1
+"""Share of its first value by which a training loss must have changed for its way to say something."""
+
+BLOWN = 100.0
+"""Times the loss of guessing that no training loss reaches unless steps were far too long."""
 
 STEADY = -0.8
 """Rank correlation of rounds and losses below which a loss falls steadily."""
@@ -68,8 +78,8 @@ def _factor(name: str) -> float:
 def progress_ratio(before: float, after: Mapping[float, float]) -> tuple[float, float]:
     """(how many times the progress of the run's own learning rate the best larger one makes, its factor).
 
-    1 where no larger one makes a tenth of the loss go away. What the run's own takes off counts as a thousandth of the
-    loss at least.
+    1 where no larger one takes off a little of the loss. What the run's own takes off counts as a ten-thousandth of it
+    at least.
     """
     larger = {factor: loss for factor, loss in after.items() if factor > 1}
     if not larger:
@@ -78,7 +88,7 @@ def progress_ratio(before: float, after: Mapping[float, float]) -> tuple[float, 
     gained, own = before - larger[best], before - after[1.0]
     if gained < ROOM * before:
         return 1.0, 1.0
-    return gained / max(own, 1e-3 * before), best
+    return gained / max(own, STILL * before), best
 
 
 def rate_too_small(saved: SavedRun) -> Evidence | None:
@@ -134,7 +144,7 @@ def against_small_rate(builder: RemedyBuilder, factor: float) -> list[Remedy | N
 def rise(before: float, after: Mapping[float, float]) -> float:
     """By what share of the loss before a tenth of the learning rate ends below it, if the run's own does not help."""
     smaller = [loss for factor, loss in after.items() if factor < 1]
-    if not smaller or min(smaller) >= before or after[1.0] < (1 - ROOM / 10) * before:
+    if not smaller or min(smaller) >= before or after[1.0] < (1 - CHANGED / 10) * before:
         return 0.0
     return min((after[1.0] - min(smaller)) / before, 10.0)
 
@@ -143,20 +153,33 @@ def rate_too_large(saved: SavedRun) -> Evidence | None:
     """By how much a tenth of the learning rate ends lower, where the run's own raises the loss; or losses that leap."""
     if has_learned(saved):
         return None
-    found = [rise(*one) for one in searches(saved)]
-    leaps = _leaping_losses(saved)
-    if not found and leaps is None:
+    lr, losses = RemedyBuilder(saved).rate(1.0), _losses(saved)
+    judged = {
+        f"the training loss was {max(losses, default=0.0):.3g}, where guessing costs far less": _blown_losses(saved),
+        f"a tenth of {lr:g} leaves the held-out loss lower than {lr:g} itself, which raises it": max(
+            (rise(*one) for one in searches(saved)), default=None
+        ),
+        f"the training loss leaps up and down between {min(losses, default=0.0):.3g} and "
+        f"{max(losses, default=0.0):.3g} and does not fall": _leaping_losses(saved),
+    }
+    known = {told: value for told, value in judged.items() if value is not None}
+    if not known:
         return None
-    value = max([*found, 0.0 if leaps is None else leaps])
-    lr = RemedyBuilder(saved).rate(1.0)
-    told = (
-        f"a tenth of {lr:g} ends {percent_text(value)} of the loss lower than {lr:g} itself, which raises it"
-        if found and value == max(found)
-        else f"the training loss leaps up and down and does not fall, from {_losses(saved)[0]:.3g} to "
-        f"{_losses(saved)[-1]:.3g}"
-    )
+    told = max(known, key=lambda words: known[words])
+    value = known[told]
     sentence = f"The learning rate is too large: {told}."
     return Evidence(value, sentence, {"rise": value}, lambda: against_large_rate(RemedyBuilder(saved)))
+
+
+def has_blown_up(saved: SavedRun) -> bool:
+    """Whether the training loss was beyond everything once: all numbers of such a run may be."""
+    classes = saved.facts.get("classes") or 0
+    losses = _losses(saved)
+    return classes > 1 and bool(losses) and max(losses) > BLOWN * math.log(classes)
+
+
+def _blown_losses(saved: SavedRun) -> float | None:
+    return 1.0 if has_blown_up(saved) else None
 
 
 def _leaping_losses(saved: SavedRun) -> float | None:
@@ -166,8 +189,8 @@ def _leaping_losses(saved: SavedRun) -> float | None:
         return None
     steps = [b - a for a, b in pairwise(losses)]
     way = sum(map(abs, steps))
-    large = way > ROOM * max(losses[0], 1e-9)
-    if share >= LITTLE or losses[-1] < (1 - ROOM) * losses[0] or not large:
+    large = way > CHANGED * max(losses[0], 1e-9)
+    if share >= LITTLE or losses[-1] < (1 - CHANGED) * losses[0] or not large:
         return 0.0
     return sum(step for step in steps if step > 0) / way
 
@@ -337,13 +360,17 @@ def _more_rounds(saved: SavedRun, rounds: int) -> list[Remedy | None]:
     return [RemedyBuilder(saved).change_settings(why, papers.MCMAHAN, rounds=max(rounds, planned + 1))]
 
 
-STOPPED = frozenset({"no-learning", "unfinished", "too-early"})
-
 LEARNING_RULES = (
-    Rule("probabilities", probabilities, explains=STOPPED | {"rate-too-small", "dead-units"}),
+    Rule("probabilities", probabilities, explains=STOPPED | {"rate-too-small", "dead-units", "vanishing-gradients"}),
     Rule("class-imbalance", class_imbalance, explains=STOPPED | {"rate-too-small", "rate-too-large", "forgetting"}),
-    Rule("rate-too-large", rate_too_large, probes=("rates",), explains=STOPPED | {"dead-units", "participation-noise"}),
-    Rule("rate-too-small", rate_too_small, probes=("rates",), explains=STOPPED | {"opposed-updates"}),
+    Rule(
+        "rate-too-large",
+        rate_too_large,
+        probes=("rates",),
+        explains=STOPPED
+        | {"vanishing-gradients", "exploding-gradients", "dead-units", "participation-noise", "accumulation"},
+    ),
+    Rule("rate-too-small", rate_too_small, probes=("rates",), explains=STOPPED),
 )
 
 FEW_RULES = (

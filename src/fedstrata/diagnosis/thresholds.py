@@ -51,6 +51,12 @@ STANDING = frozenset(
 NEVER_SERIOUS = frozenset({"too-early", "unfinished"})
 """Findings that say to wait, not that something is wrong."""
 
+DRIFT = frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning"})
+"""Symptoms of clients that part, or of a network that does not learn."""
+
+STOPPED = DRIFT | {"unfinished", "too-early"}
+"""What a run shows that cannot get on."""
+
 THRESHOLDS: dict[str, Threshold] = {
     "broken-inputs": Threshold(
         5.0,
@@ -101,8 +107,8 @@ THRESHOLDS: dict[str, Threshold] = {
         "run's own does not lower it",
     ),
     "rate-too-small": Threshold(
-        5.0,
-        50.0,
+        4.0,
+        12.0,
         "how many times as far a ten or a hundred times larger learning rate lowers the held-out loss in a few steps: "
         "1 to 4 at rates that are usual; progress in proportion to the rate is 10 or 100",
         ratio=True,
