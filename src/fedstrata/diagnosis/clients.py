@@ -332,7 +332,7 @@ def scaled_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     )
     told: dict[int, tuple[float, str]] = {}
     for client, score in scores.items():
-        if score > FAR:
+        if score > THRESHOLDS["hostile-updates"].none:
             ratio = times_text(norms[client] / max(middle, 1e-30))
             told[client] = score, f"its update is {ratio} as long as the median client's"
         elif score < -FAR and norms[client] < 1e-3 * middle:

@@ -97,6 +97,7 @@ class Diagnosis:
         looked: finding → the figure that was looked at, whether or not anything was found.
         notes: what is worth knowing whether or not anything is wrong.
         unmeasured: finding → the probes that would show it, for findings of which no probe was used.
+        learned: how far a run is on the way from guessing to the best there is, if that is not far; else None.
     """
 
     run: str
@@ -105,12 +106,14 @@ class Diagnosis:
     looked: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    learned: float | None = None
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing serious was found, there was something to look at, and it is not too early to say."""
+        """Whether nothing serious was found, there was something to look at, and the run has learnt something."""
         sound = all(finding.severity < HIGH and finding.name != EARLY for finding in self.findings)
-        return bool(self.looked) and sound
+        unexplained = self.learned is not None and not self.findings
+        return bool(self.looked) and sound and not unexplained
 
     @property
     def verdict(self) -> str:
@@ -119,6 +122,9 @@ class Diagnosis:
             return "There is nothing to judge this run by."
         if not self.findings:
             what = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
+            if self.learned is not None:
+                done = f"{100 * self.learned:.0f} % of the way from guessing to the best there is"
+                return f"Nothing was found by the {what} looked at, but the run is only {done}."
             return f"Nothing is wrong by the {what} looked at."
         first, about = self.findings[0], f" ({_clients_text(self.findings[0])})" if self.findings[0].clients else ""
         if any(finding.severity >= HIGH for finding in self.findings):

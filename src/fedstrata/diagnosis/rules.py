@@ -10,7 +10,7 @@ from fedstrata.diagnosis.clients import rare_clients
 from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
-from fedstrata.diagnosis.harm import largest_severity
+from fedstrata.diagnosis.harm import largest_severity, learned_share
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.probes.registry import READ_UPDATES
@@ -23,6 +23,10 @@ FIRST = frozenset(rule.name for rule in EXPLOSIONS)
 
 CAUSE_NAMES = frozenset(rule.name for rule in CAUSES)
 """A cause is explained by another only if that is certain; a symptom by any."""
+
+POOR = 0.5
+"""Share of the way from guessing to the best there is: in a run that has not come so far, a fact that may do harm is
+told though no symptom of it was found, and that nothing was found does not mean that nothing is wrong."""
 
 CERTAIN = 0.2
 """Severity from which on a cause is more than a suspicion."""
@@ -46,7 +50,9 @@ def diagnose(saved: SavedRun) -> Diagnosis:
     seen = {name: evidence for name, evidence in read.items() if evidence is not None}
     severity = {name: _weigh(saved, name, evidence) for name, evidence in seen.items()}
     reported = {name for name in seen if severity[name] >= REPORTED}
-    reported -= {rule.name for rule in CAUSES if not _is_backed(rule, seen, reported)}
+    share = learned_share(saved)
+    if share is None or share >= POOR:
+        reported -= {rule.name for rule in CAUSES if not _is_backed(rule, seen, reported)}
     findings = [_finding(rule, seen[rule.name], severity, reported) for rule in RULES if rule.name in reported]
     return Diagnosis(
         saved.name,
@@ -55,6 +61,7 @@ def diagnose(saved: SavedRun) -> Diagnosis:
         {name: _round_figure(evidence.value) for name, evidence in seen.items()},
         tuple(_notes(saved, seen, reported)),
         {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved, unseen=True)},
+        None if share is None or share >= POOR else share,
     )
 
 

@@ -67,7 +67,7 @@ THRESHOLDS: dict[str, Threshold] = {
     ),
     "refused-updates": Threshold(0.3, 1.0, "the share of its rounds in which a client's update is refused"),
     "hostile-updates": Threshold(
-        5.0,
+        4.5,
         20.0,
         "the robust score of a client's update against the others', by length and direction, if its data does not "
         "explain it; 20 for updates that are copies",

@@ -69,16 +69,25 @@ def run_facts(
     }
     if client_names:
         found["client_names"] = list(client_names[:NAMED])
+    cards = data_cards(clients, SHOWN)
+    found |= {} if cards is None else {"cards": cards}
+    return found | _label_facts(clients, task, test, width, classes)
+
+
+def _label_facts(
+    clients: Sequence[Examples], task: Task, test: Examples | None, width: int, classes: int
+) -> dict[str, Any]:
+    """What guessing scores on the test set, and how many examples of each class there are, where that is at hand."""
+    found: dict[str, Any] = {}
     known = None if test is None else labels_at_hand(test)
     if known is not None and (guess := task.guess(known, width)) is not None:
         found["guess"] = round(guess, 6)
     if known is not None and task.has_labels:
-        found["test_counts"] = torch.bincount(known.flatten(), minlength=classes).tolist()
+        found["test_counts"] = torch.bincount(known.flatten().long(), minlength=classes).tolist()
     counts = _counts(clients, classes) if task.has_labels else None
     if counts is not None:
         found |= {"skew": round(skew(counts), 6), "counts": counts[:SHOWN].tolist()}
-    cards = data_cards(clients, SHOWN)
-    return found if cards is None else {**found, "cards": cards}
+    return found
 
 
 def puts_out_probabilities(model: nn.Module, sample: Tensor, outputs: Tensor, task: Task) -> bool:
@@ -94,7 +103,12 @@ def puts_out_probabilities(model: nn.Module, sample: Tensor, outputs: Tensor, ta
         return bool((outputs >= 0).all() and ((sums - 1).abs() < 1e-3).all())
     if isinstance(sample, Parts) or not sample.is_floating_point():
         return False
-    large = [outputs, model(1000 * sample), model(-1000 * sample)]
+    if not ((outputs >= 0) & (outputs <= 1)).all():
+        return False
+    try:
+        large = [model(1000 * sample), model(-1000 * sample)]
+    except Exception:  # a user's model may refuse such inputs
+        return False
     return all(bool(((found >= 0) & (found <= 1)).all()) for found in large)
 
 
