@@ -26,8 +26,8 @@ from fedstrata.diagnosis.evidence import (
 )
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.gradients import DEPTH_RULES
-from fedstrata.diagnosis.learning import FEW_RULES, LEARNING_RULES
+from fedstrata.diagnosis.gradients import DEAD_RULE, DEPTH_RULES
+from fedstrata.diagnosis.learning import FEW_RULES, LEARNING_RULES, SLOW_RULE
 from fedstrata.diagnosis.remedies import RemedyBuilder, relative_reach
 from fedstrata.diagnosis.thresholds import DRIFT, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
@@ -256,10 +256,10 @@ def against_depth(builder: RemedyBuilder) -> list[Remedy | None]:
 CAUSES = (
     *CLIENT_RULES,
     *EXPLOSIONS,
-    *LEARNING_RULES[:3],
-    *DEPTH_RULES[:2],
-    *LEARNING_RULES[3:],
-    *DEPTH_RULES[2:],
+    *LEARNING_RULES,
+    *DEPTH_RULES,
+    SLOW_RULE,
+    DEAD_RULE,
     Rule(
         "receptive-field",
         receptive_field,

@@ -62,7 +62,7 @@ def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
     return max(median(losses.values()), 1e-9) if losses else 1.0
 
 
-def minority(saved: SavedRun, named: Sequence[int], seen: int) -> bool:
+def is_minority(named: Sequence[int], seen: int) -> bool:
     """Whether these are few enough of those that were looked at: who is odd is a question to the majority."""
     return 0 < len(named) < seen / 2
 
@@ -119,7 +119,7 @@ def broken_inputs(saved: SavedRun) -> Evidence | None:
     named = tuple(client for client in found if found[client].score > limit)
     worst = max(found, key=lambda client: found[client].score)
     value = max(found[worst].score, 0.0)
-    if not minority(saved, named, len(found)):
+    if not is_minority(named, len(found)):
         return Evidence(min(value, limit), "", {"score": min(value, limit)})
     strata = worst_strata(saved, worst)
     where = f" Its updates are furthest out in {first_few(strata)}." if strata else ""
@@ -196,7 +196,7 @@ def broken_labels(saved: SavedRun) -> Evidence | None:
     limit = THRESHOLDS["broken-labels"].none
     named = tuple(client for client in sorted(judged) if judged[client] > limit)
     value = max(judged.values())
-    if not minority(saved, named, len(found)):
+    if not is_minority(named, len(found)):
         return Evidence(min(value, limit), "", {"excess": min(value, limit)})
     worst = max(named, key=lambda client: judged[client])
     sentence = (
@@ -270,7 +270,7 @@ def broken_data(saved: SavedRun) -> Evidence | None:
     limit = THRESHOLDS["broken-data"].none
     named = tuple(client for client in sorted(judged) if judged[client] > limit)
     value = max(judged.values())
-    if not minority(saved, named, len(found)):
+    if not is_minority(named, len(found)):
         return Evidence(min(value, limit), "", {"excess": min(value, limit)})
     worst = max(named, key=lambda client: judged[client])
     rows = recent_rows(saved, "visits")
@@ -385,7 +385,7 @@ def hostile_updates(saved: SavedRun) -> Evidence | None:
     found = {client: told for client, told in found.items() if client not in blamed or told[0] >= SURE}
     limit = THRESHOLDS["hostile-updates"].none
     named = tuple(sorted(client for client, (score, _) in found.items() if score > limit))
-    if not minority(saved, named, len(seen)):
+    if not is_minority(named, len(seen)):
         return Evidence(0.0, "", {"score": 0.0})
     worst = max(named, key=lambda client: found[client][0])
     value, why = found[worst]

@@ -130,10 +130,6 @@ DEPTH_RULES = (
         probes=("depth",),
         explains=STOPPED | {"dead-units", "accumulation"},
     ),
-    Rule(
-        "dead-units",
-        dead_units,
-        probes=("depth",),
-        explains=STOPPED | {"accumulation"},
-    ),
 )
+
+DEAD_RULE = Rule("dead-units", dead_units, probes=("depth",), explains=STOPPED | {"accumulation"})

@@ -370,8 +370,9 @@ LEARNING_RULES = (
         explains=STOPPED
         | {"vanishing-gradients", "exploding-gradients", "dead-units", "participation-noise", "accumulation"},
     ),
-    Rule("rate-too-small", rate_too_small, probes=("rates",), explains=STOPPED),
 )
+
+SLOW_RULE = Rule("rate-too-small", rate_too_small, probes=("rates",), explains=STOPPED)
 
 FEW_RULES = (
     Rule("few-examples", few_examples, explains=frozenset({"no-learning", "unlike-features", "opposed-updates"})),
