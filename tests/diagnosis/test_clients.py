@@ -174,7 +174,9 @@ def test_without_a_look_at_the_data_the_reported_loss_tells() -> None:
 
 def test_updates_that_go_backwards() -> None:
     """The client's own loss rises by what it sends, and nothing is wrong with its data."""
-    row = visits(cosine=odd(0.5, -0.5)) | exchanged(own_after=odd(0.1, 1.5), shared_after=odd(0.1, 1.5))
+    row = visits(cosine=odd(0.5, -0.5), loss=[0.15] * 8) | exchanged(
+        own_after=odd(0.1, 1.5), shared_after=odd(0.1, 1.5)
+    )
     finding = found(run([row], facts()))["hostile-updates"]
     assert finding.clients == (3,)
     assert "raises the loss on its own examples from 0.20 to 1.50" in finding.sentence
@@ -182,6 +184,14 @@ def test_updates_that_go_backwards() -> None:
     assert "furthest out in head (10.0)" in finding.sentence
     offered = [remedy.method for remedy in finding.remedies]
     assert offered[:2] == ["fedavg(reduce='median')", "fedavg(reduce='geometric_median')"]
+
+
+def test_a_client_whose_training_fails_and_who_says_so_is_not_hostile() -> None:
+    """It raises its own loss, too, but reports it: 1.3, where it began at 0.2."""
+    after = exchanged(own_after=odd(0.1, 1.5), shared_after=odd(0.1, 1.5))
+    for reported, named in ((1.3, {}), (0.15, {"hostile-updates": (3,)})):
+        row = visits(cosine=odd(0.5, -0.5), loss=odd(0.15, reported)) | after
+        assert blamed(run([row], facts())) == named
 
 
 def test_an_honest_client_may_go_another_way() -> None:

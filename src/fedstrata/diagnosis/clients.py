@@ -363,9 +363,24 @@ def copied_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     return found
 
 
+def unstable_clients(saved: SavedRun) -> set[int]:
+    """Clients that report a larger training loss than they began with: their training fails, and they say so."""
+
+    def rise(row: Mapping[str, Any]) -> dict[int, float]:
+        own, told = column(row, row["exchange"].get("own")), column(row, row.get("visits", {}).get("loss"))
+        scale = guessing_loss(saved, own)
+        return {client: (told[client] - own[client]) / scale for client in own.keys() & told.keys()}
+
+    found = over_rounds(rise(row) for row in recent_rows(saved, "exchange"))
+    return {client for client, value in found.items() if value > LOSS_FLOOR}
+
+
 def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
-    """Client → (score, why) of those whose updates are hostile whatever their data is."""
-    inputs = _named_for_inputs(saved)
+    """Client → (score, why) of those whose updates are hostile whatever their data is.
+
+    Who admits that its training fails is not: its steps are too long for its examples.
+    """
+    inputs = _named_for_inputs(saved) | unstable_clients(saved)
     found: dict[int, tuple[float, str]] = {}
     for judged in (copied_clients(saved), opposed_clients(saved), scaled_clients(saved)):
         for client, (score, why) in judged.items():
