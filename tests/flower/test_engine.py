@@ -22,6 +22,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata as fs
 from fedstrata import wire
+from fedstrata.diagnosis import diagnose
 from fedstrata.engines.pool import AHEAD
 from fedstrata.flower import client_app, server, server_app, transport
 from fedstrata.flower.client import Site
@@ -30,6 +31,7 @@ from fedstrata.flower.reorder_buffer import ReorderBuffer
 from fedstrata.flower.server import build_federation
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
+from fedstrata.runs.reader import SavedRun
 from fedstrata.tasks.registry import build_task
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Keep
@@ -497,7 +499,9 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"method": "fedavgg"}, "did you mean"),
         ({"method": "local"}, "'local' is a reference"),
         ({"method": "centralised"}, "'centralised' is a reference"),
-        ({"probe": "cka"}, "'probe' has no meaning here"),
+        ({"probe": "visits cka"}, "the probe 'cka' has no meaning here"),
+        ({"probe": "visits", "secure": True}, "the server sees no client's update"),
+        ({"probe_examples": 9}, "'probe_examples' has no meaning here"),
         ({"workers": 2}, "'workers' has no meaning here"),
         ({"eval_clients": True}, "'eval_clients' has no meaning here"),
         ({"holdout": 0.2}, "'holdout' has no meaning here"),
@@ -516,6 +520,26 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
 def test_refusals(given: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.UsageError, match=message):
         server_app(staged, **given)
+
+
+def test_probes_that_need_no_data(tmp_path: Path) -> None:
+    """They find what they find where the data is, and change nothing; what cannot be seen is said."""
+    settings: dict[str, Any] = {"probe": "all", "rounds": 3, "participation": 5}
+    found = silos(grid(), **settings, out=tmp_path / "run")
+    alone = serial(**{**settings, "probe": "proxy weightdiv cosine visits"})
+    check_same(found, alone)
+    assert [{**row, "seconds": 0, "missed": 0} for row in found.probes] == [
+        {**row, "seconds": 0, "missed": 0} for row in alone.probes
+    ]
+    assert found.probes[0]["seconds"].keys() == {"proxy", "weightdiv", "cosine", "crossing", "visits"}
+    assert found.probes[-1]["visits"]["examples"] == [len(data(client)[1]) for client in range(5)]
+    told = diagnose(SavedRun.read(tmp_path / "run"))
+    assert "hostile-updates" in told.looked
+    assert "broken-data" in told.looked
+    assert "broken-labels" not in told.unmeasured
+    (note,) = [note for note in told.notes if "Cannot be seen from the server" in note]
+    assert "inputs and labels of single clients" in note
+    assert "broken labels" in note
 
 
 def test_the_run_configuration_goes_first() -> None:

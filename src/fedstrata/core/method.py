@@ -50,6 +50,10 @@ class Base(Protocol):
         """The same mean under another policy for running statistics."""
         ...
 
+    def with_reducer(self, reduce: str) -> Base:
+        """The same with another rule in the mean's place."""
+        ...
+
 
 @dataclass(frozen=True)
 class Method:
@@ -184,6 +188,14 @@ class Method:
         return (
             self if buffers is None or buffers == self.buffers else replace(self, base=self.base.with_buffers(buffers))
         )
+
+    def with_reducer(self, reduce: str) -> Method:
+        """The same method with another rule in the mean's place.
+
+        Raises:
+            UsageError: if a technique takes something from the clients past the rule.
+        """
+        return replace(self, base=self.base.with_reducer(reduce))
 
     def __str__(self) -> str:
         shown = [str(t) for t in self.techniques]

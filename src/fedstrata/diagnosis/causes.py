@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstrata.core.text import SHARES
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.clients import CLIENT_RULES
 from fedstrata.diagnosis.evidence import (
     IDEAL,
     WARM,
@@ -25,8 +26,10 @@ from fedstrata.diagnosis.evidence import (
 )
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.gradients import DEAD_RULE, DEPTH_RULES
+from fedstrata.diagnosis.learning import FEW_RULES, LEARNING_RULES, SLOW_RULE
 from fedstrata.diagnosis.remedies import RemedyBuilder, relative_reach
-from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.diagnosis.thresholds import DRIFT, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 
@@ -250,10 +253,13 @@ def against_depth(builder: RemedyBuilder) -> list[Remedy | None]:
     ]
 
 
-DRIFT = frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning"})
-
 CAUSES = (
+    *CLIENT_RULES,
     *EXPLOSIONS,
+    *LEARNING_RULES,
+    *DEPTH_RULES,
+    SLOW_RULE,
+    DEAD_RULE,
     Rule(
         "receptive-field",
         receptive_field,
@@ -267,6 +273,8 @@ CAUSES = (
         explains=DRIFT | {"forgetting", "neuron-drift"},
         backed_by=frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "forgetting", "neuron-drift"}),
     ),
+    *FEW_RULES,
 )
-"""Of two that are equally severe, the first comes first: a network's shape is certain, a loss of accuracy was measured,
-and skew may or may not do the harm that it can."""
+"""A cause may explain others that come after it. Of two that are equally severe, the first comes first: broken clients
+are certain, a network's shape is, a loss of accuracy was measured, and skew may or may not do the harm that it
+can."""

@@ -105,11 +105,25 @@ def _steps(value: Any) -> list[float | None] | None:
     return [finite_number(one) for one in value] if isinstance(value, list | tuple) else None
 
 
+def _clients(value: Any) -> list[int] | None:
+    """Numbers of clients, each once."""
+    found = value if isinstance(value, list | tuple) and all(type(one) is int for one in value) else None
+    return None if found is None or len(set(found)) < len(found) else list(found)
+
+
+def _cards(value: Any) -> list[dict[str, Any] | None] | None:
+    """What clients' inputs look like, a card for each; None for a client without one."""
+    shares = dict.fromkeys(("missing", "constant", "duplicates"), _count)
+    read = _mapping_with(mean=_steps, std=_steps, min=finite_number, max=finite_number, **shares)
+    return [read(one) for one in value] if isinstance(value, list | tuple) else None
+
+
 _numbers = _mapping_of(finite_number)
+_columns = _mapping_of(_steps)
 
 ROW: dict[str, Kind] = {
     "round": lambda value: value if isinstance(value, int) and _positive(value) else None,
-    "clients": lambda value: list(value) if isinstance(value, list | tuple) else None,
+    "clients": _clients,
     "seconds": _numbers,
     "missed": _mapping_of(_text),
     "divergence": _numbers,
@@ -120,6 +134,12 @@ ROW: dict[str, Kind] = {
     "drift": _mapping_with(held=_numbers, missing=_numbers),
     "calibration": _mapping_with(held=finite_number, missing=finite_number, forgetting=finite_number),
     "statistics": _mapping_with(running=finite_number, batch=finite_number, spread=_numbers),
+    "visits": _mapping_with(
+        norm=_columns, cosine=_columns, whole=_columns, loss=_steps, examples=_steps, steps=_steps, statistics=_steps
+    ),
+    "exchange": _columns,
+    "depth": _mapping_with(gradient=_numbers, dead=_numbers),
+    "rates": _mapping_with(lr=_positive, before=finite_number, after=_numbers),
 }
 
 FACTS: dict[str, Kind] = {
@@ -130,6 +150,12 @@ FACTS: dict[str, Kind] = {
     "examples": _list_of(_count),
     "counts": _table,
     "skew": finite_number,
+    "class_names": _list_of(_text),
+    "client_names": _list_of(_text),
+    "clients": _positive,
+    "test_counts": _list_of(_count),
+    "probabilities": lambda value: value if isinstance(value, bool) else None,
+    "cards": _cards,
     "buffers": lambda value: value,
     "model": _mapping_with(strata=_list_of(_stratum), fields=_list_of(_field)),
 }

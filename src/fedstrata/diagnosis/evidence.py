@@ -41,12 +41,14 @@ class Evidence:
         sentence: what was found, with all figures.
         figure: name → number, the value first.
         remedies: what to try; called only if the finding is reported.
+        clients: whom it is about, where it is about single clients.
     """
 
     value: float
     sentence: str
     figure: Mapping[str, float]
     remedies: Callable[[], Sequence[Remedy | None]] = field(default=tuple)
+    clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Rule:
         name: as in `thresholds.THRESHOLDS`.
         read: reads the evidence from a run; None if the run does not show it.
         probes: the probes that would show it; any one of them is enough.
-        explains: the symptoms that it causes; only causes have any.
+        explains: what it causes: symptoms, and causes that come after it; only causes have any.
         backed_by: symptoms of which at least one must be present, if any of them was looked for: what is found in
             facts alone need not do harm.
     """

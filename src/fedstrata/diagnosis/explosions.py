@@ -10,7 +10,7 @@ from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.evidence import LARGEST, Evidence, Rule, finite_number, times_text
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.remedies import RemedyBuilder
-from fedstrata.diagnosis.thresholds import THRESHOLDS
+from fedstrata.diagnosis.thresholds import STANDING, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 USUAL_RATE = 0.1
@@ -83,10 +83,10 @@ def against_explosion(builder: RemedyBuilder) -> list[Remedy | None]:
     ]
 
 
-ALL = THRESHOLDS.keys() - {"diverged", "exploded-loss", "label-skew", "receptive-field"}
+ALL = THRESHOLDS.keys() - {"diverged", "exploded-loss", *STANDING}
 
 EXPLOSIONS = (
     Rule("diverged", non_finite_training, explains=frozenset(ALL)),
     Rule("exploded-loss", exploded_loss, explains=frozenset(ALL)),
 )
-"""They explain all that is measured; labels and the model's shape do not depend on them."""
+"""They explain all that is measured; what stands in the facts, and what single clients do, does not depend on them."""

@@ -11,6 +11,8 @@ from fedstrata.core.text import plural
 from fedstrata.diagnosis.thresholds import HIGH, THRESHOLDS
 
 WIDTH = 100
+EARLY = "too-early"
+"""The finding that keeps others from being judged."""
 SHOWN = 3
 """How many remedies of a finding a terminal shows with their reasons; none for a finding that others explain."""
 
@@ -24,7 +26,7 @@ class Remedy:
         settings: other settings of the run, by name, such as `{"buffers": "drop"}`. If both are empty, `why` says
             what to change in a model that has no name.
         why: what it does, and what we have measured of it.
-        paper: the paper that proposes it.
+        paper: the paper that proposes it; empty for what takes no paper.
     """
 
     method: str | None
@@ -60,6 +62,7 @@ class Finding:
         figure: name → number; the first is the one that the severity comes from.
         remedies: the most promising first.
         explained_by: names of the findings, ranked above, that cause this one.
+        clients: numbers of the clients that it is about; none where it is about the run.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Finding:
     figure: Mapping[str, float]
     remedies: tuple[Remedy, ...] = ()
     explained_by: tuple[str, ...] = ()
+    clients: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -78,6 +82,7 @@ class Finding:
             "figure": dict(self.figure),
             "remedies": [remedy.as_dict() for remedy in self.remedies],
             "explained_by": list(self.explained_by),
+            "clients": list(self.clients),
         }
 
 
@@ -92,6 +97,7 @@ class Diagnosis:
         looked: finding → the figure that was looked at, whether or not anything was found.
         notes: what is worth knowing whether or not anything is wrong.
         unmeasured: finding → the probes that would show it, for findings of which no probe was used.
+        learned: how far a run is on the way from guessing to the best there is, if that is not far; else None.
     """
 
     run: str
@@ -100,11 +106,14 @@ class Diagnosis:
     looked: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    learned: float | None = None
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing serious was found, and there was something to look at."""
-        return bool(self.looked) and all(finding.severity < HIGH for finding in self.findings)
+        """Whether nothing serious was found, there was something to look at, and the run has learnt something."""
+        sound = all(finding.severity < HIGH and finding.name != EARLY for finding in self.findings)
+        unexplained = self.learned is not None and not self.findings
+        return bool(self.looked) and sound and not unexplained
 
     @property
     def verdict(self) -> str:
@@ -113,10 +122,17 @@ class Diagnosis:
             return "There is nothing to judge this run by."
         if not self.findings:
             what = "one figure that was" if len(self.looked) == 1 else f"{len(self.looked)} figures that were"
+            if self.learned is not None:
+                done = f"{100 * self.learned:.0f} % of the way from guessing to the best there is"
+                return f"Nothing was found by the {what} looked at, but the run is only {done}."
             return f"Nothing is wrong by the {what} looked at."
-        if all(finding.severity < HIGH for finding in self.findings):
-            return f"Nothing serious: {plural(len(self.findings), 'slight finding')}."
-        return f"First of all: {self.findings[0].name.replace('-', ' ')}."
+        first, about = self.findings[0], f" ({_clients_text(self.findings[0])})" if self.findings[0].clients else ""
+        if any(finding.severity >= HIGH for finding in self.findings):
+            return f"First of all: {first.name.replace('-', ' ')}{about}."
+        early = next((finding for finding in self.findings if finding.name == EARLY), None)
+        if early is not None:
+            return f"Too early to judge: it needs {early.figure.get('rounds_needed', 0):g} rounds."
+        return f"Nothing serious: {plural(len(self.findings), 'slight finding')}{about}."
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -175,9 +191,13 @@ def _title(finding: Finding) -> str:
     return f"{title}, explained by {causes})." if causes else f"{title})."
 
 
+def _clients_text(finding: Finding) -> str:
+    return f"client{'s' if len(finding.clients) > 1 else ''} {', '.join(map(str, finding.clients))}"
+
+
 def _remedy_text(remedy: Remedy, quote: str = "") -> str:
     text = f"{quote}{remedy.options}{quote}: {remedy.why}" if remedy.options else remedy.why
-    return f"{text} [{remedy.paper}]"
+    return f"{text} [{remedy.paper}]" if remedy.paper else text
 
 
 def _figures_text(looked: Mapping[str, float]) -> str:

@@ -9,17 +9,23 @@ from typing import Any
 from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
+from fedstrata.core.technique import non_default_fields
 from fedstrata.diagnosis.evidence import trained_strata
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
 from fedstrata.runs.reader import SavedRun
+from fedstrata.tasks.registry import build_task
 from fedstrata.techniques import method
 
 ACAR = "FedDyn: Acar et al., ICLR 2021"
+BLANCHARD = "Krum: Blanchard et al., NeurIPS 2017"
 CHAN = "InCo: Chan et al., ICLR 2024"
+CUI = "Class-balanced loss: Cui et al., CVPR 2019"
 DEEPER = "Unlocking the Potential of FL for Deeper Models"
+HE = "Residual networks: He et al., CVPR 2016"
 HSIEH = "The Non-IID Data Quagmire: Hsieh et al., ICML 2020"
+HSU = "FedAvgM: Hsu et al., 2019"
 KARIMIREDDY = "SCAFFOLD: Karimireddy et al., ICML 2020"
 LI_BN = "FedBN: Li et al., ICLR 2021"
 LI_MOON = "MOON: Li et al., CVPR 2021"
@@ -27,9 +33,11 @@ LI_PROX = "FedProx: Li et al., MLSys 2020"
 LI_RS = "FedRS: Li and Zhan, KDD 2021"
 LUO = "CCVR: Luo et al., NeurIPS 2021"
 MCMAHAN = "FedAvg: McMahan et al., AISTATS 2017"
+PILLUTLA = "RFA: Pillutla et al., IEEE TSP 2022"
 TANG = "FedImpro: Tang et al., ICLR 2024"
 WANG_NLR = "FedNLR: Wang et al., KDD 2024"
 WANG_PART = "FedPart: Wang et al., NeurIPS 2024"
+YIN = "Coordinate-wise median: Yin et al., ICML 2018"
 ZHANG = "FedLC: Zhang et al., ICML 2022"
 
 SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8", "cnn8", "cnn4")
@@ -100,6 +108,34 @@ class RemedyBuilder:
             return None
         text = None if self.own.base.buffers is None else str(self.own.with_buffers(policy))
         return self._build(text, {"buffers": policy}, why, LI_BN if policy == "local" else HSIEH)
+
+    def change_reducer(self, reduce: str, why: str, paper: str) -> Remedy | None:
+        """The run's method with a rule in the mean's place; None if it has one already, or if they do not fit."""
+        if self.own is None or self.own.reducer is not None:
+            return None
+        try:
+            return self._build(str(self.own.with_reducer(reduce)), {}, why, paper)
+        except UsageError:
+            return None
+
+    def balance_classes(self, why: str) -> Remedy | None:
+        """The task with balanced weights, where it has weights and none are given."""
+        try:
+            task = build_task(str(self.config.get("task") or "classification"))
+        except UsageError:
+            return None
+        if getattr(task, "weights", 0) is not None:
+            return None
+        balanced = {**non_default_fields(task), "weights": "balanced"}
+        return self._build(None, {"task": text_of(task.name, balanced)}, why, CUI)
+
+    def advise(self, why: str) -> Remedy:
+        """What no setting can do, in words."""
+        return Remedy(None, {}, why, "")
+
+    def advise_model(self, why: str, paper: str) -> Remedy | None:
+        """What to change in a model of the user's own, in words; None for a model from the zoo."""
+        return Remedy(None, {}, why, paper) if self.model is None else None
 
     def change_model(self, why: str, paper: str, **arguments: Any) -> Remedy | None:
         """The model with those of the arguments that it takes; in words only for a model of the user's own."""

@@ -6,17 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.diagnosis.causes import CAUSES
 from fedstrata.diagnosis.cleaning import drop_malformed
+from fedstrata.diagnosis.clients import rare_clients
 from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
+from fedstrata.diagnosis.harm import largest_severity, learned_share
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
+from fedstrata.probes.registry import READ_UPDATES
 from fedstrata.runs.reader import SavedRun
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 
 FIRST = frozenset(rule.name for rule in EXPLOSIONS)
 """Findings that come before all others: other figures of a run that has exploded mean little."""
+
+CAUSE_NAMES = frozenset(rule.name for rule in CAUSES)
+"""A cause is explained by another only if that is certain; a symptom by any."""
+
+POOR = 0.5
+"""Share of the way from guessing to the best there is: in a run that has not come so far, a fact that may do harm is
+told though no symptom of it was found, and that nothing was found does not mean that nothing is wrong."""
+
+CERTAIN = 0.2
+"""Severity from which on a cause is more than a suspicion."""
 
 MISSED = "missed"
 """The key under which a row has the reasons why probes found nothing."""
@@ -35,9 +48,11 @@ def diagnose(saved: SavedRun) -> Diagnosis:
     saved = drop_malformed(saved)
     read = {rule.name: rule.read(saved) for rule in RULES}
     seen = {name: evidence for name, evidence in read.items() if evidence is not None}
-    severity = {name: THRESHOLDS[name].severity(evidence.value) for name, evidence in seen.items()}
+    severity = {name: _weigh(saved, name, evidence) for name, evidence in seen.items()}
     reported = {name for name in seen if severity[name] >= REPORTED}
-    reported -= {rule.name for rule in CAUSES if not _is_backed(rule, seen, reported)}
+    share = learned_share(saved)
+    if share is None or share >= POOR:
+        reported -= {rule.name for rule in CAUSES if not _is_backed(rule, seen, reported)}
     findings = [_finding(rule, seen[rule.name], severity, reported) for rule in RULES if rule.name in reported]
     return Diagnosis(
         saved.name,
@@ -45,8 +60,14 @@ def diagnose(saved: SavedRun) -> Diagnosis:
         tuple(rank_findings(findings)),
         {name: _round_figure(evidence.value) for name, evidence in seen.items()},
         tuple(_notes(saved, seen, reported)),
-        {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved)},
+        {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved, unseen=True)},
+        None if share is None or share >= POOR else share,
     )
+
+
+def _weigh(saved: SavedRun, name: str, evidence: Evidence) -> float:
+    """The severity by the table, as far as the run suffers at all."""
+    return min(THRESHOLDS[name].severity(evidence.value), round(largest_severity(saved, name), 3))
 
 
 def _is_backed(rule: Rule, seen: Mapping[str, Evidence], reported: set[str]) -> bool:
@@ -55,7 +76,8 @@ def _is_backed(rule: Rule, seen: Mapping[str, Evidence], reported: set[str]) -> 
 
 
 def _finding(rule: Rule, evidence: Evidence, severity: Mapping[str, float], reported: set[str]) -> Finding:
-    causes = [cause.name for cause in CAUSES if cause.name in reported and rule.name in cause.explains]
+    found = [cause.name for cause in CAUSES if cause.name in reported and rule.name in cause.explains]
+    causes = [name for name in found if rule.name not in CAUSE_NAMES or severity[name] >= CERTAIN]
     return Finding(
         rule.name,
         severity[rule.name],
@@ -63,16 +85,18 @@ def _finding(rule: Rule, evidence: Evidence, severity: Mapping[str, float], repo
         {name: _round_figure(value) for name, value in evidence.figure.items()},
         tuple(remedy for remedy in evidence.remedies() if remedy is not None),
         tuple(sorted(causes, key=lambda name: -severity[name])),
+        evidence.clients,
     )
 
 
 def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Explosions first, then by severity, but a symptom never above the causes that explain it."""
+    """Explosions first that nothing explains, then by severity, but nothing above the causes that explain it."""
     own = {finding.name: finding.severity for finding in findings}
 
     def place(finding: Finding) -> tuple[bool, float, bool, float]:
         least = min((own[cause] for cause in finding.explained_by), default=1.0)
-        return finding.name not in FIRST, -min(finding.severity, least), bool(finding.explained_by), -finding.severity
+        first = finding.name in FIRST and not finding.explained_by
+        return not first, -min(finding.severity, least), bool(finding.explained_by), -finding.severity
 
     return sorted(findings, key=place)
 
@@ -85,9 +109,19 @@ def _unread_rules(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
     return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
 
 
-def _was_used(rule: Rule, saved: SavedRun) -> bool:
-    """Whether one of a rule's probes was used, though it found nothing."""
-    return any(
+def is_remote(saved: SavedRun) -> bool:
+    """Whether the clients' data was elsewhere, so that the server could measure nothing but updates."""
+    return saved.config.get("engine") == "flower"
+
+
+def _is_out_of_sight(rule: Rule, saved: SavedRun) -> bool:
+    """Whether a rule's probes need data that is at other sites."""
+    return is_remote(saved) and READ_UPDATES.isdisjoint(rule.probes)
+
+
+def _was_used(rule: Rule, saved: SavedRun, unseen: bool = False) -> bool:
+    """Whether one of a rule's probes was used, though it found nothing; or, if that counts too, could not be."""
+    return (unseen and _is_out_of_sight(rule, saved)) or any(
         name in row.get(kind, {}) for name in rule.probes for row in saved.probes for kind in ("seconds", MISSED)
     )
 
@@ -100,7 +134,11 @@ def _why_nothing_found(rule: Rule, saved: SavedRun) -> str:
 
 
 def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) -> Iterator[str]:
-    """Where clients diverge most, even if not much; what it is too early to say; what could not be measured."""
+    """Where clients diverge most, who is rare, what it is too early to say, what could not be measured."""
+    named = {client for name in reported for client in seen[name].clients}
+    rare = rare_clients(saved, named)
+    if rare is not None:
+        yield rare
     if "diverging-strata" in seen.keys() - reported:
         yield seen["diverging-strata"].sentence
     if "running-statistics" not in seen and saved.series("statistics"):
@@ -117,6 +155,10 @@ def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) ->
             reasons.setdefault(_why_nothing_found(rule, saved), []).append(rule.name.replace("-", " "))
     for why, names in reasons.items():
         yield f"Could not be measured: {', '.join(names)} ({why})."
+    hidden = [rule.name.replace("-", " ") for rule in _unread_rules(saved, seen) if _is_out_of_sight(rule, saved)]
+    if hidden:
+        data = "inputs and labels of single clients, " if saved.facts.get("cards") is None else ""
+        yield f"Cannot be seen from the server, whose clients' data is at other sites: {data}{', '.join(hidden)}."
 
 
 def _round_figure(value: float) -> float:

@@ -27,6 +27,7 @@ from fedstrata.diagnosis.evidence import (
     times_text,
 )
 from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.harm import guessing_score, learned_share, rated_records
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
@@ -361,32 +362,29 @@ def against_drift(builder: RemedyBuilder) -> list[Remedy | None]:
 
 def no_learning(saved: SavedRun) -> Evidence | None:
     """How far the metric that the run is judged by is from guessing, as a share of the way to the best there is."""
-    rated = [record for record in saved.records if finite_numbers([record.score])]
-    if not rated or rated[-1].round * steps_per_visit(saved) < WARM:
+    rated, value = rated_records(saved), learned_share(saved)
+    if value is None or rated[-1].round * steps_per_visit(saved) < WARM:
         return None
-    metric, chance = rated[-1].primary, guessing_score(saved, rated[-1].primary)
-    if chance is None or metric not in IDEAL or chance == IDEAL[metric]:
-        return None
-    recent = [record.score or 0.0 for record in rated[-max(len(rated) // 3, 1) :]]
-    best = min(recent, key=lambda score: abs(IDEAL[metric] - score))
-    value = (best - chance) / (IDEAL[metric] - chance)
+    metric = rated[-1].primary
+    chance = guessing_score(saved, metric) or 0.0
+    best = chance + value * (IDEAL[metric] - chance)
     sentence = (
         f"The global model has hardly learned: {score_text(metric, best)} after {rated[-1].round} rounds, where "
         f"guessing gives {score_text(metric, chance)}."
     )
     figure = {"above_guessing": value, metric: best, "guessing": chance}
-    return Evidence(value, sentence, figure, lambda: [RemedyBuilder(saved).lower_rate(0.3, "a smaller learning rate")])
+    return Evidence(value, sentence, figure, lambda: against_standstill(saved))
 
 
-def guessing_score(saved: SavedRun, metric: str) -> float | None:
-    """What guessing scores on the test set; in older runs, how frequent the clients' most frequent class is."""
-    if "guess" in saved.facts:
-        return float(saved.facts["guess"])
-    classes = saved.facts.get("classes")
-    if metric != "accuracy" or not classes:
-        return None
-    totals = [sum(column) for column in zip(*saved.facts.get("counts", []), strict=True)]
-    return max(totals) / sum(totals) if sum(totals) else 1 / float(classes)
+def against_standstill(saved: SavedRun) -> list[Remedy | None]:
+    """Another learning rate: a larger one first if the training loss falls from round to round, else a smaller one."""
+    losses = finite_numbers(record.train_loss for record in saved.records)
+    falls = len(losses) > 2 and rank_correlation(range(len(losses)), losses) < -0.8
+    builder = RemedyBuilder(saved)
+    why = "a larger learning rate: the loss falls, but slowly" if falls else "a larger learning rate"
+    larger = builder.change_settings(why, papers.MCMAHAN, lr=builder.rate(10))
+    smaller = builder.lower_rate(0.3, "a smaller learning rate")
+    return [larger, smaller] if falls else [smaller, larger]
 
 
 SYMPTOMS = (

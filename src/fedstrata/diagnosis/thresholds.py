@@ -12,6 +12,10 @@ HIGH = 0.5
 """From here on a finding is called serious."""
 
 
+SLIGHT = HIGH - 0.005
+"""What a finding weighs at most that is not serious."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """Where the severity of a finding begins and ends: it rises in a straight line from 0 at `none` to 1 at `full`.
@@ -36,7 +40,92 @@ class Threshold:
         return round(min(max((at - low) / (high - low), 0.0), 1.0), 3)
 
 
+STANDING = frozenset(
+    {
+        *("broken-inputs", "refused-updates", "hostile-updates", "broken-labels", "broken-data"),
+        *("probabilities", "class-imbalance", "receptive-field", "label-skew", "few-examples"),
+    }
+)
+"""Findings that stand in the facts, or are about single clients: nothing else that is measured explains them."""
+
+NEVER_SERIOUS = frozenset({"too-early", "unfinished"})
+"""Findings that say to wait, not that something is wrong."""
+
+DRIFT = frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "diverging-strata", "no-learning"})
+"""Symptoms of clients that part, or of a network that does not learn."""
+
+STOPPED = DRIFT | {"unfinished", "too-early"}
+"""What a run shows that cannot get on."""
+
 THRESHOLDS: dict[str, Threshold] = {
+    "broken-inputs": Threshold(
+        5.0,
+        15.0,
+        "the robust score of a client's inputs against the other clients', by mean, deviation and what is missing: at "
+        "most 4 in sound runs, skewed ones included",
+        ratio=True,
+    ),
+    "refused-updates": Threshold(0.3, 1.0, "the share of its rounds in which a client's update is refused"),
+    "hostile-updates": Threshold(
+        4.5,
+        20.0,
+        "the robust score of a client's update against the others', by length and direction, if its data does not "
+        "explain it; 20 for updates that are copies",
+        ratio=True,
+    ),
+    "broken-labels": Threshold(
+        0.2,
+        1.0,
+        "what a client's examples cost the global model beyond what their classes cost elsewhere, against the median "
+        "client, in losses of guessing",
+    ),
+    "broken-data": Threshold(
+        0.25,
+        1.0,
+        "by how much a client's training loss exceeds the median client's, in losses of guessing, where only updates "
+        "can be seen",
+    ),
+    "probabilities": Threshold(0.0, 1.0, "1 where the model puts out probabilities and the loss takes logits"),
+    "class-imbalance": Threshold(
+        0.3,
+        0.8,
+        "the share of all training examples that would have to change class to match the test set's mixture, in a run "
+        "that has not learnt",
+    ),
+    "vanishing-gradients": Threshold(
+        1e3,
+        1e6,
+        "the gradient against the weights, in the last third of the strata over the first: 0.1 to 30 in networks that "
+        "learn",
+        ratio=True,
+    ),
+    "exploding-gradients": Threshold(1e3, 1e6, "the same, in the first third of the strata over the last", ratio=True),
+    "rate-too-large": Threshold(
+        0.1,
+        1.0,
+        "the share of the held-out loss by which a tenth of the learning rate ends lower after a few steps, where the "
+        "run's own does not lower it",
+    ),
+    "rate-too-small": Threshold(
+        4.0,
+        12.0,
+        "how many times as far a ten or a hundred times larger learning rate lowers the held-out loss in a few steps: "
+        "1 to 4 at rates that are usual; progress in proportion to the rate is 10 or 100",
+        ratio=True,
+    ),
+    "dead-units": Threshold(
+        0.5, 1.0, "the share of a stratum's units that no example activates: up to 0.4 in small networks that learn"
+    ),
+    "few-examples": Threshold(12.0, 1.5, "examples of the median client, in a run that has not learnt", ratio=True),
+    "participation-noise": Threshold(
+        0.05,
+        0.3,
+        "by how much the metric swings up and down from round to round, where half of the clients or fewer take part",
+    ),
+    "unfinished": Threshold(0.2, 0.5, "the share of what is missing that the last third of the rounds has gained"),
+    "too-early": Threshold(
+        1.0, 0.0, "the local steps that a client has taken, against the 30 before which little can be said"
+    ),
     "label-skew": Threshold(
         0.15,
         0.9,

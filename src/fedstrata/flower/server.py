@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedstrata import techniques
-from fedstrata.config.identity import ENGINE_FIELDS, PROBE_FIELDS
+from fedstrata.config.identity import ENGINE_FIELDS
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
@@ -31,6 +31,7 @@ from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, che
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
 from fedstrata.models.norms import running_statistics
+from fedstrata.probes.registry import ALL, PROBES, READ_UPDATES
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.records import Record
 from fedstrata.server.state import Architecture, ServerState
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = ENGINE_FIELDS | PROBE_FIELDS | {"eval_clients", "faults", "holdout"}
+AT_HOME = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 
 
@@ -156,6 +157,8 @@ class ServerSpec:
                 raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")
         chosen = techniques.method(settings["method"])
         validate_settings(Settings, {**settings, "method": str(chosen)})
+        if settings.get("probe"):
+            settings["probe"] = probes_of_updates(settings["probe"], given["secure"])
         if given["secure"]:
             check_sums(chosen, 1 + len(self.archs))
         if chosen.personalised or chosen.centralised:
@@ -214,6 +217,21 @@ class ServerSpec:
                 torch.default_generator.manual_seed(seed)
                 made[name] = make_model(model)
         return made
+
+
+def probes_of_updates(asked: Any, secure: bool) -> str:
+    """Those of the probes that are asked for which look at updates alone; `all` means all of these.
+
+    Raises:
+        UsageError: for a probe that needs the clients' data, and where the server sees no single update.
+    """
+    words = (asked if isinstance(asked, str) else " ".join(asked)).replace(",", " ").split()
+    if secure:
+        raise UsageError("'probe' has no meaning here: under secure aggregation the server sees no client's update")
+    for name in words:
+        if name not in READ_UPDATES and name != ALL:
+            raise UsageError(f"the probe '{name}' has no meaning here: clients and their data are at other sites")
+    return " ".join(name for name in PROBES if name in READ_UPDATES and (name in words or ALL in words))
 
 
 class SiteRounds(RoundFilter):

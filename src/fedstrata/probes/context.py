@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import nn
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Examples, Stratum, Work
+from fedstrata.core.types import Stratum, Work
+from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ObservedVisit:
-    """A client's part in a round: its architecture, the change of what it sent, and its running statistics."""
+    """A client's part in a round: its architecture, the change of what it sent, its running statistics, what it says.
+
+    Args:
+        loss: its training loss, as it says; None where nothing trained.
+        examples: how many it has, as it says.
+        steps: that it took.
+    """
 
     client: int
     arch: str
     delta: Tensors
     buffers: Tensors
+    loss: float | None = None
+    examples: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +49,7 @@ class ProbeContext:
         visits: those of the observed clients whose updates were used.
         last: True for the run's last round.
         work: how clients trained.
-        data: client → some of its examples.
+        data: client → some of its examples; empty where no probe needs any.
         classes: client → the classes of all its examples, or of these where reading all would take long.
         shared: labelled examples that all models are shown.
         strata: the server model's.
@@ -52,7 +62,7 @@ class ProbeContext:
     visits: Sequence[ObservedVisit]
     last: bool
     work: Work
-    data: Mapping[int, Examples]
+    data: Mapping[int, TensorExamples]
     classes: Mapping[int, frozenset[int]]
     shared: tuple[Tensor, Tensor]
     strata: tuple[Stratum, ...]

@@ -25,7 +25,11 @@ else:
 
 
 STEPS = 8
-"""Steps of `gradnorm`, from either model."""
+"""Steps of `gradnorm`, from either model, and of `rates` with either learning rate, at most."""
+SEARCHED = 4
+"""Clients that `rates` trains, at most."""
+EXCHANGED = ("own", "expected", "own_after", "shared_after", "accuracy", "consistent")
+"""What `exchange` writes: columns of losses and accuracies, a number for each client."""
 POINTS = 400
 """Points of `embedding`, at most."""
 ALL = "all"
@@ -117,6 +121,52 @@ def _crossing(context: ProbeContext) -> dict[str, Any]:
     return found
 
 
+def _visits(context: ProbeContext) -> dict[str, Any]:
+    """Every client's update by itself: norm and cosine to the others' centre, its loss, its running statistics."""
+    strata = [stratum for stratum in context.strata if not stratum.idle]
+    names = {n for stratum in strata for n in stratum.params}
+    deltas = [{n: t for n, t in visit.delta.items() if n in names} for visit in context.visits]
+    found = measures.compare_visits(deltas, strata)
+    return {
+        "norm": found.norms,
+        "cosine": found.cosines,
+        "whole": {"norm": found.norm, "cosine": found.cosine, "nearest": found.nearest},
+        "loss": [visit.loss for visit in context.visits],
+        "examples": [visit.examples for visit in context.visits],
+        "steps": [visit.steps for visit in context.visits],
+        "statistics": measures.statistics_distances([visit.buffers for visit in context.visits]),
+    }
+
+
+def _exchange(context: ProbeContext) -> dict[str, Any]:
+    """The global model on each client's own examples, and each client's model on everybody's: losses."""
+    data = [context.data[visit.client] for visit in context.visits]
+    task = context.context.task
+    found = measures.exchange(context.start_models, context.local_models, data, context.shared, task)
+    return {name: getattr(found, name) for name in EXCHANGED}
+
+
+def _depth(context: ProbeContext) -> dict[str, Any]:
+    """Whether gradients reach all strata: their norm against the weights', and units that are never active."""
+    visit, model = context.visits[0], context.start_models[0]
+    strata = context.architectures[visit.arch].strata
+    x, y = context.shared
+    gradients = measures.relative_gradients(model, strata, x, y, context.context.task)
+    return {"gradient": gradients, "dead": measures.dead_units(model, strata, x)}
+
+
+def _rates(context: ProbeContext) -> dict[str, Any]:
+    """A search for the learning rate: held-out loss after a few steps at a tenth, once, ten and a hundred times it."""
+    first = context.visits[0].arch
+    chosen = [visit.client for visit in context.visits if visit.arch == first][:SEARCHED]
+    some = [context.data[client] for client in chosen]
+    steps = min(STEPS, max(visit.steps for visit in context.visits))
+    work, model = context.work, context.start_models[0]
+    found = measures.search_rates(model, some, work, steps, seed=context.before.round, task=context.context.task)
+    after = {f"{factor:g}": loss for factor, loss in found.after.items()}
+    return {"lr": work.lr, "before": found.before, "after": after}
+
+
 def _embedding(context: ProbeContext) -> dict[str, Any]:
     """A map of clients' last features before the classifier, after the last round: t-SNE."""
     if not context.last:
@@ -161,9 +211,16 @@ PROBES: Mapping[str, Probe] = {
     "calibration": _calibration,
     "statistics": _statistics,
     "crossing": _crossing,
+    "visits": _visits,
+    "exchange": _exchange,
+    "depth": _depth,
+    "rates": _rates,
     "embedding": _embedding,
 }
 
+
+READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "visits"})
+"""Probes that look at nothing but what clients send, so that they run where the clients' data is elsewhere."""
 
 NEED_CLASSES = frozenset({"drift", "calibration", "embedding"})
 """Probes that have a meaning only where each example is of one class."""

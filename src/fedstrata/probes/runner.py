@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
-from fedstrata.core.tensors import Tensors, clone
-from fedstrata.core.types import Assignment, Examples, Update, Work
+from fedstrata.core.tensors import clone
+from fedstrata.core.types import Assignment, Examples, Update, Work, replace_fields
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes.context import ObservedVisit, ProbeContext
-from fedstrata.probes.registry import NEED_CLASSES, PROBES
+from fedstrata.probes.registry import NEED_CLASSES, PROBES, READ_UPDATES
 from fedstrata.system.timing import Clock, timed, use_clock
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ DIGITS = 6
 
 @dataclass(eq=False)
 class UpdateRecorder:
-    """Keeps copies of some clients' updates as they pass: client → (its delta, its running statistics)."""
+    """Keeps copies of some clients' updates as they pass, without what techniques sent."""
 
     clients: frozenset[int]
-    seen: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
+    seen: dict[int, Update] = field(default_factory=dict)
 
     def see(self, update: Update) -> None:
         """Before the next update is asked for: its tensors may be gone then."""
         if update.client in self.clients and update.client not in self.seen:
-            self.seen[update.client] = clone(update.delta), clone(update.buffers)
+            copies = {"delta": clone(update.delta), "buffers": clone(update.buffers)}
+            self.seen[update.client] = replace_fields(update, slots={}, **copies)
 
 
 class Limits(Protocol):
@@ -146,8 +147,8 @@ class Prober:
         arch = {assignment.client: assignment.arch for assignment in asked}
         seen = {} if watched.watch is None else watched.watch.seen
         visits = [
-            ObservedVisit(client, arch[client], *tensors)
-            for client, tensors in sorted(seen.items())
+            observe_visit(update, arch[client])
+            for client, update in sorted(seen.items())
             if client in watched.outcome.accepted and len(self.clients[client]) > 1
         ]
         row: dict[str, Any] = {"round": before.round + 1, "clients": [v.client for v in visits], "seconds": {}}
@@ -175,7 +176,9 @@ class Prober:
         self, before: ServerState, after: ServerState, visits: Sequence[ObservedVisit], work: Work
     ) -> ProbeContext:
         """What the probes may see of a round."""
-        data = {visit.client: self._choose_examples(self.clients[visit.client], visit.client) for visit in visits}
+        remote = READ_UPDATES.issuperset(self.probes)  # nobody asks for clients' examples, which may be elsewhere
+        looked = [] if remote else [visit.client for visit in visits]
+        data = {client: self._choose_examples(self.clients[client], client) for client in looked}
         held = {c: self.clients[c] if isinstance(self.clients[c], TensorExamples) else some for c, some in data.items()}
         labelled = held if self.context.task.has_classes else {}
         return ProbeContext(
@@ -186,7 +189,7 @@ class Prober:
             work=work,
             data=data,
             classes={client: frozenset(examples.labels().tolist()) for client, examples in labelled.items()},
-            shared=self._shared_examples(data),
+            shared=self._shared_examples(data) if data else (torch.empty(0), torch.empty(0)),
             strata=self.architectures[""].strata,
             architectures=self.architectures,
             context=self.context,
@@ -206,6 +209,12 @@ class Prober:
         """A choice of examples that is the same in every round, as tensors."""
         order = torch.randperm(len(examples), generator=generator(derive(self.settings.seed, "probes", *salt)))
         return TensorExamples(*examples.batch(order[: self.settings.probe_examples].sort().values))
+
+
+def observe_visit(update: Update, arch: str) -> ObservedVisit:
+    """A client's update as probes see it."""
+    loss = update.metrics.get("train_loss") if update.steps else None
+    return ObservedVisit(update.client, arch, update.delta, update.buffers, loss, update.examples, update.steps)
 
 
 def to_json(found: Any) -> Any:

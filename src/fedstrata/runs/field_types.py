@@ -57,6 +57,21 @@ class _Crossing(_Part):
     beta: Table = {}
 
 
+class _Visits(_Part):
+    norm: dict[str, list[Any]] = {}
+    cosine: dict[str, list[Any]] = {}
+    whole: dict[str, list[Any]] = {}
+
+
+class _Depth(_Part):
+    gradient: Table = {}
+    dead: Table = {}
+
+
+class _Rates(_Part):
+    after: Table = {}
+
+
 class _Stratum(_Part):
     name: str = ""
     stage: str = ""
@@ -83,6 +98,10 @@ ROW: dict[str, Any] = {
     "statistics": _Statistics,
     "embedding": _Embedding,
     "crossing": _Crossing,
+    "visits": _Visits,
+    "exchange": dict[str, list[Any]],
+    "depth": _Depth,
+    "rates": _Rates,
 }
 """Types in a line of probes.jsonl."""
 
@@ -92,6 +111,8 @@ FACTS: dict[str, Any] = {
     "clients": int,
     "client_names": list[str],
     "examples": list[Any],
+    "test_counts": list[Any],
+    "cards": list[Table | None],
     "counts": Annotated[list[Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)],
     "model": _Model,
 }

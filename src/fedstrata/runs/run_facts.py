@@ -15,6 +15,7 @@ from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.summary import describe_model
+from fedstrata.runs.data_cards import data_cards
 
 SHOWN = 200
 """Clients whose class counts are written."""
@@ -49,7 +50,9 @@ def run_facts(
         idle = {stratum.name for stratum in strata if stratum.idle}
         about["strata"] = [{**row, "idle": row["name"] in idle} for row in about["strata"]]  # sub-models may run some
         with preserve_model(model):
-            width = task.width(model(sample))
+            outputs = model(sample)
+            width = task.width(outputs)
+            probabilities = puts_out_probabilities(model, sample, outputs, task)
     classes = width if task.has_classes else 2 if task.has_labels else 0
     size = sizes(clients)
     found: dict[str, Any] = {
@@ -62,16 +65,51 @@ def run_facts(
         "examples": [size(client) for client in range(min(len(clients), SHOWN))],
         "model": about,
         "buffers": any(stratum.buffers for stratum in strata),
+        "probabilities": probabilities,
     }
     if client_names:
         found["client_names"] = list(client_names[:NAMED])
+    cards = data_cards(clients, SHOWN)
+    found |= {} if cards is None else {"cards": cards}
+    return found | _label_facts(clients, task, test, width, classes)
+
+
+def _label_facts(
+    clients: Sequence[Examples], task: Task, test: Examples | None, width: int, classes: int
+) -> dict[str, Any]:
+    """What guessing scores on the test set, and how many examples of each class there are, where that is at hand."""
+    found: dict[str, Any] = {}
     known = None if test is None else labels_at_hand(test)
     if known is not None and (guess := task.guess(known, width)) is not None:
         found["guess"] = round(guess, 6)
+    if known is not None and task.has_labels:
+        found["test_counts"] = torch.bincount(known.flatten().long(), minlength=classes).tolist()
     counts = _counts(clients, classes) if task.has_labels else None
     if counts is not None:
         found |= {"skew": round(skew(counts), 6), "counts": counts[:SHOWN].tolist()}
     return found
+
+
+def puts_out_probabilities(model: nn.Module, sample: Tensor, outputs: Tensor, task: Task) -> bool:
+    """True if the model gives probabilities where the task's loss takes logits: its last layer is one too many.
+
+    With classes: no output is negative, and those of each example add up to 1. With one answer of yes and no: all
+    outputs are between 0 and 1, and stay there for inputs that are a thousand times as large.
+    """
+    if not task.has_labels or not isinstance(outputs, Tensor):
+        return False
+    if task.has_classes:
+        sums = outputs.sum(1) if outputs.dim() > 1 and outputs.shape[1] > 1 else torch.zeros(1)
+        return bool((outputs >= 0).all() and ((sums - 1).abs() < 1e-3).all())
+    if isinstance(sample, Parts) or not sample.is_floating_point():
+        return False
+    if not ((outputs >= 0) & (outputs <= 1)).all():
+        return False
+    try:
+        large = [model(1000 * sample), model(-1000 * sample)]
+    except Exception:  # a user's model may refuse such inputs
+        return False
+    return all(bool(((found >= 0) & (found <= 1)).all()) for found in large)
 
 
 def _counts(clients: Sequence[Examples], classes: int) -> Tensor | None:

@@ -58,6 +58,10 @@ class FedAvg:
         """The same under another policy for running statistics."""
         return replace(self, buffers=buffers)
 
+    def with_reducer(self, reduce: str) -> FedAvg:
+        """The same with another rule in the mean's place."""
+        return replace(self, reduce=reduce)
+
     def __str__(self) -> str:
         return text_of(self.name, non_default_fields(self))
 

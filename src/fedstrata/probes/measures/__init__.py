@@ -9,7 +9,9 @@ in evaluation mode unless it says otherwise, and gives the random generators bac
 from __future__ import annotations
 
 from fedstrata.probes.measures.crossing import Crossing, crossing
+from fedstrata.probes.measures.depth import dead_units, relative_gradients
 from fedstrata.probes.measures.divergence import divergence, update_cosine
+from fedstrata.probes.measures.exchange import Exchange, exchange
 from fedstrata.probes.measures.feature_map import Embedding, embedding
 from fedstrata.probes.measures.features import (
     LIMIT,
@@ -33,9 +35,11 @@ from fedstrata.probes.measures.gradients import (
     with_shared,
 )
 from fedstrata.probes.measures.neurons import Drift, neuron_drift
+from fedstrata.probes.measures.rates import RateSearch, search_rates
 from fedstrata.probes.measures.reading import BATCH, Labelled
 from fedstrata.probes.measures.running_statistics import statistics_spread
 from fedstrata.probes.measures.similarity import LayerSimilarity, cka, layer_similarity, minibatch_cka
+from fedstrata.probes.measures.visits import VisitTable, compare_visits, statistics_distances
 from fedstrata.probes.measures.weights import (
     Generalisation,
     generalisation,
@@ -53,18 +57,24 @@ __all__ = [
     "Distribution",
     "Drift",
     "Embedding",
+    "Exchange",
     "Generalisation",
     "GradientSpread",
     "GradientTrace",
     "Labelled",
     "LayerSimilarity",
+    "RateSearch",
     "Variance",
+    "VisitTable",
     "cka",
     "client_gradients",
+    "compare_visits",
     "conditional_wasserstein",
     "crossing",
+    "dead_units",
     "divergence",
     "embedding",
+    "exchange",
     "feature_distance",
     "features_at",
     "forgetting",
@@ -78,7 +88,10 @@ __all__ = [
     "mean_wasserstein",
     "minibatch_cka",
     "neuron_drift",
+    "relative_gradients",
+    "search_rates",
     "shared_gradient",
+    "statistics_distances",
     "statistics_spread",
     "update_cosine",
     "weight_divergence",

@@ -7,7 +7,7 @@ g_i = E_{x∈X_i} ∇L(θ, x), their plain mean ḡ, stratum L with d_L paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -66,19 +66,28 @@ def update_cosine(deltas: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[
     check_names({n for mine in deltas for n in mine}, params_of(strata), "the strata have")
     found = {}
     for stratum in strata:
-        dots, squares = (torch.zeros(len(deltas), len(deltas), dtype=torch.float64) for _ in range(2))
-        for name in stratum.params:
-            holders = torch.tensor([i for i, mine in enumerate(deltas) if name in mine], dtype=torch.int64)
-            if len(holders) > 1:
-                products = _products([deltas[i][name] for i in holders.tolist()], name)
-                at = holders.unsqueeze(1), holders
-                dots[at] += products
-                squares[at] += products.diagonal().unsqueeze(1)  # [i, j]: i's, in the names that j holds too
+        dots, squares = inner_products(deltas, stratum.params)
         lengths = (squares.sqrt() * squares.T.sqrt()).tolist()
         pairs = [(i, j) for i, j in combinations(range(len(deltas)), 2) if lengths[i][j] != 0]
         if pairs:
             found[stratum.name] = fmean(float(dots[i, j]) / lengths[i][j] for i, j in pairs)
     return found
+
+
+def inner_products(deltas: Sequence[Tensors], names: Iterable[str]) -> tuple[Tensor, Tensor]:
+    """(the inner product of every two clients' tensors, [i, j]: the square of i's norm in the names that j holds too).
+
+    Only names that both hold count.
+    """
+    dots, squares = (torch.zeros(len(deltas), len(deltas), dtype=torch.float64) for _ in range(2))
+    for name in names:
+        holders = torch.tensor([i for i, mine in enumerate(deltas) if name in mine], dtype=torch.int64)
+        if len(holders):
+            products = _products([deltas[i][name] for i in holders.tolist()], name)
+            at = holders.unsqueeze(1), holders
+            dots[at] += products
+            squares[at] += products.diagonal().unsqueeze(1)
+    return dots, squares
 
 
 def _products(tensors: Sequence[Tensor], name: str) -> Tensor:

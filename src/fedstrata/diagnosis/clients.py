@@ -1,0 +1,470 @@
+"""Clients one by one: whose inputs or labels are broken, whose updates are hostile, and who is rare but honest.
+
+A client is judged against the others of the same rounds, never against a fixed number, and only where fewer than half
+of them stand out. What its data explains is not held against its update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.data_cards import odd_inputs
+from fedstrata.diagnosis.evidence import Evidence, Rule, first_few, percent_text, times_text
+from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.learning import has_blown_up
+from fedstrata.diagnosis.outliers import (
+    COSINE_FLOOR,
+    FEW,
+    column,
+    direction_scores,
+    length_scores,
+    over_rounds,
+    recent_rows,
+    scores_over_rounds,
+    worst_strata,
+)
+from fedstrata.diagnosis.remedies import RemedyBuilder
+from fedstrata.diagnosis.thresholds import STANDING, THRESHOLDS
+from fedstrata.runs.reader import SavedRun
+
+LOSS_FLOOR = 0.05
+"""Spread over clients of losses, in losses of guessing, that counts at least."""
+
+FAR = 5.0
+"""A robust score from which on a client is far out: one in a million, if the others were normal."""
+
+SAME = 1e-3
+"""1 − cosine of two updates below which they may be copies of one another."""
+
+CLOSER = 0.05
+"""And they are, if they are so much nearer to each other than clients usually are."""
+
+SURE = 20.0
+"""The score of what leaves no doubt: updates that are copies, or that never change."""
+
+
+def client_text(saved: SavedRun, clients: Sequence[int]) -> str:
+    """client 3 (Cleveland); clients 1, 4 and 2 more."""
+    names = saved.facts.get("client_names", [])
+    told = [f"{c} ({names[c]})" if 0 <= c < len(names) and names[c] != str(c) else str(c) for c in clients]
+    return f"client{'s' if len(told) > 1 else ''} {first_few(told, 8)}"
+
+
+def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
+    """What losses are measured in: that of guessing among so many classes; without classes, clients' median loss."""
+    classes = saved.facts.get("classes")
+    if classes is not None and classes > 1 and saved.facts.get("has_classes", True):
+        return math.log(classes)
+    return max(median(losses.values()), 1e-9) if losses else 1.0
+
+
+def is_minority(named: Sequence[int], seen: int) -> bool:
+    """Whether these are few enough of those that were looked at: who is odd is a question to the majority."""
+    return 0 < len(named) < seen / 2
+
+
+# Updates that were refused ------------------------------------------------------------------------------------
+
+
+def refused_updates(saved: SavedRun) -> Evidence | None:
+    """The share of its rounds in which a client's update was refused, of the client with the largest."""
+    asked: dict[int, int] = {}
+    whys: dict[int, list[str]] = {}
+    for record in saved.records:
+        for client in record.clients:
+            asked[client] = asked.get(client, 0) + 1
+        for refusal in record.refused:
+            whys.setdefault(refusal["client"], []).append(refusal["why"])
+    if not asked:
+        return None
+    shares = {client: min(len(whys.get(client, ())) / rounds, 1.0) for client, rounds in asked.items()}
+    named = tuple(client for client in sorted(shares) if shares[client] > THRESHOLDS["refused-updates"].none)
+    worst = max(shares, key=lambda client: shares[client])
+    value = shares[worst]
+    if not named or has_blown_up(saved):  # then everybody's numbers grow, and whose are refused is chance
+        return Evidence(0.0 if named else value, "", {"refused": value})
+    last = whys[worst][-1]
+    sentence = (
+        f"Updates of {client_text(saved, named)} are refused: {len(whys[worst])} of {asked[worst]} from client "
+        f"{worst}, because {last}."
+    )
+    figure = {"refused": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_refusals(saved, named), named)
+
+
+def against_refusals(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
+    """What keeps a client's numbers finite, or does without it."""
+    builder = RemedyBuilder(saved)
+    return [
+        builder.advise(f"look at the examples of {client_text(saved, named)}: missing or huge inputs do this"),
+        builder.change_settings(
+            "bounds every local gradient, where the client's numbers only grow too large", papers.MCMAHAN, clip=1.0
+        ),
+    ]
+
+
+# Inputs -------------------------------------------------------------------------------------------------------
+
+
+def broken_inputs(saved: SavedRun) -> Evidence | None:
+    """How far out the inputs of the oddest client are, by its card."""
+    found = odd_inputs(saved)
+    if not found:
+        return None
+    limit = THRESHOLDS["broken-inputs"].none
+    named = tuple(client for client in found if found[client].score > limit)
+    worst = max(found, key=lambda client: found[client].score)
+    value = max(found[worst].score, 0.0)
+    if not is_minority(named, len(found)):
+        return Evidence(min(value, limit), "", {"score": min(value, limit)})
+    strata = worst_strata(saved, worst)
+    where = f" Its updates are furthest out in {first_few(strata)}." if strata else ""
+    sentence = (
+        f"The inputs of {client_text(saved, named)} are unlike everybody else's: of client {worst}, "
+        f"{found[worst].words}, a robust score of {value:.1f}.{where}"
+    )
+    figure = {"score": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_inputs(saved, named, found[worst].remedy), named)
+
+
+def against_inputs(saved: SavedRun, named: Sequence[int], change: str) -> list[Remedy | None]:
+    """Put them right at the client, or let no single client move the mean."""
+    builder = RemedyBuilder(saved)
+    return [
+        *_robust_reducers(builder, named),
+        builder.advise(f"put the inputs of {client_text(saved, named)} right before they are trained on: {change}"),
+    ]
+
+
+def _robust_reducers(builder: RemedyBuilder, named: Sequence[int]) -> list[Remedy | None]:
+    count = "one client" if len(named) == 1 else f"{len(named)} clients"
+    return [
+        builder.change_reducer("median", f"{count} cannot move a median beyond the others' numbers", papers.YIN),
+        builder.change_reducer(
+            "geometric_median", "clients that are far from all others count for little", papers.PILLUTLA
+        ),
+    ]
+
+
+# Labels -------------------------------------------------------------------------------------------------------
+
+
+def excess_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
+    """Client → by how much its own examples and everybody's disagree, in losses of guessing: of two figures the larger.
+
+    What its examples cost the global model beyond what their classes cost elsewhere; and what its own model, after its
+    training, costs elsewhere in the same mixture of classes beyond what it costs on its own examples.
+    """
+    exchange = row.get("exchange", {})
+    own, expected, after, there = (
+        column(row, exchange.get(name)) for name in ("own", "expected", "own_after", "shared_after")
+    )
+    scale = guessing_loss(saved, own)
+    found = {client: (own[client] - expected[client]) / scale for client in own.keys() & expected.keys()}
+    for client in found.keys() & after.keys() & there.keys():
+        found[client] = max(found[client], (there[client] - after[client]) / scale)
+    return found
+
+
+def odd_losses(
+    saved: SavedRun, probe: str, read: Callable[[Mapping[str, Any]], Mapping[int, float]]
+) -> dict[int, float]:
+    """Client → by how much its loss exceeds the median client's, in losses of guessing; 0 if it is no outlier."""
+    rows = recent_rows(saved, probe)
+    beyond = []
+    for row in rows:
+        values = read(row)
+        middle = median(values.values()) if values else 0.0
+        if len(values) >= FEW:
+            beyond.append({client: value - middle for client, value in values.items()})
+    scores = scores_over_rounds(rows, read, LOSS_FLOOR)
+    return {client: value if scores[client] > FAR else 0.0 for client, value in over_rounds(beyond).items()}
+
+
+def broken_labels(saved: SavedRun) -> Evidence | None:
+    """By how much a client's own examples cost the global model more than its classes do elsewhere."""
+    found = odd_losses(saved, "exchange", lambda row: excess_losses(saved, row))
+    hostile = hostile_clients(saved)
+    inputs = _named_for_inputs(saved)
+    judged = {client: value for client, value in found.items() if client not in inputs and client not in hostile}
+    if not judged:
+        return None
+    limit = THRESHOLDS["broken-labels"].none
+    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    value = max(judged.values())
+    if not is_minority(named, len(found)):
+        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+    worst = max(named, key=lambda client: judged[client])
+    sentence = (
+        f"The labels of {client_text(saved, named)} do not fit the inputs: {_label_text(saved, worst)}"
+        f"{_strata_text(saved, worst)}."
+    )
+    figure = {"excess": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_labels(saved, named), named)
+
+
+def _named_for_inputs(saved: SavedRun) -> set[int]:
+    evidence = broken_inputs(saved)
+    return set() if evidence is None else set(evidence.clients)
+
+
+def _exchanged(saved: SavedRun, name: str) -> dict[int, float]:
+    """Client → what the probe `exchange` found, in the median over the last rounds."""
+    return over_rounds(column(row, row["exchange"].get(name)) for row in recent_rows(saved, "exchange"))
+
+
+def _label_text(saved: SavedRun, client: int) -> str:
+    own, expected = (_exchanged(saved, name).get(client, 0.0) for name in ("own", "expected"))
+    after, there = (_exchanged(saved, name).get(client, 0.0) for name in ("own_after", "shared_after"))
+    text = (
+        f"the examples of client {client} cost the global model {own:.2f}, where examples of the same classes cost "
+        f"{expected:.2f} elsewhere; its own model costs {after:.2f} and {there:.2f}"
+    )
+    right, consistent = (_exchanged(saved, name).get(client) for name in ("accuracy", "consistent"))
+    if right is None or consistent is None:
+        return text
+    told = f"{text}; the model is right on {percent_text(right)} of them"
+    if consistent > max(0.6, 1.5 * right):
+        return f"{told}, and would be on {percent_text(consistent)} if labels were exchanged one for another"
+    return (
+        f"{told}, and on {percent_text(consistent)} at most if labels were exchanged one for another: some are random"
+    )
+
+
+def _strata_text(saved: SavedRun, client: int) -> str:
+    strata = worst_strata(saved, client)
+    return f"; its updates are furthest out in {first_few(strata)}" if strata else ""
+
+
+def against_labels(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
+    """Correct them, or let no single client move the mean."""
+    builder = RemedyBuilder(saved)
+    return [
+        *_robust_reducers(builder, named),
+        builder.advise(f"compare the labels of {client_text(saved, named)} with another site's: order, offset, files"),
+    ]
+
+
+# Data that cannot be seen -------------------------------------------------------------------------------------
+
+
+def reported_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
+    """Client → the training loss that it reports, in losses of guessing."""
+    losses = column(row, row.get("visits", {}).get("loss"))
+    return {client: loss / guessing_loss(saved, losses) for client, loss in losses.items()}
+
+
+def broken_data(saved: SavedRun) -> Evidence | None:
+    """By how much a client's training loss exceeds the others', where nobody can look at its examples."""
+    if saved.series("exchange"):
+        return None
+    inputs = _named_for_inputs(saved)
+    found = odd_losses(saved, "visits", lambda row: reported_losses(saved, row))
+    judged = {client: value for client, value in found.items() if client not in inputs}
+    if not judged:
+        return None
+    limit = THRESHOLDS["broken-data"].none
+    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    value = max(judged.values())
+    if not is_minority(named, len(found)):
+        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+    worst = max(named, key=lambda client: judged[client])
+    rows = recent_rows(saved, "visits")
+    losses = over_rounds(column(row, row["visits"].get("loss")) for row in rows)
+    sentence = (
+        f"The data of {client_text(saved, named)} cannot be learnt as the others' can: client {worst} reports a "
+        f"training loss of {losses[worst]:.2f}, where the median client reports {median(losses.values()):.2f}"
+        f"{_strata_text(saved, worst)}. Whether inputs or labels are at fault cannot be seen from updates alone."
+    )
+    figure = {"excess": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_labels(saved, named), named)
+
+
+# Hostile updates ----------------------------------------------------------------------------------------------
+
+
+def _rises(row: Mapping[str, Any]) -> dict[int, float]:
+    """Client → by how much its own training, as it says, has raised the loss on its own examples."""
+    own, after = (column(row, row["exchange"].get(name)) for name in ("own", "own_after"))
+    return {client: after[client] - own[client] for client in own.keys() & after.keys()}
+
+
+def opposed_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
+    """Client → (score, why) of those whose updates go against everybody's, though their own loss says otherwise."""
+    rows = recent_rows(saved, "visits")
+    cosines = over_rounds(column(row, row["visits"].get("whole", {}).get("cosine")) for row in rows)
+    scores = over_rounds(
+        found
+        for row in rows
+        if len(found := direction_scores(row, row["visits"].get("whole", {}).get("cosine"))) >= FEW
+    )
+    middle = median(cosines.values()) if cosines else 0.0
+    own, after = _exchanged(saved, "own"), _exchanged(saved, "own_after")
+    rises = over_rounds(_rises(row) for row in recent_rows(saved, "exchange"))
+    usual = max(median(rises.values()), 0.0) if rises else 0.0
+    told: dict[int, tuple[float, str]] = {}
+    for client, score in scores.items():
+        against = cosines[client] < -COSINE_FLOOR and middle > 0
+        if rises:
+            rise = rises.get(client, 0.0) - usual
+            backwards = rise > LOSS_FLOOR * guessing_loss(saved, own)
+            if not backwards or cosines[client] > min(middle - COSINE_FLOOR, 0.0):
+                continue
+            why = f"its update raises the loss on its own examples from {own[client]:.2f} to {after[client]:.2f}"
+            reach = max(score, FAR * (1 + rise / max(guessing_loss(saved, own), 1e-9)))
+            told[client] = reach, f"{why}, and its cosine to the others' centre is {cosines[client]:.2f}"
+        elif against and score > FAR:
+            told[client] = score, f"its cosine to the others' centre is {cosines[client]:.2f}, theirs {middle:.2f}"
+    return told
+
+
+def scaled_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
+    """Client → (score, why) of those whose updates are many times as long as the others', or nothing at all."""
+    rows = recent_rows(saved, "visits")
+    norms = over_rounds(column(row, row["visits"].get("whole", {}).get("norm")) for row in rows)
+    middle = median(norms.values()) if norms else 0.0
+    scores = over_rounds(
+        found for row in rows if len(found := length_scores(row, row["visits"].get("whole", {}).get("norm"))) >= FEW
+    )
+    told: dict[int, tuple[float, str]] = {}
+    for client, score in scores.items():
+        if score > THRESHOLDS["hostile-updates"].none:
+            ratio = times_text(norms[client] / max(middle, 1e-30))
+            told[client] = score, f"its update is {ratio} as long as the median client's"
+        elif score < -FAR and norms[client] < 1e-3 * middle:
+            told[client] = -score, "its update is next to nothing"
+    return told
+
+
+def copied_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
+    """Client → (score, why) of those whose updates are copies of another's, or of their own of the round before."""
+    rows = recent_rows(saved, "visits")
+    apart: list[dict[int, float]] = []
+    for row in rows:
+        nearest = column(row, row["visits"].get("whole", {}).get("nearest"))
+        distances = {client: 1 - cosine for client, cosine in nearest.items()}
+        if len(distances) >= FEW:
+            usual = median(distances.values())
+            apart.append({c: d / max(usual, 1e-9) if d < SAME else math.inf for c, d in distances.items()})
+    copies = {client: ratio for client, ratio in over_rounds(apart).items() if ratio < CLOSER}
+    found = {}
+    if len(copies) > 1:
+        others = ", ".join(map(str, copies))
+        found = dict.fromkeys(copies, (SURE, f"the updates of clients {others} are all but the same"))
+    norms = [column(row, row["visits"].get("whole", {}).get("norm")) for row in rows]
+    for client in {c for seen in norms for c in seen} - found.keys():
+        lengths = [seen[client] for seen in norms if client in seen]
+        if len(lengths) > 2 and lengths[0] > 0 and len({f"{length:.5g}" for length in lengths}) == 1:
+            found[client] = SURE, f"its update has had the same norm, {lengths[0]:.4g}, in {len(lengths)} rounds"
+    return found
+
+
+def unstable_clients(saved: SavedRun) -> set[int]:
+    """Clients that report a larger training loss than they began with: their training fails, and they say so."""
+
+    def rise(row: Mapping[str, Any]) -> dict[int, float]:
+        own, told = column(row, row["exchange"].get("own")), column(row, row.get("visits", {}).get("loss"))
+        scale = guessing_loss(saved, own)
+        return {client: (told[client] - own[client]) / scale for client in own.keys() & told.keys()}
+
+    found = over_rounds(rise(row) for row in recent_rows(saved, "exchange"))
+    return {client for client, value in found.items() if value > LOSS_FLOOR}
+
+
+def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
+    """Client → (score, why) of those whose updates are hostile whatever their data is.
+
+    Who admits that its training fails is not: its steps are too long for its examples.
+    """
+    inputs = _named_for_inputs(saved) | unstable_clients(saved)
+    found: dict[int, tuple[float, str]] = {}
+    for judged in (copied_clients(saved), opposed_clients(saved), scaled_clients(saved)):
+        for client, (score, why) in judged.items():
+            if client not in inputs and score > found.get(client, (0.0, ""))[0]:
+                found[client] = score, why
+    return found
+
+
+def hostile_updates(saved: SavedRun) -> Evidence | None:
+    """How far out the update is of the client that stands out most, where its data does not explain it."""
+    seen = {client for row in recent_rows(saved, "visits") for client in column(row, row["visits"].get("loss"))}
+    if len(seen) < FEW:
+        return None
+    found = hostile_clients(saved)
+    data = broken_data(saved)
+    blamed = set() if data is None else set(data.clients)
+    found = {client: told for client, told in found.items() if client not in blamed or told[0] >= SURE}
+    limit = THRESHOLDS["hostile-updates"].none
+    named = tuple(sorted(client for client, (score, _) in found.items() if score > limit))
+    if not is_minority(named, len(seen)):
+        return Evidence(0.0, "", {"score": 0.0})
+    worst = max(named, key=lambda client: found[client][0])
+    value, why = found[worst]
+    unseen = "" if saved.series("exchange") else " Whether its examples explain that cannot be seen from updates alone."
+    sentence = (
+        f"Updates of {client_text(saved, named)} are not what honest training gives: of client {worst}, {why}"
+        f"{_strata_text(saved, worst)}.{unseen}"
+    )
+    figure = {"score": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_hostility(saved, named), named)
+
+
+def against_hostility(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
+    """A rule that a minority cannot move, or doing without the client."""
+    builder = RemedyBuilder(saved)
+    share = min(0.45, math.ceil(100 * (len(named) + 1) / max(int(saved.facts.get("clients", 10)), 1)) / 100)
+    return [
+        *_robust_reducers(builder, named),
+        builder.change_reducer(
+            f"multi_krum(share={share:g})", "only updates that are near many others count", papers.BLANCHARD
+        ),
+        builder.advise(f"do without {client_text(saved, named)} until its site has been looked at"),
+    ]
+
+
+# Rare but honest ----------------------------------------------------------------------------------------------
+
+
+def rare_clients(saved: SavedRun, named: set[int]) -> str | None:
+    """What is worth knowing of clients that are unlike the others and nothing worse."""
+    rows = recent_rows(saved, "visits")
+    ways = scores_over_rounds(
+        rows, lambda row: {c: -v for c, v in column(row, row["visits"].get("whole", {}).get("cosine")).items()}, 0.1
+    )
+    odd = [client for client, score in ways.items() if score > 3 and client not in named]
+    if not odd or len(odd) >= len(ways) / 2:
+        return None
+    told = [f"{client_text(saved, [client])}, {_rarity_text(saved, client)}" for client in odd]
+    return f"Unlike the others, and by no sign broken: {'; '.join(told)}."
+
+
+def _rarity_text(saved: SavedRun, client: int) -> str:
+    """What of a client's data explains that its updates go another way."""
+    counts, examples = saved.facts.get("counts", []), saved.facts.get("examples", [])
+    told = []
+    if client < len(counts) and sum(counts[client]):
+        totals = [sum(each) for each in zip(*counts, strict=True)]
+        shares = [n / sum(counts[client]) for n in counts[client]]
+        apart = sum(abs(p - n / sum(totals)) for p, n in zip(shares, totals, strict=True)) / 2
+        if apart > 0.3:
+            told.append(f"{percent_text(apart)} of its labels are not everybody's")
+    held = [n for n in examples if n]
+    if client < len(examples) and held and examples[client] < median(held) / 3:
+        told.append(f"it has {examples[client]} examples, the median client {median(held):g}")
+    return f"because {' and '.join(told)}" if told else "for no reason that can be seen"
+
+
+ALL = THRESHOLDS.keys() - STANDING
+"""What a single client may cause: all that is measured."""
+
+CLIENT_RULES = (
+    Rule("broken-inputs", broken_inputs, explains=frozenset({*ALL, "refused-updates"})),
+    Rule("refused-updates", refused_updates, explains=frozenset({"no-learning"})),
+    Rule("hostile-updates", hostile_updates, probes=("visits",), explains=frozenset(ALL)),
+    Rule("broken-labels", broken_labels, probes=("exchange",), explains=frozenset(ALL)),
+    Rule("broken-data", broken_data, probes=("visits",), explains=frozenset(ALL)),
+)
