@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 import fedstrata as fs
 from fedstrata.core.stacks import Memories, expand
 from fedstrata.core.types import Slots, Update
 from fedstrata.runs import client_memory
 from fedstrata.runs.client_memory import RowStore
-from tests.engines.worlds import check_same, federation, flat, staged
+from tests.engines.worlds import check_same, federation, flat, points, seeded, staged
 
 
 class DictStore:
@@ -158,3 +159,20 @@ def test_what_was_handed_out_stays_as_it_was() -> None:
         next(rounds)
     assert all(torch.equal(held["scaffold"][n], t) for n, t in before.items())
     assert not all(torch.equal(fed.memory(0)["scaffold"][n], t) for n, t in before.items())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_results_do_not_depend_on_where_a_memory_lies(engine: str) -> None:
+    """A product with a single vector rounds otherwise where its matrix does not begin a cache line, as rows may not."""
+
+    def wide() -> nn.Module:
+        model: nn.Module = seeded(lambda: nn.Sequential(nn.Linear(333, 31), nn.ReLU(), nn.Linear(31, 4)))
+        return model
+
+    clients = [points(5, seed, inputs=333) for seed in range(12)]  # the second batch of each is a single example
+    world = {"model": wide(), "clients": clients, "test": points(20, 99, inputs=333), "method": "moon"}
+    settings = {**world, **ENGINES[engine], "participation": 1.0, "batch_size": 4, "rounds": 4}
+    rows, alone = federation(**settings), federation(**settings, store=DictStore())
+    rows.fit()
+    alone.fit()
+    check_same(rows, alone)

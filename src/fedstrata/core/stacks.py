@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.tensors import Tensors, align, clone
 from fedstrata.core.types import Assignment, Slots, Update, Visit, replace_fields
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Assignments(Sequence[Assignment]):
 class Memories(Sequence[Slots]):
     """What some clients remember, in order: rows of stacked tensors, which are shared with whoever holds them.
 
+    What is computed with lies as torch's own tensors do, wherever its row is: a row that does not is copied.
+
     Args:
         stacks: memories that are alike, each tensor with a row for every one of them.
         kinds: the stack of each client.
@@ -131,7 +133,7 @@ class Memories(Sequence[Slots]):
             return self.select(range(len(self))[position])
         row = self.rows[position]
         stack = self.stacks[self.kinds[position]]
-        return {name: {n: t[row] for n, t in slot.items()} for name, slot in stack.items()}
+        return {name: {n: align(t[row]) for n, t in slot.items()} for name, slot in stack.items()}
 
     def select(self, positions: Sequence[int]) -> Memories:
         """Those at some positions."""
@@ -173,7 +175,7 @@ class Memories(Sequence[Slots]):
         parts = list(self.by_stack())
         gathered = [gather_rows(stack, rows) for stack, _, rows in parts]
         if len(parts) == 1:
-            return gathered[0]
+            return {name: {n: align(t) for n, t in slot.items()} for name, slot in gathered[0].items()}
         places = torch.tensor([position for _, positions, _ in parts for position in positions])
         order = torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
         return {

@@ -35,6 +35,11 @@ def whole_lines(count: int, dtype: torch.dtype) -> int:
     return -(-count // line) * line
 
 
+def align(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it if it does not lie at the beginning of a cache line: products may round otherwise."""
+    return tensor.clone() if tensor.data_ptr() % LINE else tensor
+
+
 PIECE = 1 << 17
 """Numbers of each tensor that are gone through at once where several passes are to find them in the cache."""
 
