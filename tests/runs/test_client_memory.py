@@ -135,6 +135,16 @@ def test_rows_are_for_those_who_took_part_and_are_used_again() -> None:
     assert [int(m["a"]["x"][0]) for m in found] == expected
 
 
+def test_memories_that_change_their_shape_leave_no_room_behind() -> None:
+    store = RowStore()
+    for version in range(20):
+        memory = {"t": {"w": torch.full((version + 1,), float(version))}}
+        store.put((3,), version, Memories.of([memory]), [version - 1])
+        store.forget(version)
+    assert torch.equal(store.get((3,), (19,))[0]["t"]["w"], torch.full((20,), 19.0))
+    assert len(store._chunks) <= 2
+
+
 def test_a_round_that_is_done_again_takes_the_same_rows() -> None:
     store = RowStore()
     put(store, 1, 0, memory(1.0), before=-1)

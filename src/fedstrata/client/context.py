@@ -48,6 +48,7 @@ class ServerParams:
 
     def __init__(self, params: Tensors, turned: bool, steady: bool) -> None:
         self._params, self._turned, self.steady = params, turned, steady
+        self._names = tuple(params)
         self._own = params.flat if steady and isinstance(params, FlatTensors) else None
         self._sent: Tensors | None = None
         self._copy: Tensor | None = None
@@ -79,7 +80,7 @@ class ServerParams:
     def subtract(self, sent: Tensors, names: Sequence[str], out: Tensors | None) -> Tensors:
         """What the replica's values are more than those that were sent, into the tensors of `out` if there are any."""
         own, copy = self._own, self._copy if sent is self._sent and not self._turned else None
-        if own is not None and copy is not None and isinstance(out, FlatTensors) and len(names) == len(self._params):
+        if own is not None and copy is not None and isinstance(out, FlatTensors) and tuple(names) == self._names:
             torch.sub(own, copy, out=out.flat)
             return out
         values = self.values if self.steady else {n: p.detach() for n, p in self._params.items()}

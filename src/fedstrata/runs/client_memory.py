@@ -155,6 +155,9 @@ class RowStore:
         """Drop versions that were replaced before round `until`."""
         while self._replaced and self._replaced[0][0] < until:
             self._free(self._replaced.popleft()[1])
+        for structure in list(self._chunks) if len(self._chunks) > 1 else ():  # a technique may change what it keeps
+            if all(len(chunk.free) == chunk.rows for chunk in self._chunks[structure]):
+                del self._chunks[structure]
 
 
 _NOWHERE: Row = (_Chunk((), 0), 0)

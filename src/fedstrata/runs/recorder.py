@@ -117,7 +117,7 @@ class RunRecorder:
 
     def keep(self, state: ServerState, clients: Sequence[int], memories: Memories) -> None:
         """Keep what clients will remember if the round on this state counts."""
-        self.store.put(clients, state.round, memories, state.remembers.numpy()[clients].tolist())
+        self.store.put(clients, state.round, memories, state.remembers.numpy()[list(clients)].tolist())
 
     def trim(self, rounds: int) -> None:
         """Forget what was written of later rounds, which will be done again."""
@@ -166,7 +166,7 @@ def read_memories(store: Store, check: MemoryCheck, state: ServerState, clients:
     Raises:
         UsageError: if one cannot be a memory of the method and the model.
     """
-    memories = store.get(clients, state.remembers.numpy()[clients].tolist())
+    memories = store.get(clients, state.remembers.numpy()[list(clients)].tolist())
     for client, memory in () if store.trusted else zip(clients, memories, strict=True):
         why = check(state, client, memory) if memory else None
         if why is not None:
