@@ -16,6 +16,7 @@ from fedstrata.client.dense import POINTWISE
 from fedstrata.core.rng import derive, generator
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
+from fedstrata.tasks.classification import Classification
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -640,3 +641,20 @@ def test_stopped_and_resumed(tmp_path: Any) -> None:
     next(rounds), next(rounds)
     rounds.close()
     check_same(run(**settings, out=tmp_path / "run", checkpoint_seconds=0, resume=True, workers=2), whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Focal(Classification):
+    """A loss of a user's own, on top of cross-entropy."""
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses, weights = self.terms(outputs, targets)
+        return losses.sum() / weights.sum()
+
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses, weights = super().terms(outputs, targets)
+        return losses * (1 - torch.exp(-losses)) ** 2, weights
+
+
+def test_a_loss_that_is_derived_from_cross_entropy() -> None:
+    check_close(run(task=_Focal(), engine="vmap"), run(task=_Focal(), engine="serial"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fedstrata.core.types import Assignment, Update, Work
 from fedstrata.data.examples import TensorExamples
 from fedstrata.models.layer_gradients import Gradients, compose_layers
 from fedstrata.models.registry import build_model
+from fedstrata.tasks.classification import Classification
 from fedstrata.techniques.fedavg import chain
 
 MODELS = [
@@ -186,3 +188,30 @@ def test_a_visit_has_the_same_bits_and_cost(name: str, monkeypatch: pytest.Monke
     assert all(torch.equal(t, plain.delta[n]) for n, t in fast.delta.items())
     assert all(torch.equal(t, plain.buffers[n]) for n, t in fast.buffers.items())
     assert fast.metrics == plain.metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Overwriting(Classification):
+    """A loss that works on the outputs in place, as a user's own may."""
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.div_(2.0), targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Constant(Classification):
+    """A loss that no output has a part in."""
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.zeros(())
+
+
+@pytest.mark.parametrize("task", [_Overwriting(), _Constant()], ids=["in place", "constant"])
+def test_losses_of_a_users_own(task: Classification, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autograd lets a loss do, it may do here, too."""
+    model = layers()
+    fast = visit(model, task=task)
+    monkeypatch.setattr("fedstrata.client.context.compose_layers", lambda model: None)
+    plain = visit(model, task=task)
+    assert all(torch.equal(t, plain.delta[n]) for n, t in fast.delta.items())
+    assert fast.metrics["train_loss"] == plain.metrics["train_loss"]

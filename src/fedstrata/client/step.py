@@ -350,6 +350,8 @@ class AutogradSteps(LocalSteps):
         self._open_gradients: Callable[[], Gradients] = Gradients
         if large is not None and large.names and is_plain(work) and not hooks.hooks:
             self._open_gradients = partial(MovedGradients, large, float(work.lr))
+        # A task of the user's own may work on outputs in place, which torch forbids for leaves: it gets a copy.
+        self._foreign_task = not type(replica.task).__module__.startswith("fedstrata.")
         self.layers: Layer | None = None
         """The model's layers, where nobody looks and torch's tape is not needed below the outputs."""
 
@@ -375,9 +377,9 @@ class AutogradSteps(LocalSteps):
                 outputs, pass_back = layers(x, False)
             outputs.requires_grad_()
             batch = self.objective.batch(x, y, self.taken, self.objective.params)
-            task_loss, loss = self.objective(batch, lambda x: outputs)
+            task_loss, loss = self.objective(batch, lambda x: outputs.clone() if self._foreign_task else outputs)
         with timed("backward"):
-            if pass_back is not None:
+            if pass_back is not None and loss.requires_grad:
                 (gradient,) = torch.autograd.grad(loss, [outputs])
                 with self.untracked:
                     pass_back(gradient, gradients)
