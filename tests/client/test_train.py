@@ -23,7 +23,7 @@ from fedstrata.client.train import train_client
 from fedstrata.core.method import Method
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
-from fedstrata.core.tensors import Tensors, clone
+from fedstrata.core.tensors import FlatTensors, Tensors, clone
 from fedstrata.core.types import BUFFERS, Assignment, Examples, Into, Slots, Update, Work
 from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
@@ -1183,3 +1183,22 @@ def test_where_stages_lead_to_a_place_no_hook_is_needed() -> None:
     assert stages_to(nn.Linear(2, 2), "0") == []
     model.register_forward_pre_hook(lambda module, args: None)
     assert stages_to(model, "1") == []
+
+
+def test_a_delta_into_one_buffer_of_another_order():
+    """What travels may be named in another order than the model's: each difference goes to its own name."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    context = workshop(model)
+    names = tuple(reversed(context.replica("").params))
+
+    def allocate(params: Tensors, asked: Sequence[str]) -> Tensors:
+        flat = torch.full((16 * len(asked),), float("nan"))
+        parts = zip(asked, flat.split(16), strict=True)
+        return FlatTensors({n: part[: params[n].numel()].view(params[n].shape) for n, part in parts}, flat)
+
+    sent = assign(model, context.method, uploads=names, lr=0.1)
+    first = train_client(context, sent, toy(inputs=2, classes=2), {})[0]
+    context.allocate_delta = allocate
+    for _ in range(2):  # from the second time on the server's parameters are in one buffer
+        again = train_client(context, sent, toy(inputs=2, classes=2), {})[0]
+        assert equal(first.delta, again.delta)
