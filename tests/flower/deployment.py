@@ -267,7 +267,11 @@ class Deployment:
         for a certificate that is refused, and gives up for good.
         """
         self.counter.close()
+        started = descendants(self.superlink.pid)  # in sessions of their own: they would outlive it, and try to tell it
         kill(self.superlink)
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def revive_superlink(self) -> None:
         """Start the SuperLink again, and then the wire."""
@@ -336,6 +340,14 @@ class Deployment:
 
 
 TLS = {"ca-cert": "ca.crt", "cert": "server.crt", "key": "server.key"}
+
+
+def descendants(pid: int) -> list[int]:
+    """What a process has started, and what that has, as long as they live."""
+    children = [
+        int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()
+    ]
+    return children + [other for child in children for other in descendants(child)]
 
 
 def kill(group: subprocess.Popen[bytes]) -> None:

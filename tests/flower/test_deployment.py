@@ -6,6 +6,7 @@ counts bytes, and last what kills.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedstrata.runs.files import LOCK
 from tests.flower import task
 from tests.flower.deployment import PATIENCE, SITES, Deployment, kill, make_app, waited
 from tests.flower.worlds import CHAIN, at_home
@@ -101,6 +103,16 @@ def test_bytes_on_the_socket_are_those_accounted_for(linked: Linked) -> None:
         assert 1 <= counted / accounted <= 1.05
 
 
+def is_free(run: Path) -> bool:
+    """True if no process is at work in a run's directory."""
+    with open(run / LOCK, "rb+") as handle:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def test_a_superlink_that_is_killed(deployed: Deployment, tmp_path: Path) -> None:
     """With it dies the server. Both are started again, and the run goes on to the bits of one that never stopped."""
     make_app(tmp_path / "long", keep=tmp_path / "memory")
@@ -110,6 +122,7 @@ def test_a_superlink_that_is_killed(deployed: Deployment, tmp_path: Path) -> Non
     waited(lambda: rounds_written(tmp_path / "run"), 360, "a round")
     deployed.kill_superlink()
     (tmp_path / "go").touch()
+    waited(lambda: is_free(tmp_path / "run"), 60, "the end of the server")  # which may hear of it a little later
     done = rounds_written(tmp_path / "run")
     deployed.revive_superlink()
     deployed.run(tmp_path / "long", **given, resume=True)
