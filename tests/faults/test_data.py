@@ -182,3 +182,12 @@ def test_how_far_a_backdoor_got() -> None:
     assert clean is not None
     assert hit is not None
     assert clean < 0.3 < 0.9 < hit
+
+
+def test_facts_show_what_clients_see() -> None:
+    """Inputs times 255: so is their deviation on the client's card, whoever else is hit."""
+    plain, spoilt = (
+        federation(faults=faults)._facts()["cards"] for faults in (None, "inputs(255.0, clients=(0,))")
+    )
+    assert spoilt[0]["std"] == pytest.approx([255 * x for x in plain[0]["std"]], rel=1e-3)
+    assert spoilt[1] == plain[1]

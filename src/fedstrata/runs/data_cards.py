@@ -20,10 +20,17 @@ COLUMNS = 64
 DIGITS = 4
 
 
-def data_cards(clients: Sequence[Examples], most: int) -> list[dict[str, Any] | None] | None:
+def data_cards(
+    clients: Sequence[Examples], most: int, seen: Sequence[Examples] | None = None
+) -> list[dict[str, Any] | None] | None:
     """A card for each of the first clients, None for one without examples.
 
     None where inputs would have to be read one by one, consist of several parts, or are no real numbers.
+
+    Args:
+        clients: everybody's data.
+        most: how many clients get a card.
+        seen: the same as clients see it, where faults on purpose change that.
     """
     held = [clients.whole] if isinstance(clients, Split) else [clients[place] for place in range(min(len(clients), 1))]
     first = held[0] if held else None
@@ -38,7 +45,7 @@ def data_cards(clients: Sequence[Examples], most: int) -> list[dict[str, Any] | 
         if not isinstance(mine, TensorExamples):
             return None
         rows = torch.linspace(0, count - 1, min(count, SAMPLED)).round().long()
-        cards.append(data_card(mine.batch(rows)[0]) if count else None)
+        cards.append(data_card((mine if seen is None else seen[client]).batch(rows)[0]) if count else None)
     return cards
 
 

@@ -32,6 +32,7 @@ def run_facts(
     test: Examples | None = None,
     names: Sequence[str] = (),
     client_names: Sequence[str] = (),
+    seen: Sequence[Examples] | None = None,
 ) -> dict[str, Any]:
     """The facts of a federation.
 
@@ -44,6 +45,7 @@ def run_facts(
         test: the test set, for what guessing would score on it.
         names: of the classes.
         client_names: of the clients, where they have any.
+        seen: everybody's data as clients see it, where faults on purpose change that.
     """
     with preserve_rng(), torch.no_grad():  # a model may draw random numbers
         about = describe_model(model, sample[:1] if isinstance(sample, Parts) else sample.shape[1:]).as_dict()
@@ -69,7 +71,7 @@ def run_facts(
     }
     if client_names:
         found["client_names"] = list(client_names[:NAMED])
-    cards = data_cards(clients, SHOWN)
+    cards = data_cards(clients, SHOWN, seen)
     found |= {} if cards is None else {"cards": cards}
     return found | _label_facts(clients, task, test, width, classes)
 
