@@ -186,8 +186,6 @@ def test_how_far_a_backdoor_got() -> None:
 
 def test_facts_show_what_clients_see() -> None:
     """Inputs times 255: so is their deviation on the client's card, whoever else is hit."""
-    plain, spoilt = (
-        federation(faults=faults)._facts()["cards"] for faults in (None, "inputs(255.0, clients=(0,))")
-    )
+    plain, spoilt = (federation(faults=faults)._facts()["cards"] for faults in (None, "inputs(255.0, clients=(0,))"))
     assert spoilt[0]["std"] == pytest.approx([255 * x for x in plain[0]["std"]], rel=1e-3)
     assert spoilt[1] == plain[1]

@@ -215,3 +215,12 @@ def test_losses_of_a_users_own(task: Classification, monkeypatch: pytest.MonkeyP
     plain = visit(model, task=task)
     assert all(torch.equal(t, plain.delta[n]) for n, t in fast.delta.items())
     assert fast.metrics["train_loss"] == plain.metrics["train_loss"]
+
+
+def test_a_block_whose_last_layer_needs_its_output() -> None:
+    """The residual sum overwrites what a body gives, which a ReLU's gradient still needs: left to torch's tape."""
+    model = build_model("resnet8(width=4)", (3, 16, 16), 10, seed=0)
+    assert compose_layers(model) is not None
+    block = next(m for m in model.modules() if hasattr(m, "norm2"))
+    block.norm2 = nn.ReLU()
+    assert compose_layers(model) is None

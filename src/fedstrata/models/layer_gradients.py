@@ -264,7 +264,8 @@ def _layout_of(x: Tensor) -> torch.memory_format:
 
 def _block(module: nn.Module, fresh: bool) -> Layer | None:
     assert isinstance(module, Block)
-    body = _compose([layer for part in module.body_layers() for layer in _unfold(part)])
+    layers = [layer for part in module.body_layers() for layer in _unfold(part)]
+    body = _compose(layers) if type(layers[-1]) in _FRESH else None  # the sum and the ReLU overwrite what it gives
     link = None if module.shortcut is None else _compose(_unfold(module.shortcut))
     if body is None or (module.shortcut is not None and link is None):
         return None
