@@ -49,8 +49,8 @@ class RoundAccumulator:
         self._method, self._asked, self._validate, self._keep = method, asked, validate, keep
         self._strata, self._reference, guards = strata, reference, method.reducer is not None
         self._rescales = tuple(method.at("rescale"))
-        self._accumulates = tuple(t for t in method.at("accumulate") if not guards)
-        self._guarded = tuple(t for t in method.at("accumulate") if guards)
+        sums = tuple(method.at("accumulate"))
+        self._accumulates, self._guarded = (sums[:0], sums) if guards else (sums, sums[:0])
         self._needs_buffers = any(t.needs_deltas for t in method.at("apply")) or method.reducer is not None
         self._needs_deltas = bool(self._rescales) or self._needs_buffers
         self._names = {t.name for t in method.techniques}
