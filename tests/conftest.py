@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ LONGEST = (
     "reproduce/test_reproduce.py",
     "models/test_layouts.py",
     "system/test_signals.py",
+    "engines/test_same_bits.py",
+    "engines/test_devices.py",
     "runs/test_resume.py",
     "flower/test_everywhere.py",
     "test_readme.py",
@@ -107,6 +110,17 @@ def pytest_collection(session: pytest.Session) -> None:
     for file in files[first:] + files[:first]:
         with suppress(Exception, pytest.skip.Exception):  # pytest will meet it again, and tell of it
             import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
+
+
+def pytest_configure() -> None:
+    gc.disable()  # until all tests are known
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they import stay: who looks for garbage need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

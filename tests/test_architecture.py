@@ -35,6 +35,7 @@ LAYERS = [
     [""],
     ["attack"],
     ["reproduce"],
+    ["trials"],
     ["cli"],
     ["__main__"],
 ]

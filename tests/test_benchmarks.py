@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedstrata.diagnosis import Remedy
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -52,3 +54,52 @@ def test_both_doors_give_the_same_batches() -> None:
         assert isinstance(plain, tuple)
         for one, other in zip(work.batch(plain, index), work.batch(examples, index), strict=True):
             assert torch.equal(one, other)
+
+
+def test_attacks_and_reducers_are_judged_by_seed() -> None:
+    """A claim is judged by one figure per seed, against the same reducer without the attack."""
+    robustness = load("robustness.py")
+    job = robustness.Job("ipm, ε 0.5", "krum(share={f}, per='stratum')", "IID", 9, 1)
+    assert job.faults == "ipm(epsilon=0.5, share=0.45)"
+    assert job.method == "fedavg(reduce=\"krum(share=0.45, per='stratum')\")"
+    assert robustness.Job("nobody", "mean", "IID", 4, 0).faults is None
+    paths = [job.path for job in robustness.all_jobs([0, 1])]
+    assert len(set(paths)) == len(paths)
+    ends = {("nobody", 0): 0.8, ("nobody", 1): 0.82, ("alie", 0): 0.6, ("alie", 1): 0.61}
+    runs = [{**vars(robustness.Job(a, "median", "IID", 4, s)), "accuracy": v} for (a, s), v in ends.items()]
+    table = robustness.Table(runs)
+    assert table.lost("alie", "median", "IID") == pytest.approx({0: 20.0, 1: 21.0})
+    verdict, mean = robustness.broken("a paper", "alie", "median", "IID").judge(table)
+    assert mean == pytest.approx(20.5)
+    assert verdict.holds
+
+
+def test_an_attack_is_played() -> None:
+    robustness = load("robustness.py")
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(400, 1, 6, 6, generator=generator), torch.arange(400) % 10
+    found = robustness.play(robustness.Job("backdoor", "fltrust", "IID", 4, 0), 1, (x, y, (x, y)))
+    assert 0 <= found["accuracy"] <= 1
+    assert 0 <= found["success"] <= 1
+
+
+def test_points_regained_are_capped_by_points_lost() -> None:
+    remedies = load("remedies.py")
+    case = {"points": {"healthy": [90.0, 92.0, 91.0], "broken": [80.0, 80.0, 80.0], "remedied": [95.0, 96.0, 70.0]}}
+    assert remedies.figures(case) == (11.0, 15.0)
+    assert remedies.ratio([case, case]) == (22.0, 30.0, 22.0)
+
+
+def test_remedies_are_carried_out() -> None:
+    """Settings as the diagnosis prints them; words by a function of their finding."""
+    remedies = load("remedies.py")
+    finding, remedy = remedies.Finding, Remedy
+    case = remedies.Case("a case", ("broken-labels",), (1,), settings={"lr": 3.0})
+    better = remedies.remedied(case, finding("x", 1.0, "", {}, (remedy("feddyn", {"lr": 0.3}, "", ""),)))
+    assert better.settings == {"lr": 0.3, "method": "feddyn"}
+    assert remedies.healthy(case).settings == {}
+    words = finding("broken-labels", 1.0, "", {}, (remedy(None, {}, "look", ""),), clients=(1,))
+    x, y = torch.ones(4, 2), torch.ones(4)
+    left = remedies.remedied(case, words).spoil([(x, y), (x, y)], torch.Generator())
+    assert [len(labels) for _, labels in left] == [4, 0]
+    assert remedies.remedied(case, finding("unknown", 1.0, "", {}, (remedy(None, {}, "look", ""),))) is None

@@ -21,10 +21,10 @@ from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
 from fedstrata.core.results import RoundCost
 from fedstrata.core.rng import preserve_rng
-from fedstrata.core.stacks import Memories, VisitBlock, Visits, expand
+from fedstrata.core.stacks import Memories
 from fedstrata.core.task import Task, resolution_note
 from fedstrata.core.tensors import clone
-from fedstrata.core.types import Slots, Update, Work
+from fedstrata.core.types import Slots, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
@@ -34,13 +34,13 @@ from fedstrata.errors import Diverged, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.faults.engine import with_faults
 from fedstrata.faults.plan import check_memories, plan_faults
-from fedstrata.faults.spoilt_examples import real_clients
+from fedstrata.faults.spoilt_examples import real_clients, standardise_inputs
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
 from fedstrata.models.strata import idle_note
 from fedstrata.probes.registry import PROBES, choose_probes
-from fedstrata.probes.runner import Prober, UpdateRecorder
+from fedstrata.probes.runner import Prober, watch_visits
 from fedstrata.report import write
 from fedstrata.runs.client_memory import Store
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
@@ -118,7 +118,8 @@ class Federation:
     ) -> None:
         named = {"engine": engine} if isinstance(engine, str) else {}
         self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
-        setup = self._build_setup(task, model, clients, test, archs or {}, arch_of, public, trusted)
+        self._given = model, clients, test, archs or {}, arch_of, public, trusted
+        setup = self._build_setup(task, *self._given)
         self.task, self.client_names = setup.task, tuple(client_names)
         self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
         self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
@@ -127,8 +128,7 @@ class Federation:
         self.sampler = self._build_sampler(setup)
         self.clients = self.sampler.clients
         self._server = self._build_server(setup)
-        self.state = self._start(setup)
-        self._recorder = self._build_recorder(out, store)
+        self.state, self._recorder = self._start(setup), self._build_recorder(out, store)
         self._engine, evaluate = self._choose_engine(engine, recipe or {}, resume)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
         self._facts = self._describe(setup, class_names)
@@ -140,7 +140,8 @@ class Federation:
         setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
         self._faults = plan_faults(s.faults, setup, s.seed, self.method.centralised)
         self.notes = self._faults.notes
-        return replace(setup, clients=self._faults.spoil(setup.clients))
+        seen = replace(setup, clients=self._faults.spoil(setup.clients))
+        return seen if s.standardise is None else standardise_inputs(seen, s.left_out, given[2] is None)
 
     def _build_context(self, setup: Setup) -> ClientContext:
         """What visits and evaluations in this process share."""
@@ -169,6 +170,7 @@ class Federation:
             s.rounds,
             self.method.centralised,
             drop_single=normalises_batches(setup.models[""]),
+            without=s.left_out,
         )
 
     def _build_server(self, setup: Setup) -> Server:
@@ -359,7 +361,7 @@ class Federation:
                 assignments = self._server.open(state, self.sampler.sample(number), work)
             watch = None if prober is None else prober.watch(assignments)
             visits = self._engine.run(assignments, recall)
-            counted = self._watch_visits(visits, len(assignments), watch)
+            counted = watch_visits(visits, len(assignments), watch, self.on_visit)
             with timed("train and close"):
                 reference = train_reference(self._server, self._context, state, work)
                 after, outcome = self._server.close(state, assignments, counted, keep, reference)
@@ -403,6 +405,15 @@ class Federation:
         saved = self.saved_run()
         return diagnose(saved if saved.probes else self.dry_run(rounds).put_into(saved))
 
+    def sibling(self, **changes: Unpack[SettingsKeywords]) -> Federation:
+        """A new federation on the same model and data, with other settings; it writes nothing."""
+        if "buffers" in changes and "method" not in changes:
+            changes["method"] = self.method.with_buffers(changes.pop("buffers"))
+        model, clients, test, archs, arch_of, public, trusted = self._given
+        told: Any = {"method": self.method, "task": self.task, **changes}
+        beside: Any = {"archs": archs, "arch_of": arch_of, "public": public, "trusted": trusted}
+        return Federation(model, clients, test, self.settings, **beside, **told)
+
     def dry_run(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
         start, memories = state or self.state, store or self._recorder.store
@@ -414,17 +425,6 @@ class Federation:
         found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
         self._engine.close()
         return found
-
-    def _watch_visits(self, visits: Iterator[Visits], total: int, watch: UpdateRecorder | None) -> Iterator[Visits]:
-        """The same visits; those of a round that is measured one by one, for what is looked at is copied."""
-        done = 0
-        for item in visits if watch is None else expand(visits):
-            if watch is not None and isinstance(item, tuple) and isinstance(item[0], Update):
-                watch.see(item[0])
-            yield item
-            done += len(item.rows) if isinstance(item, VisitBlock) else 1
-            if self.on_visit is not None:
-                self.on_visit(done, total)
 
     def _work(self, number: int) -> Work:
         s = self.settings

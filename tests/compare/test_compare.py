@@ -654,6 +654,7 @@ for line in sys.stdin:
         for number, name in enumerate((os.devnull, "stdout", "stderr")):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have told them to ignore it
         sys.argv[1:] = words
         main()
     print(child, flush=True)

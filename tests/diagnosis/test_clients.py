@@ -95,7 +95,8 @@ def test_inputs_that_are_unlike_everybody_elses(other: dict[str, Any], words: st
     assert finding.clients == (3,)
     assert words in finding.sentence
     assert "client 3" in finding.sentence
-    assert finding.remedies[0].method == "fedavg(reduce='median')"
+    assert finding.remedies[0].options == "--without 3"
+    assert any(remedy.method == "fedavg(reduce='median')" for remedy in finding.remedies)
     assert any("inputs of client 3" in remedy.why for remedy in finding.remedies)
 
 
@@ -182,8 +183,17 @@ def test_updates_that_go_backwards() -> None:
     assert "raises the loss on its own examples from 0.20 to 1.50" in finding.sentence
     assert "its cosine to the others' centre is -0.50" in finding.sentence
     assert "furthest out in head (10.0)" in finding.sentence
-    offered = [remedy.method for remedy in finding.remedies]
+    offered = [remedy.method for remedy in finding.remedies if remedy.method]
     assert offered[:2] == ["fedavg(reduce='median')", "fedavg(reduce='geometric_median')"]
+    assert finding.remedies[0].options == "--without 3"
+
+
+def test_losses_in_a_run_that_wrong_inputs_have_wrecked_accuse_nobody_else() -> None:
+    """Client 3's inputs are seen; that client 5 reports a large loss then follows from what they did to the model."""
+    row = visits(loss=odd(0.3, 16.0, client=5))
+    told = found(run([row], facts(cards=odd(card(), card(std=255.0)))))
+    assert told["broken-data"].clients == (5,)
+    assert "broken-inputs" in told["broken-data"].explained_by
 
 
 def test_a_client_whose_training_fails_and_who_says_so_is_not_hostile() -> None:

@@ -297,7 +297,7 @@ def test_an_actor_that_dies_leaves_no_trace(tmp_path: Path, on_ray: dict[str, An
     killed = []
 
     def kill(done: int, total: int) -> None:
-        if done == 2 and fed.state.round == 1:
+        if done >= 2 and fed.state.round == 1 and not killed:  # updates of a job come together
             victim = fed._engine._workers[0]  # type: ignore[attr-defined]
             ray.kill(victim.handle)
             killed.append(victim)

@@ -371,7 +371,7 @@ def train(model, x=None, **how):
     settings = {"rounds": 1, "steps": 1, "batch_size": 4, "lr": 1e-4, "engine": "serial"} | how
     fs.Federation(model, mine, mine[0], **settings).fit()
 
-for family, width in itertools.product(FENCED, range(1, 9)):
+for family, width in itertools.product(FENCED, (1, 2, 3, 5, 6)):  # all widths: test_narrow_models_of_the_zoo
     stem = ", stem='3x3', maxpool=False" if family.startswith("resnet") else ""
     train(fs.build_model(f"{family}(width={width}{stem})", (1, 8, 8), 10, seed=0))
 train(fs.build_model("resnet8(width=4, stem='3x3', maxpool=False)", (1, 8, 8), 10, seed=0), probe="all")

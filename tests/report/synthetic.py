@@ -189,6 +189,7 @@ def probe(
         },
         "statistics": {"running": 0.5 + 0.2 * age, "batch": 0.55 + 0.2 * age, "spread": by(names, lambda d: 0.2 + d)},
     }
+    found["visits"] = visits(names, {client: round(1 + 0.2 * chance.random(), 4) for client in clients})
     if crossed:
         layers = names[2:9]
         found["crossing"] = {"theta": by(layers, lambda d: 0.4 * d + age), "beta": by(layers, lambda d: 1 + d * age)}
@@ -226,3 +227,17 @@ def write_comparison(directory: Path, *, rounds: int = 10, strata: int = 21, see
                 **more,
             )
     return directory
+
+
+def visits(names: Sequence[str], norms: Mapping[int, float], cosines: Mapping[int, float] | None = None) -> Any:
+    """What the probe `visits` finds of clients whose updates are so long, and point so, in every stratum."""
+    ways = [(cosines or {}).get(client, 0.9) for client in norms]
+    return {
+        "norm": {name: list(norms.values()) for name in names},
+        "cosine": dict.fromkeys(names, ways),
+        "whole": {"norm": list(norms.values()), "cosine": ways, "nearest": [0.9] * len(norms)},
+        "loss": [round(1.0 + 0.01 * client, 2) for client in norms],
+        "examples": [100] * len(norms),
+        "steps": [10] * len(norms),
+        "statistics": [None] * len(norms),
+    }

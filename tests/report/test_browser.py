@@ -15,7 +15,7 @@ from fedstrata import report
 from fedstrata.report.watch import PageServer
 from fedstrata.runs.reader import SavedRun
 
-from .synthetic import record, write_comparison, write_run
+from .synthetic import record, visits, write_comparison, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -270,9 +270,66 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", rounds=3, method=bad, class_names=[bad] * 10, notes=[bad], dataset=bad)
     path = report.write([SavedRun.read(run)], tmp_path / "report.html")
     found = Visit(browser, path.as_uri())
-    assert found.ask("document.querySelectorAll('main img, main a, header img').length") == 0
+    assert found.page.locator("main img, main a:not([href^='#figure-']), header img").count() == 0
     assert bad in found.page.locator("h1").inner_text()
     assert found.wrong == []
+    found.context.close()
+
+
+@pytest.fixture(scope="module")
+def suspicious(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which client 2 sends updates twenty times too long, and the other way."""
+    run = tmp_path_factory.mktemp("one") / "run"
+    write_run(run, rounds=3, probes=False, partition="iid")
+    for at in range(1, 4):
+        norms = {client: 1.0 + 0.05 * client / at for client in range(8)}
+        found = visits(["stem", "head"], norms | {2: 20.0**at}, {2: -0.8})
+        grow(run, "probes.jsonl", {"round": at, "clients": list(norms), "seconds": {"visits": 0.1}, "visits": found})
+    return report.write([SavedRun.read(run)], run / "report.html")
+
+
+def test_outlier_scores_are_slid_through_and_told_by_keys(browser: Any, suspicious: Path) -> None:
+    found = Visit(browser, suspicious.as_uri())
+    heat, small = found.plot("outliers"), "document.querySelector('.finding .beside .plot')"
+    slider = found.page.locator("[data-control=outliers-round] input")
+    assert found.ask(f"{heat}.data[0].y[0]") == "▶ client 2"
+    assert slider.get_attribute("aria-valuetext") == "round 3"  # where it is furthest out
+    last = found.ask(f"{heat}.data[0].z[0][0]")
+    slider.focus()
+    found.page.keyboard.press("Home")
+    assert found.ask(f"{heat}.data[0].z[0][0]") < last
+    assert found.ask(f"{small}.layout.shapes[0].x0") == 1  # the figure beside the finding follows
+    found.page.keyboard.press("End")
+    assert found.ask(f"{heat}.data[0].z[0][0]") == last
+    found.page.locator("[data-figure=outliers] .plot").focus()
+    for key in ("ArrowRight", "ArrowRight"):
+        found.page.keyboard.press(key)
+    told = found.page.locator("[data-figure=outliers] .spoken").text_content()
+    assert told == f"▶ client 2, head: {last:g}"
+    found.until(f"{heat}.querySelector('.hovertext')?.textContent.startsWith('▶ client 2, head: ')")
+    light = found.ask(f"{heat}.data[0].colorscale[0][1]")
+    found.page.locator("#theme").click()
+    assert found.ask(f"{heat}.data[0].colorscale[0][1]") != light
+    gaps = """() => [...document.querySelectorAll('.finding')].map((one) => one.getBoundingClientRect())
+      .every((box, at, every) => !at || box.top - every[at - 1].bottom >= 8)"""
+    assert found.ask(gaps)
+    assert found.wrong == []
+    found.context.close()
+
+
+def test_empty_figures_say_that_they_are_being_drawn_and_have_their_height(browser: Any, suspicious: Path) -> None:
+    heights = "[...document.querySelectorAll('.plot')].map((plot) => plot.getBoundingClientRect().height)"
+    context = browser.new_context(viewport=SCREEN)
+    page = context.new_page()
+    page.add_init_script("window.requestAnimationFrame = () => 0")  # it is never time to draw
+    page.goto(suspicious.as_uri())
+    says = "[...document.querySelectorAll('.plot')].map((plot) => getComputedStyle(plot, '::before').content)"
+    assert set(page.evaluate(says)) == {'"drawing…"'}
+    reserved = page.evaluate(heights)
+    context.close()
+    found = Visit(browser, suspicious.as_uri())
+    assert set(found.ask(says)) == {"none"}
+    assert found.ask(heights) == pytest.approx(reserved, abs=1)
     found.context.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -247,9 +248,20 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[RunGroup]:
 
 def test_every_section_is_there_once_everything_is_probed(lines: list[RunGroup]) -> None:
     names = [section.name for section in figure_sections(lines)]
-    assert names[:6] == ["curves", "efficiency", "architectures", "layers", "gradients", "similarity"]
-    assert names[6:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
+    assert names[:4] == ["curves", "one-by-one", "efficiency", "architectures"]
+    assert names[4:7] == ["layers", "gradients", "similarity"]
+    assert names[7:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
     assert len(lines) == len(THREE)
+
+
+def test_no_two_figures_have_one_name(lines: list[RunGroup]) -> None:
+    """A page keeps figures by name: of two, one would be drawn in both places."""
+    run = lines[0].runs[0]
+    bins = {"count": [4], "confidence": [0.5], "right": [0.5], "ece": 0.1}
+    judged = replace(run, evaluation={"calibration": bins})
+    names = [figure.name for section in figure_sections(group_runs([judged])) for figure in section.figures]
+    assert "reliability" in names
+    assert len(set(names)) == len(names)
 
 
 def test_pictures_of_one_seed_say_so(lines: list[RunGroup]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import fedstrata as fs
 from fedstrata import report
 from fedstrata.errors import UsageError
-from fedstrata.report import sections, tables
+from fedstrata.report import run_groups, tables
 from fedstrata.report.figures import against_costs
 from fedstrata.report.page import embed_json, news, packed_plotly
 from fedstrata.report.run_groups import group_runs, judged_alike
@@ -178,7 +178,7 @@ def test_a_diagnosis_that_fails_does_not_end_the_report(monkeypatch: pytest.Monk
     def failing(run: SavedRun) -> None:
         raise ZeroDivisionError("<by zero>")
 
-    monkeypatch.setattr(sections, "diagnose", failing)
+    monkeypatch.setattr(run_groups, "diagnose", failing)
     html = report.page([saved([0.1], method=method) for method in methods])
     assert html.count("The diagnosis failed: ZeroDivisionError: &lt;by zero&gt;") == len(methods)
     assert "<caption>Results" in html

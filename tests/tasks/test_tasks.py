@@ -550,7 +550,7 @@ def test_predictions_and_masks() -> None:
 
 def test_a_report_of_every_task(tmp_path: Any) -> None:
     """Its figures are there, and survive an evaluation.json that was edited."""
-    wanted = {"classification": "confusion", "binary": "calibration", "regression": "predictions"}
+    wanted = {"classification": "confusion", "binary": "reliability", "regression": "predictions"}
     for task, figure in {**wanted, "segmentation": "masks"}.items():
         model, clients, test = world(task)
         out = tmp_path / task

@@ -27,6 +27,9 @@ from fedstrata.system import signals
 SEVERAL = {"--seeds": r"[\d,]+", "--probe": r"[a-z,]+"}
 """Options that take several words → what such words look like."""
 
+OPTIONAL = {"--try": str(diagnose.TRIED)}
+"""Options whose number may be left out → what it is then."""
+
 # Where rich is installed, typer escapes brackets for it, "\\[default: 0]", also in help that rich does not print.
 typer.core.HAS_RICH = False
 
@@ -94,15 +97,20 @@ def main() -> None:
 
 
 def _join_values(arguments: list[str]) -> list[str]:
-    """Write `--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, since an option takes one word."""
+    """Write `--seeds 0 1 2` as `--seeds 0,1,2`, and `--probe` likewise, and `--try` as `--try 3`.
+
+    For an option takes one word.
+    """
     words: list[str] = []
     for word in arguments:
+        if words and words[-1] in OPTIONAL and not word.lstrip("-").isdecimal():
+            words.append(OPTIONAL[words[-1]])
         several = SEVERAL.get(words[-2] if len(words) > 1 else "")
         if several and all(re.fullmatch(several, w) and not _is_file(w) for w in (words[-1], word)):
             words[-1] += f",{word}"
         else:
             words.append(word)
-    return words
+    return [*words, OPTIONAL[words[-1]]] if words and words[-1] in OPTIONAL else words
 
 
 def _is_file(word: str) -> bool:

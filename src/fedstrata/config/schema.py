@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
@@ -30,6 +30,22 @@ RAY_ADDRESS = re.compile(r"auto|local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,
 def _is_count(value: Any) -> bool:
     """True for a whole number above 0; True itself is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def parse_clients(value: Any) -> list[int]:
+    """Client numbers, in order and each once, from '3,5', one number or several.
+
+    Raises:
+        ValueError: for what is none.
+    """
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    try:
+        found = sorted({int(str(number).strip()) for number in given})
+    except ValueError:
+        found = []
+    if not found or found[0] < 0:
+        raise ValueError("give numbers of clients, from 0 on, such as '3,5'")
+    return found
 
 
 class Settings(BaseModel):
@@ -58,6 +74,10 @@ class Settings(BaseModel):
     seed: int = Field(0, ge=0, description="seed of every random stream")
     faults: str | None = Field(
         None, description="what goes wrong at some clients, on purpose: 'signflip(share=0.3, scale=4) + drop(0.5)'"
+    )
+    without: str | None = Field(None, description="clients that never take part, by number: '3,5'")
+    standardise: Literal["client"] | None = Field(
+        None, description="client: every client's inputs by its own mean and deviation, test inputs by the median's"
     )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
@@ -104,6 +124,12 @@ class Settings(BaseModel):
 
         return None if value is None else write_faults(parse_faults(value))
 
+    @field_validator("without", mode="before")
+    @classmethod
+    def _read_without(cls, value: Any) -> Any:
+        """Numbers in order, each once; a list of them is as good as a text."""
+        return None if value is None else ",".join(map(str, parse_clients(value)))
+
     @field_validator("workers", mode="before")
     @classmethod
     def _check_workers(cls, value: Any) -> Any:
@@ -132,12 +158,17 @@ class Settings(BaseModel):
         return self
 
     @property
+    def left_out(self) -> frozenset[int]:
+        """The clients that never take part."""
+        return frozenset() if self.without is None else frozenset(parse_clients(self.without))
+
+    @property
     def uses_channels_last(self) -> bool:
         """True if convolutions have their channels last: only in float32 are their kernels known to be safe."""
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"faults", "holdout", "precision", "task"})
+ADDED_LATER = frozenset({"faults", "holdout", "precision", "standardise", "task", "without"})
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -159,6 +190,8 @@ class SettingsKeywords(TypedDict, total=False):
     buffers: Buffers | None
     seed: int
     faults: str | None
+    without: str | None
+    standardise: Literal["client"] | None
     workers: int | str
     threads: int
     ray_address: str

@@ -37,7 +37,8 @@ class OddInputs:
 
 def odd_inputs(saved: SavedRun) -> dict[int, OddInputs]:
     """Client → what is most unlike about its inputs; without clients that have no card, and if few have one."""
-    cards = {client: card for client, card in enumerate(saved.facts.get("cards", ())) if card}
+    absent = str(saved.config.get("without") or "").split(",")
+    cards = {c: card for c, card in enumerate(saved.facts.get("cards", ())) if card and str(c) not in absent}
     if len(cards) < FEW:
         return {}
     found: dict[int, list[OddInputs]] = {client: [] for client in cards}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -147,7 +148,7 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
-    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
+    return [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
 
 
 def score_text(metric: str, score: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedstrata.core.text import plural
@@ -38,7 +38,7 @@ class Remedy:
     def options(self) -> str:
         """The remedy as command-line options, `--method "feddyn + fedlc" --lr 0.03`; empty if there are none for it."""
         given = {**({} if self.method is None else {"method": self.method}), **self.settings}
-        return " ".join(f"--{name.replace('_', '-')} {_quote(value)}" for name, value in given.items())
+        return " ".join(f"--{name.replace('_', '-')} {quote_value(value)}" for name, value in given.items())
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -49,6 +49,25 @@ class Remedy:
             "why": self.why,
             "paper": self.paper,
         }
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a finding costs, measured by trials.
+
+    Args:
+        cost: in the run's primary metric, in its own unit; a share of 0.1 is 10 points.
+        low: lower end of its 90 % interval.
+        high: its upper end.
+        against: what was measured beside the run, such as `--without 3`.
+        rounds: of the trials.
+    """
+
+    cost: float
+    low: float
+    high: float
+    against: str
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,7 @@ class Finding:
         remedies: the most promising first.
         explained_by: names of the findings, ranked above, that cause this one.
         clients: numbers of the clients that it is about; none where it is about the run.
+        harm: what it costs, where that was measured; None where the severity is an estimate by the table.
     """
 
     name: str
@@ -72,6 +92,7 @@ class Finding:
     remedies: tuple[Remedy, ...] = ()
     explained_by: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
+    harm: Harm | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -83,6 +104,7 @@ class Finding:
             "remedies": [remedy.as_dict() for remedy in self.remedies],
             "explained_by": list(self.explained_by),
             "clients": list(self.clients),
+            "harm": None if self.harm is None else asdict(self.harm),
         }
 
 
@@ -180,6 +202,9 @@ class Diagnosis:
         return "\n".join(lines) + "\n"
 
     def _hints(self) -> Iterator[str]:
+        if any(finding.harm is None for finding in self.findings):
+            which = "Severities" if all(finding.harm is None for finding in self.findings) else "Other severities"
+            yield f"{which} are estimates by these figures; fedstrata diagnose RUN --try measures what findings cost."
         if self.unmeasured:
             yield f"Not measured: {', '.join(self.unmeasured)}. A run with --probe all measures them."
 
@@ -208,7 +233,8 @@ def _figures_text(looked: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('-', ' ')} {figure}" for name, figure in zip(looked, figures, strict=True))
 
 
-def _quote(value: Any) -> str:
+def quote_value(value: Any) -> str:
+    """A setting's value as a shell takes it."""
     return f'"{value}"' if isinstance(value, str) and not value.isalnum() else str(value)
 
 

@@ -75,8 +75,8 @@ def against_vanishing(saved: SavedRun) -> list[Remedy | None]:
     strata = max(len(gradients_by_depth(saved)) // 2, 2)
     return [
         builder.restore_model("residual links let gradients pass layers by", papers.HE, residual=True),
-        builder.use_shallower_model(4.0, f"fewer layers, {strata} instead of {2 * strata}: gradients get through"),
         builder.advise_model("add residual links around every two layers, or a norm layer after each", papers.HE),
+        builder.use_shallower_model(4.0, f"fewer layers, {strata} instead of {2 * strata}: gradients get through"),
         builder.widen_model("wider layers keep more of a gradient"),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ DEEPER = "Unlocking the Potential of FL for Deeper Models"
 HE = "Residual networks: He et al., CVPR 2016"
 HSIEH = "The Non-IID Data Quagmire: Hsieh et al., ICML 2020"
 HSU = "FedAvgM: Hsu et al., 2019"
+IOFFE = "Batch normalisation: Ioffe and Szegedy, ICML 2015"
 KARIMIREDDY = "SCAFFOLD: Karimireddy et al., ICML 2020"
 LI_BN = "FedBN: Li et al., ICLR 2021"
 LI_MOON = "MOON: Li et al., CVPR 2021"
@@ -117,6 +118,13 @@ class RemedyBuilder:
             return self._build(str(self.own.with_reducer(reduce)), {}, why, paper)
         except UsageError:
             return None
+
+    def leave_out(self, clients: Sequence[int]) -> Remedy | None:
+        """The run without some of its clients, beside those that it does without already."""
+        absent = {int(c) for c in str(self.config.get("without") or "").split(",") if c.strip().isdecimal()}
+        together = ",".join(map(str, sorted(absent | {*clients})))
+        why = f"does without {'it' if len(clients) == 1 else 'them'} until somebody has looked at the data there"
+        return self.change_settings(why, "", without=together)
 
     def balance_classes(self, why: str) -> Remedy | None:
         """The task with balanced weights, where it has weights and none are given."""

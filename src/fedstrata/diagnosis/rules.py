@@ -11,10 +11,12 @@ from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule
 from fedstrata.diagnosis.explosions import EXPLOSIONS
 from fedstrata.diagnosis.findings import Diagnosis, Finding
 from fedstrata.diagnosis.harm import largest_severity, learned_share
+from fedstrata.diagnosis.measured import measure_findings, reference_note
 from fedstrata.diagnosis.symptoms import SYMPTOMS
 from fedstrata.diagnosis.thresholds import REPORTED, THRESHOLDS
 from fedstrata.probes.registry import READ_UPDATES
 from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.tried import Tried, read_tried
 
 RULES: tuple[Rule, ...] = (*CAUSES, *SYMPTOMS)
 
@@ -35,16 +37,18 @@ MISSED = "missed"
 """The key under which a row has the reasons why probes found nothing."""
 
 
-def diagnose(saved: SavedRun) -> Diagnosis:
+def diagnose(saved: SavedRun, tried: Tried | None = None) -> Diagnosis:
     """Say what is wrong with a run, layer by layer, and what to try.
 
     Explosions come first. Other causes (label skew, running statistics, a network too deep for its input) rank above
     the symptoms that they explain; otherwise the more severe finding comes first. Nothing is run: all figures are those
-    that the run has written.
+    that the run has written. Where remedies were tried, findings tell what they cost.
 
     Args:
         saved: the run, finished or going on; with `--probe all` there is most to read.
+        tried: what was tried; None for what the run's directory tells of it.
     """
+    tried = tried or read_tried(saved.path)
     saved = drop_malformed(saved)
     read = {rule.name: rule.read(saved) for rule in RULES}
     seen = {name: evidence for name, evidence in read.items() if evidence is not None}
@@ -57,9 +61,9 @@ def diagnose(saved: SavedRun) -> Diagnosis:
     return Diagnosis(
         saved.name,
         saved.method,
-        tuple(rank_findings(findings)),
+        tuple(rank_findings(measure_findings(findings, saved, tried))),
         {name: _round_figure(evidence.value) for name, evidence in seen.items()},
-        tuple(_notes(saved, seen, reported)),
+        (*_notes(saved, seen, reported), *reference_note(tried)),
         {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved, unseen=True)},
         None if share is None or share >= POOR else share,
     )

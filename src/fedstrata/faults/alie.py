@@ -41,8 +41,8 @@ def spread_of(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 class Alie(Fault):
     """A little is enough: all attackers send mean − z·std, number by number.
 
-    Baruch et al. 2019, Algorithm 3, against the direction of the honest mean. n are the clients whose updates have come
-    in the round, m the attackers among them.
+    Baruch et al. 2019, Algorithm 3, with the deviation taken off every number, whatever the sign of its mean. n are the
+    clients whose updates have come in the round, m the attackers among them.
 
     Args:
         z: how many deviations; None for the paper's z_max, with which enough honest clients are further out.

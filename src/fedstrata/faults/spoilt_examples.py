@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import Parts
 from fedstrata.core.types import Augment, Examples
+from fedstrata.data.examples import join_examples
+from fedstrata.data.standardise import measure_clients
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedstrata.server.setup import Setup
 
 Spoil = Callable[[Any, "Tensor"], Any]
 """(inputs or targets of some examples, their places among the client's own) → what the client takes them for."""
@@ -94,3 +98,29 @@ def check_real_numbers(name: str, sample: Any) -> None:
     parts = sample.tensors.values() if isinstance(sample, Parts) else [sample]
     if not any(part.is_floating_point() for part in parts):
         raise UsageError(f"'{name}' changes inputs that are real numbers, and these are whole ones")
+
+
+def standardise_inputs(setup: Setup, without: Collection[int], own_test: bool) -> Setup:
+    """Everybody's inputs on one scale, as each client sees them: faults in them come before it.
+
+    Args:
+        setup: what a run is made of.
+        without: clients that do not count for what is usual.
+        own_test: True if the test set is all clients' own test examples.
+    """
+    clients, tests, test = setup.clients, setup.client_tests, setup.test
+    present = {client: clients[client] for client in range(len(clients)) if len(clients[client])}
+    standards = measure_clients({client: held for client, held in present.items() if client not in without})
+    own = None if tests is None else [None if t is None else standards.apply(t, c) for c, t in enumerate(tests)]
+    if own_test and own is not None:
+        test = join_examples([examples for examples in own if examples is not None])
+    elif test is not None:
+        test = standards.apply(test)
+    return replace(
+        setup,
+        clients=SpoiltClients(real_clients(clients), {c: standards.apply(held, c) for c, held in present.items()}),
+        client_tests=own,
+        test=test,
+        public=None if setup.public is None else standards.apply(setup.public),
+        trusted=None if setup.trusted is None else standards.apply(setup.trusted),
+    )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-AT_HOME = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples"}
+AT_HOME = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples", "standardise", "without"}
 """Settings that need the clients' data, or say how to train them, on the server."""
 
 

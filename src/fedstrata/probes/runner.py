@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
+from fedstrata.core.stacks import VisitBlock, Visits, expand
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Assignment, Examples, Update, Work, replace_fields
 from fedstrata.data.examples import TensorExamples
@@ -42,6 +43,20 @@ class UpdateRecorder:
         if update.client in self.clients and update.client not in self.seen:
             copies = {"delta": clone(update.delta), "buffers": clone(update.buffers)}
             self.seen[update.client] = replace_fields(update, slots={}, **copies)
+
+
+def watch_visits(
+    visits: Iterator[Visits], total: int, watch: UpdateRecorder | None, on_visit: Callable[[int, int], None] | None
+) -> Iterator[Visits]:
+    """The same visits; those of a round that is measured one by one, for what is looked at is copied."""
+    done = 0
+    for item in visits if watch is None else expand(visits):
+        if watch is not None and isinstance(item, tuple) and isinstance(item[0], Update):
+            watch.see(item[0])
+        yield item
+        done += len(item.rows) if isinstance(item, VisitBlock) else 1
+        if on_visit is not None:
+            on_visit(done, total)
 
 
 class Limits(Protocol):

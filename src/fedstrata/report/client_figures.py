@@ -45,7 +45,7 @@ def clients(groups: Sequence[RunGroup]) -> list[Figure]:
     means = {client: mean(scores.get(client) for *_, scores in found) or 0.0 for client in numbers}
     less = any(record.better == "lower" for _, run, _ in found for record in run.records[-1:])
     order = sorted(numbers, key=lambda client: -means[client] if less else means[client])
-    names = dict(zip(order, distinct_names(_client_name(found[0][1], client) for client in order), strict=True))
+    names = dict(zip(order, distinct_names(client_name(found[0][1], client) for client in order), strict=True))
     data = [_dots(group, scores, names, metric) for group, _, scores in found]
     return [_clients_figure(found[0][1], [group for group, *_ in found], data, list(names.values()), metric)]
 
@@ -83,7 +83,8 @@ def _scores(run: SavedRun) -> Scores:
     return {client: value for client, value in found.items() if value is not None}
 
 
-def _client_name(run: SavedRun, client: int) -> str:
+def client_name(run: SavedRun, client: int) -> str:
+    """As the facts have it; its number where they do not."""
     names = run.facts.get("client_names")
     return str(names[client]) if isinstance(names, list) and client < len(names) else str(client)
 

@@ -108,7 +108,7 @@ def calibration(groups: Sequence[RunGroup]) -> list[Figure]:
     errors = "; ".join(f"{group.label} {run.evaluation['calibration']['ece']:.3f}" for group, run in held)
     about = f"How often an answer is right, by the model's confidence in it. Expected calibration error: {errors}."
     x, y = axis("confidence", tickformat=".0%", range=[0, 1]), axis("right", tickformat=".0%", range=[0, 1])
-    return [Figure("calibration", "How sure it may be", about, traces, layout(x, y, hovermode="closest"))]
+    return [Figure("reliability", "How sure it may be", about, traces, layout(x, y, hovermode="closest"))]
 
 
 def _reliability_trace(group: RunGroup, run: SavedRun) -> Trace:

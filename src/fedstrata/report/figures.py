@@ -35,8 +35,23 @@ Trace = dict[str, Any]
 BAND = 0.16
 """Opacity of the band that shows a range over seeds."""
 PERCENT = ".2~%"
+HEIGHT = 330
+"""The height of a figure that does not set its own; report.js has the same."""
 BLUES = ((0, "#f1f4f8"), (0.01, "#dcefb9"), (0.25, "#9bd7b4"), (0.5, "#41a8be"), (0.75, "#2166a8"), (1, "#172a6b"))
 """Few to many: ever darker, so that it reads in grey and with any colour vision; zero has a colour of its own."""
+OUTLIERS = (
+    (0.0, "#f3f5f7", "#222a33"),
+    (0.3, "#cfdbe6", "#3b4b5c"),
+    (0.5, "#f0a04b", "#b06a22"),
+    (0.75, "#c4510f", "#f0a24d"),
+    (1.0, "#7a1f06", "#ffe9c4"),
+)
+"""Ordinary to far out, on light and on dark backgrounds: ever further from the background, so that it reads in grey and
+with any colour vision, and from blue-grey to orange where a score stops to be ordinary."""
+
+
+INK = ("#1d232b", "#e6eaef")
+"""The colour of text, on light and on dark backgrounds."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +162,7 @@ def dark_colours() -> dict[str, str]:
     found: dict[str, str] = {}
     for light, dark in PALETTE:
         found |= {light: dark, faint_colour(light): faint_colour(dark)}
-    return found
+    return found | {light: dark for _, light, dark in OUTLIERS} | dict([INK])
 
 
 def line_trace(

@@ -14,8 +14,8 @@ NONE = "–"
 
 
 def escape(value: object) -> str:
-    """Text for HTML, and for Plotly, which interprets a few tags and all entities in what it shows."""
-    return html.escape(str(value), quote=True)
+    """Text for HTML, and for Plotly, which interprets a few tags and entities in what it shows, but not `&quot;`."""
+    return html.escape(str(value), quote=True).replace("&quot;", "&#34;")
 
 
 def round_digits(value: Any, digits: int = 4) -> float | None:

@@ -54,7 +54,7 @@ def check_plots() -> None:
 
 
 def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[Path]:
-    """Write every figure of a report: sliders at the last round, a file for each choice of a list.
+    """Write every figure of a report: sliders where they begin, a file for each choice of a list.
 
     Args:
         runs: those that differ only in their seed are averaged into one line.
@@ -124,11 +124,11 @@ def _draw(figure: Figure, places: tuple[int, ...]) -> Any:
         _draw_heat_maps(picture, every[:panels], traces, figure, quantity)
     else:
         _draw_curves(every[0], traces, figure.layout, quantity)
-        _add_legend(picture, every[0])
+        _add_legend(picture, every[0], any(trace.get("meta", {}).get("faint") for trace in traces))
     return picture
 
 
-NAMING = ("Quantity", "Loss")
+NAMING = ("Quantity", "Loss", "Curves")
 """Labels of controls that name what is drawn, for an axis without a title."""
 
 
@@ -169,7 +169,9 @@ def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], 
         ys = trace.get("y", [])
         xs = trace.get("x", list(range(len(ys))))
         x, y = _positions(axes, "x", xs, x_axis), _positions(axes, "y", ys, y_axis)
-        if trace["type"] == "bar":
+        if trace.get("orientation") == "h":
+            _draw_bars(axes, x, y, trace)
+        elif trace["type"] == "bar":
             wide = 0.8 / len(bars)
             shifted = [at - 0.4 + wide * (bars.index(trace) + 0.5) for at in x]
             color = trace.get("marker", {}).get("color")  # matplotlib's next one where there is none
@@ -187,6 +189,15 @@ def _draw_curves(axes: Any, traces: Sequence[Trace], layout: Mapping[str, Any], 
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _draw_bars(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> None:
+    """Bars that lie, with their intervals."""
+    if "error_x" not in trace:  # it only puts names in order
+        return
+    ends = [trace["error_x"]["arrayminus"], trace["error_x"]["array"]]
+    label, colour = _label_text(trace["name"]), trace["marker"]["color"]
+    axes.barh(y, x, 0.6, xerr=ends, color=colour, ecolor=trace["error_x"]["color"], capsize=2, label=label)
+
+
 def _draw_curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace) -> None:
     line, marker = trace.get("line", {}), trace.get("marker", {})
     mode = trace.get("mode", "lines")
@@ -195,11 +206,11 @@ def _draw_curve(axes: Any, x: Sequence[float], y: Sequence[float], trace: Trace)
         y,
         color=line.get("color") or marker.get("color"),
         linestyle=_DASHES[line.get("dash", "solid")] if "lines" in mode else "none",
-        linewidth=1.2,
+        linewidth=0.6 * line.get("width", 2),
         marker="o" if "markers" in mode else None,
         markersize=2.4 if "lines" in mode else 3,
         markeredgewidth=0,
-        label=_label_text(trace["name"]),
+        label="" if trace.get("meta", {}).get("faint") else _label_text(trace["name"]),
     )
 
 
@@ -228,9 +239,10 @@ def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], quantity: str) 
         own.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _add_legend(picture: Any, axes: Any) -> None:
+def _add_legend(picture: Any, axes: Any, unnamed: bool = False) -> None:
+    """A legend of what is named; of one line alone only if there are others without a name."""
     marks, names = axes.get_legend_handles_labels()
-    if len(names) > 1:
+    if len(names) > 1 or (names and unnamed):
         columns = max(1, min(4, int(62 / (max(map(len, names)) + 6))))
         rows = -(-len(names) // columns)
         picture.set_figheight(picture.get_figheight() + 0.14 * rows)  # it takes no room from the picture

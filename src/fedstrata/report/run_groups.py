@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
+from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.diagnosis.evidence import finite_number, finite_numbers
+from fedstrata.errors import UsageError
 from fedstrata.report.formatting import mean
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
+from fedstrata.runs.tried import Tried, read_tried
 
 PALETTE = (
     ("#0072b2", "#56a9e8"),
@@ -54,6 +58,33 @@ class RunGroup:
     def run_with(self, probe: str) -> SavedRun:
         """The run that is shown for a probe, which not every seed may have used."""
         return max(self.runs, key=lambda run: (len(run.series(probe)) > 0, run is self.shown_run, len(run.records)))
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | Exception:
+        """Of the run that is shown; or why it failed: everything else in a report is as good as before."""
+        unreadable = isinstance(self.tried, UsageError)  # which the page says where it shows what was tried
+        try:
+            return diagnose(replace(self.shown_run, path=None) if unreadable else self.shown_run)
+        except Exception as error:
+            return error
+
+    @cached_property
+    def tried(self) -> Tried | UsageError | None:
+        """What was tried for one of its runs, the one that is shown before others; or why that cannot be read."""
+        for run in sorted(self.runs, key=lambda run: run is not self.shown_run):
+            try:
+                found = read_tried(run.path)
+            except (UsageError, OSError) as error:
+                return UsageError(str(error).replace(f"{run.path}/", ""))
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def named_clients(self) -> list[int]:
+        """The clients that the diagnosis names, each once."""
+        found = () if isinstance(self.diagnosis, Exception) else self.diagnosis.findings
+        return list(dict.fromkeys(client for finding in found for client in finding.clients))
 
     @property
     def colour(self) -> str:
@@ -97,7 +128,7 @@ def group_runs(runs: Sequence[SavedRun]) -> list[RunGroup]:
             groups.append([run])
         else:
             home.append(run)
-    groups = [[_hide_folders(run) for run in group] for group in groups]
+    groups = [[_hide_own_folders(run) for run in group] for group in groups]
     names = _names([group[0] for group in groups])
     each = zip(names, _labels(names), groups, strict=True)
     return [RunGroup(name, label, tuple(group), at) for at, (name, label, group) in enumerate(each)]
@@ -111,10 +142,15 @@ def _drop_unset(run: SavedRun) -> SavedRun:
 _FOLDER = re.compile(r"""(['"])[^'"]*/([^'"/]+)\1""")
 
 
-def _hide_folders(run: SavedRun) -> SavedRun:
+def hide_folders(text: str) -> str:
+    """A text with the names of files alone, where it names some in quotes."""
+    return _FOLDER.sub(r"\1\2\1", text)
+
+
+def _hide_own_folders(run: SavedRun) -> SavedRun:
     """The run with the names of its own files alone: pages are sent to others, whom the folders are no business of."""
     own = {name: run.config[name] for name in ("dataset", "model", "archs") if isinstance(run.config.get(name), str)}
-    return replace(run, config={**run.config, **{name: _FOLDER.sub(r"\1\2\1", text) for name, text in own.items()}})
+    return replace(run, config={**run.config, **{name: hide_folders(text) for name, text in own.items()}})
 
 
 def _labels(names: Sequence[str], limit: int = 44) -> list[str]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedstrata.diagnosis import diagnose
-from fedstrata.diagnosis.findings import Diagnosis, Finding, Remedy
-from fedstrata.diagnosis.thresholds import HIGH
-from fedstrata.report import client_figures, evaluation_figures, feature_figures, figures, stratum_figures, tables
-from fedstrata.report.figures import Control, Figure
+from fedstrata.report import (
+    client_figures,
+    evaluation_figures,
+    feature_figures,
+    figures,
+    outlier_figures,
+    stratum_figures,
+    tables,
+    tried_figures,
+)
+from fedstrata.report.diagnosis_cards import diagnosis_html
+from fedstrata.report.figures import HEIGHT, Control, Figure
 from fedstrata.report.formatting import escape
 from fedstrata.report.run_groups import RunGroup
-from fedstrata.runs.reader import SavedRun
 
 
 @dataclass(frozen=True)
@@ -60,19 +66,14 @@ class Section:
 def _figure(figure: Figure) -> str:
     height = figure.layout.get("height", HEIGHT)
     return (
-        f'<figure data-figure="{figure.name}"><figcaption><span>{escape(figure.title)}</span></figcaption>'
+        f'<figure id="figure-{figure.name}" data-figure="{figure.name}">'
+        f"<figcaption><span>{escape(figure.title)}</span></figcaption>"
         f'<div class="plot" role="img" aria-label="{escape(figure.title)}. {escape(figure.about)}" '
         f'style="height:{height}px"></div>'
         f'<p class="caption">{escape(figure.about)}</p>'
         '<details class="data"><summary>Data as a table</summary></details></figure>'
     )
 
-
-HEIGHT = 350
-"""The height of a figure that does not set its own."""
-_SPACES = str.maketrans("-_", "  ")
-FEW = 3
-"""Remedies of a finding that are shown without unfolding."""
 
 _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], list[Figure]], ...]], ...] = (
     (
@@ -81,6 +82,13 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
         "Lines are means over seeds; shades are their ranges.",
         False,
         (figures.metrics, figures.loss),
+    ),
+    (
+        "one-by-one",
+        "Clients one by one",
+        "Whose updates are unlike everybody else's, and in which strata. The slider moves through the rounds.",
+        False,
+        (outlier_figures.clients_one_by_one,),
     ),
     (
         "efficiency",
@@ -184,14 +192,25 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
 
 def figure_sections(groups: Sequence[RunGroup]) -> list[Section]:
     """The sections of figures that have something to show."""
-    return [
+    return _tried(groups) + [
         Section(name, heading, about + _seed_remark(name, groups), tuple(found), wide=wide)
         for name, heading, about, wide, makers in _FIGURES
         if (found := [figure for make in makers for figure in make(groups)])
     ]
 
 
+def _tried(groups: Sequence[RunGroup]) -> list[Section]:
+    """What remedies brought, if any were tried; a note if that cannot be read."""
+    notes = [f'<p class="about">{escape(note)}</p>' for note in tried_figures.tried_notes(groups)]
+    held = [table.html() for table in tried_figures.tried_tables(groups)]
+    about = "The diagnosis's remedies, each run for real beside the unchanged run, for a few rounds and the same seeds."
+    drawn = tuple(tried_figures.tried(groups))
+    body = "".join([*notes, *held])
+    return [Section("tried", "What was tried", about if held else "", drawn, body)] if body else []
+
+
 _OF_ONE_RUN = {
+    "one-by-one": ("All of it", "visits"),
     "gradients": ("Step by step", "gradnorm"),
     "similarity": ("Client by client", "cka"),
     "forgetting": ("Class by class", "calibration"),
@@ -212,12 +231,13 @@ def _seed_remark(name: str, groups: Sequence[RunGroup]) -> str:
 def sections(groups: Sequence[RunGroup]) -> list[Section]:
     """All sections that have something to show."""
     first = Section("results", "Results", "", body=_results(groups))
-    diagnosis = _diagnosis(groups)
+    drawn = figure_sections(groups)
+    diagnosis = diagnosis_html(groups, {figure.name: figure for section in drawn for figure in section.figures})
     several = any(len(group.runs) > 1 for group in groups)
     about = "Of one seed of each method, the one that got furthest." if several else ""
     findings = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
     spent = [Section("costs", "Costs", "", body=_costs(groups))] if any(group.rounds for group in groups) else []
-    return [first, *findings, *figure_sections(groups), *spent]
+    return [first, *findings, *drawn, *spent]
 
 
 def _results(groups: Sequence[RunGroup]) -> str:
@@ -227,56 +247,3 @@ def _results(groups: Sequence[RunGroup]) -> str:
 def _costs(groups: Sequence[RunGroup]) -> str:
     of_probes = tables.probe_seconds(groups)
     return tables.costs(groups).html() + (of_probes.html() if of_probes else "")
-
-
-def _diagnosis(groups: Sequence[RunGroup]) -> str:
-    """The diagnosis of each group's shown run; folded if there are several groups."""
-    diagnosed = [
-        (group, found) for group in groups if group.shown_run.records and (found := _diagnosis_of(group.shown_run))
-    ]
-    if len(groups) == 1:
-        return "".join(f"<p>{escape(verdict)}</p>{findings}" for _, (verdict, findings) in diagnosed)
-    return "".join(
-        f'<details class="diagnosis"><summary>{tables.swatch(group.index)}<strong>{escape(group.name)}</strong> '
-        f"{escape(verdict)}</summary>{findings}</details>"
-        for group, (verdict, findings) in diagnosed
-    )
-
-
-def _diagnosis_of(run: SavedRun) -> tuple[str, str] | None:
-    """The verdict and the findings, as HTML; None if there was nothing to look at."""
-    try:
-        found = diagnose(run)
-        return (found.verdict, _findings(found)) if found.looked or found.findings else None
-    except Exception as error:  # everything else in the report is as good as before
-        return f"The diagnosis failed: {type(error).__name__}: {error}", ""
-
-
-def _findings(diagnosis: Diagnosis) -> str:
-    items = "".join(map(_finding, diagnosis.findings))
-    notes = "".join(f'<p class="about">{escape(note)}</p>' for note in diagnosis.notes)
-    missing = ", ".join(name.replace("-", " ") for name in diagnosis.unmeasured)
-    hint = f'<p class="about">Not measured: {escape(missing)}. A run with --probe all measures them.</p>'
-    return (f'<ol class="findings">{items}</ol>' if items else "") + notes + (hint if missing else "")
-
-
-def _finding(finding: Finding) -> str:
-    remedies = list(map(_remedy, finding.remedies))
-    more = f"<details><summary>{len(remedies) - FEW} more</summary><ul>{''.join(remedies[FEW:])}</ul></details>"
-    kind = "serious" if finding.severity >= HIGH else "slight"
-    causes = ", ".join(cause.replace("-", " ") for cause in finding.explained_by)
-    figures = ", ".join(f"{name.translate(_SPACES)} {value:.3g}" for name, value in finding.figure.items())
-    return (
-        f'<li class="finding {kind}"><p><strong>{escape(finding.name.replace("-", " ").capitalize())}</strong> '
-        f'<span class="severity">{kind}, {finding.severity:.2f}</span></p><p>{escape(finding.sentence)}</p>'
-        + (f'<p class="measured">{escape(figures)}</p>' if figures else "")
-        + (f"<p>Explained by {escape(causes)}.</p>" if causes else "")
-        + (f"<p>What to try:</p><ul>{''.join(remedies[:FEW])}</ul>" if remedies else "")
-        + (more if len(remedies) > FEW else "")
-        + "</li>"
-    )
-
-
-def _remedy(remedy: Remedy) -> str:
-    code = f"<code>{escape(remedy.options)}</code> " if remedy.options else ""
-    return f"<li>{code}{escape(remedy.why)} <cite>{escape(remedy.paper)}</cite></li>"

@@ -22,7 +22,7 @@ from fedstrata.runs.reader import SavedRun
 from fedstrata.system import signals
 
 HOST = "127.0.0.1"
-FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json")
+FILES = ("run.toml", "metrics.jsonl", "probes.jsonl", "facts.json", "summary.json", "versions.json", "tried.json")
 """The files of a run that are watched: there is news when one of them changes."""
 PATIENCE = 5
 """News is made again only after so many times as long as the last took: watching takes a sixth of a core at most."""

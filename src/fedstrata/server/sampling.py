@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from fedstrata.core.rng import derive
@@ -25,6 +25,7 @@ class ClientSampler:
         centralised: one party holds everybody's examples. In every round it takes as many steps as the clients that
             would have been asked take together.
         drop_single: a last batch of one example is left out.
+        without: clients that are never asked, and whose examples nobody gets.
     """
 
     def __init__(
@@ -36,16 +37,26 @@ class ClientSampler:
         rounds: int,
         centralised: bool,
         drop_single: bool,
+        without: Collection[int] = (),
     ) -> None:
         self._size, everyone = sizes(clients), range(len(clients))
-        self._eligible = everyone if all(map(self._size, everyone)) else [c for c in everyone if self._size(c)]
+        _check_without(without, len(clients))
+        whole = not without and all(map(self._size, everyone))
+        self._eligible = everyone if whole else [c for c in everyone if self._size(c) and c not in without]
+        if without and not self._eligible:
+            raise UsageError("without leaves no client that has examples")
         count = participation if isinstance(participation, int) else max(1, round(participation * len(self._eligible)))
         if count > len(self._eligible):
             raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
         self._count, self._seed, self._rounds, self._drop_single = count, seed, rounds, drop_single
         self._centralised = centralised
-        self.clients: Sequence[Examples] = [join_examples(clients)] if centralised else clients
+        self.clients: Sequence[Examples] = (
+            [self._join(clients) if without else join_examples(clients)] if centralised else clients
+        )
         self.arch_of: Callable[[int], str] = (lambda client: "") if centralised else arch_of
+
+    def _join(self, clients: Sequence[Examples]) -> Examples:
+        return join_examples([clients[client] for client in self._eligible])
 
     @property
     def per_round(self) -> int:
@@ -70,3 +81,8 @@ class ClientSampler:
             return work
         steps = (len(batch_sizes(self._size(client), work, self._drop_single)) for client in self._draw(number))
         return replace(work, steps=sum(steps))
+
+
+def _check_without(without: Collection[int], population: int) -> None:
+    for client in sorted(c for c in without if c >= population):
+        raise UsageError(f"without names client {client}, and the clients are 0 to {population - 1}")

@@ -11,7 +11,7 @@
   const drawn = new Set(); // plots that Plotly has drawn
 
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const plain = (text) => String(text).replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&quot;/g, '"')
+  const plain = (text) => String(text).replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&#34;/g, '"')
     .replace(/&#x27;/g, "'").replace(/&amp;/g, "&");
   const make = (name, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(name), properties);
@@ -50,7 +50,8 @@
   const onGround = (value) => {
     if (typeof value === "string") return isDark() ? data.dark[value] ?? value : value;
     if (Array.isArray(value) || value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, onGround(inner)]));
+    return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, name === "colorscale" && Array.isArray(inner)
+      ? inner.map(([at, own]) => [at, onGround(own)]) : onGround(inner)]));
   };
 
   // ---- what a figure shows, given what is chosen
@@ -89,6 +90,21 @@
     const longest = Math.max(...named.map((trace) => 48 + 6.6 * plain(trace.name).length));
     return 20 * Math.ceil(named.length / Math.max(1, Math.floor(width / longest)));
   };
+  const sizeOf = (figure, plot, width) => { // known before anything is drawn, so that nothing moves when it is
+    const named = traces(figure).filter((t) => t.name && t.showlegend !== false && t.type !== "heatmap");
+    const showlegend = (figure.layout.showlegend ?? (named.length > 1 && named.length <= 8)) && named.length > 0; // more are told apart in the toolbar
+    const legend = showlegend ? legendHeight(named, width - 60) : 0;
+    if (plot.dataset.most) return { showlegend, height: Number(plot.dataset.most) };
+    if (figure.panels > 1) { // squares
+      const rows = Math.ceil(figure.panels / figure.columns);
+      return { showlegend, height: legend + 40 + rows * (34 + 0.92 * (width - 90) / figure.columns) };
+    }
+    const height = Math.min(figure.layout.height ?? HEIGHT, printing ? 480 : Infinity) - (printing && !figure.layout.height ? 60 : 0);
+    return { showlegend, height: legend + height };
+  };
+  const reserve = () => all(".plot").filter((plot) => !drawn.has(plot) && figureOf(plot)).forEach((plot) => {
+    plot.style.height = `${sizeOf(figureOf(plot), plot, plot.clientWidth).height}px`;
+  });
   const composedLayout = (figure, plot) => {
     const shapes = [...(figure.layout.shapes ?? [])];
     if (figure.cursor) {
@@ -99,18 +115,15 @@
     // Plotly writes zooms into what it is given
     const shown = { ...structuredClone(figure.layout), shapes, template: template(), uirevision: `zoom${plot.dataset.zoom ?? 0}`, dragmode: "zoom" };
     shown.margin = { l: 60, r: 12, t: 12, b: 46, ...figure.layout.margin };
-    const named = traces(figure).filter((t) => t.name && t.showlegend !== false && t.type !== "heatmap");
-    shown.showlegend ??= named.length > 1 && named.length <= 8; // more are told apart in the toolbar
-    const width = printing ? PAPER : plot.clientWidth;
-    if (figure.panels > 1) { // squares
-      const rows = Math.ceil(figure.panels / figure.columns);
-      shown.height = 40 + rows * (34 + 0.92 * (width - 90) / figure.columns);
-    } else {
-      shown.height = Math.min(figure.layout.height ?? HEIGHT, printing ? 480 : Infinity) - (printing && !figure.layout.height ? 60 : 0);
+    const naming = figure.by.find((name) => ["Quantity", "Curves"].includes(data.controls[name].label));
+    if (naming && shown.yaxis?.title?.text === "" && shown.yaxis.type !== "category") { // what is chosen is what it is of
+      shown.yaxis.title.text = data.controls[naming].values[place(naming)];
     }
-    shown.height += (shown.showlegend ? legendHeight(named, width - 60) : 0);
+    const width = printing ? PAPER : plot.clientWidth;
+    Object.assign(shown, sizeOf(figure, plot, width));
     plot.style.height = `${shown.height}px`;
     shown.width = width;
+    if (width < 480 && shown.yaxis?.type === "category") shown.yaxis.tickfont = { size: 10.5 }; // names leave room for numbers
     const span = ({ x, y }) => (x ? Math.max(...x) - Math.min(...x) : (y?.length ?? 1) - 1);
     if (shown.xaxis.tickformat === "d" && traces(figure).every((trace) => span(trace) < 8)) shown.xaxis.dtick = 1; // no halves
     if (logarithmic) {
@@ -135,12 +148,13 @@
     Plotly.react(plot, composedTraces(figure), composedLayout(figure, plot), config);
     if (fresh) {
       drawn.add(plot);
-      setButtons(plot);
+      if (!plot.dataset.most) setButtons(plot); // the small copies have none
+      setKeys(plot);
       plot.on("plotly_legendclick", (event) => legendClick(event, toggle));
       plot.on("plotly_legenddoubleclick", (event) => legendClick(event, alone));
     }
     const table = plot.parentElement.querySelector("details.data");
-    if (table.open) tabulate(table);
+    if (table?.open) tabulate(table);
   };
   const setButtons = (plot) => {
     const caption = plot.parentElement.querySelector("figcaption");
@@ -155,6 +169,34 @@
       button("Reset", "Undo zooming", () => { plot.dataset.zoom = Number(plot.dataset.zoom ?? 0) + 1; draw(plot); }),
       button("PNG", "Save as a picture", () => Plotly.downloadImage(plot, { format: "png", scale: 2,
         width: plot.clientWidth, height: plot.clientHeight, filename: plot.parentElement.dataset.figure })));
+  };
+  // Arrow keys go through the cells of a heat-map, and what a pointer would be told is told.
+  const setKeys = (plot) => {
+    if (figureOf(plot).panels > 1 || plot.data[0]?.type !== "heatmap" || plot.dataset.most) return;
+    const told = make("p", { className: "spoken" });
+    told.setAttribute("aria-live", "polite");
+    plot.after(told);
+    plot.tabIndex = 0;
+    plot.setAttribute("role", "application");
+    plot.setAttribute("aria-roledescription", "heat-map; arrow keys go through its cells");
+    let at = [0, 0]; // row, column
+    const tell = () => {
+      const { x, y, z, customdata } = plot.data[0];
+      at = [Math.min(at[0], y.length - 1), Math.min(at[1], x.length - 1)];
+      const [row, column] = at;
+      const where = (names, place) => (typeof names[place] === "number" ? names[place] : place); // names stand at their places
+      Plotly.Fx.hover(plot, { xval: where(x, column), yval: where(y, row) }, "xy");
+      const value = (customdata ?? z)[row][column];
+      told.textContent = `${plain(y[row])}, ${plain(x[column])}: ${value === null ? "nothing" : shownNumber(value)}`;
+    };
+    plot.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      at = told.textContent ? at.map((place, axis) => Math.max(0, place + step[axis])) : [0, 0];
+      tell();
+    });
+    plot.addEventListener("blur", () => { told.textContent = ""; Plotly.Fx.unhover(plot); });
   };
   const redraw = (wanted = () => true) => drawn.forEach((plot) => { if (wanted(figureOf(plot))) draw(plot); });
   const legendClick = (event, act) => {
@@ -191,8 +233,8 @@
   // ---- controls
 
   const choose = (name, at) => {
-    const { values } = data.controls[name];
-    chosen[name] = at === values.length - 1 && data.controls[name].slides ? undefined : values[at]; // the end is followed
+    const { values, start } = data.controls[name];
+    chosen[name] = at === start && data.controls[name].slides ? undefined : values[at]; // where it began, mostly at the end, is followed
     redraw((figure) => figure.by.includes(name) || figure.cursor === name);
   };
   const control = (name) => {
@@ -390,6 +432,7 @@
     if (fresh.lines.length !== count) setToolbar();
     setControls();
     setCopies();
+    reserve();
     redraw();
     drawRest();
   };
@@ -432,5 +475,7 @@
   setToolbar();
   setControls();
   setCopies();
+  reserve();
+  root.dataset.scripted = "";
   requestAnimationFrame(() => setTimeout(begin, 0));
 })();

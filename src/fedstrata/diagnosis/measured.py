@@ -1,0 +1,86 @@
+"""What findings cost, where remedies were tried: harm in the run's own metric, instead of an estimate by a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedstrata.core.text import SHARES, metric_title
+from fedstrata.diagnosis.evidence import IDEAL
+from fedstrata.diagnosis.findings import Finding, Harm
+from fedstrata.diagnosis.harm import FAR, NEAR, guessing_score
+from fedstrata.diagnosis.thresholds import HIGH, NEVER_SERIOUS, SLIGHT
+from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.tried import Gain, Tried
+
+
+def measure_findings(findings: Sequence[Finding], saved: SavedRun, tried: Tried | None) -> list[Finding]:
+    """The findings with what each costs, by what was tried against it; others stay as they are."""
+    return [finding if tried is None else _measure(finding, saved, tried) for finding in findings]
+
+
+def _measure(finding: Finding, saved: SavedRun, tried: Tried) -> Finding:
+    """A finding with its harm: the gain of what does best against it, of which the least is certain.
+
+    Where it is decided that it costs something, or that the clients which it names cost nothing, the severity is
+    what was measured.
+    """
+    against = [(remedy.change, remedy) for remedy in tried.remedies if remedy.finding == finding.name]
+    healthy = _healthy_subset(finding, tried)
+    known = [(name, gain) for name, gain in (*healthy, *against) if gain.low is not None and gain.high is not None]
+    if not known:
+        return finding
+    name, best = max(known, key=lambda pair: pair[1].low or 0.0)
+    if best.gained is None or best.low is None or best.high is None:
+        return finding
+    harm = Harm(best.gained, best.low, best.high, name, tried.rounds)
+    severity = finding.severity
+    if best.low > 0:
+        severity = _severity(best.gained, finding, saved, tried.metric)
+    elif healthy and best.high < 0:
+        severity = min(severity, SLIGHT)
+    sentence = f"{finding.sentence} {_harm_text(harm, tried.metric)}"
+    return replace(finding, severity=severity, sentence=sentence, harm=harm)
+
+
+def _healthy_subset(finding: Finding, tried: Tried) -> list[tuple[str, Gain]]:
+    """The reference without the clients that a finding names, where it names all of those that were left out."""
+    whom = f"without client{'s' * (len(finding.clients) > 1)} {', '.join(map(str, finding.clients))}"
+    return [(one.name, one) for one in tried.references if finding.clients and one.name == whom]
+
+
+def _severity(gained: float, finding: Finding, saved: SavedRun, metric: str) -> float:
+    """Serious from a tenth of the way from guessing to the best there is, and worst from three tenths on."""
+    chance = guessing_score(saved, metric)
+    if finding.name in NEVER_SERIOUS or chance is None or metric not in IDEAL or chance == IDEAL[metric]:
+        return finding.severity
+    share = gained / abs(IDEAL[metric] - chance)
+    beyond = min(max((share - NEAR) / (FAR - NEAR), 0.0), 1.0)
+    return round(HIGH * min(share / NEAR, 1.0) + (1 - HIGH) * beyond, 3)
+
+
+def _harm_text(harm: Harm, metric: str) -> str:
+    factor, unit = (100, "points") if metric in SHARES else (1, metric_title(metric))
+    beside = f"with {harm.against}" if harm.against.startswith("--") else harm.against
+    figures = [f"{factor * value:.3g}" for value in (harm.cost, harm.low, harm.high)]
+    if harm.low <= 0:
+        told = f"{harm.against} gained {figures[0]} {unit} [{figures[1]}, {figures[2]}]"
+        return f"What was tried does not show that it costs anything: {told}."
+    return f"It costs about {figures[0]} {unit} [{figures[1]}, {figures[2]}], measured against a run {beside}."
+
+
+def reference_note(tried: Tried | None) -> list[str]:
+    """What pooled data brings beside the run: all that there is to gain, unless a remedy brings more."""
+    if tried is None:
+        return []
+    factor, unit = (100, "points") if tried.metric in SHARES else (1, metric_title(tried.metric))
+    most = max((one.gained for one in tried.remedies if one.gained is not None), default=0.0)
+    notes = []
+    for one in tried.references:
+        if one.name.startswith("centralised") and one.gained is not None:
+            meaning = "about so much could be gained in all"
+            if one.gained < most:
+                meaning = "a remedy gains more, so it is not for being distributed that the run suffers"
+            what = f"Training on pooled data ({one.name}) gains {factor * one.gained:.3g} {unit}"
+            notes.append(f"{what} over the run in {tried.rounds} rounds: {meaning}.")
+    return notes

@@ -1,0 +1,69 @@
+"""Harm that was measured: what findings cost by what was tried, and what that makes of their severity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstrata.diagnosis import Finding
+from fedstrata.diagnosis.measured import measure_findings, reference_note
+from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.tried import Control, Reference, Tried, TriedRemedy
+
+SAVED = SavedRun("run", {}, (), facts={"guess": 0.1})
+
+
+def gain(gained: float, low: float, high: float) -> dict[str, Any]:
+    return {"command": "", "scores": (0.5, 0.5), "gained": gained, "low": low, "high": high}
+
+
+def tried(remedies: tuple[TriedRemedy, ...] = (), references: tuple[Reference, ...] = ()) -> Tried:
+    about: dict[str, Any] = {"metric": "accuracy", "higher_is_better": True, "rounds": 5, "seeds": (0, 1)}
+    return Tried(control=Control(scores=(0.4, 0.4)), remedies=remedies, references=references, **about)
+
+
+def against(finding: str, *figures: float) -> TriedRemedy:
+    return TriedRemedy(finding=finding, change="--lr 0.01", verdict="helps", **gain(*figures))
+
+
+@pytest.mark.parametrize(("gained", "severity"), [(0.045, 0.25), (0.09, 0.5), (0.18, 0.75), (0.5, 1.0)])
+def test_severity_is_the_share_of_the_way_that_it_costs(gained: float, severity: float) -> None:
+    """From guessing, 0.1, to 1 it is 0.9: a tenth of that, 0.09, is serious, and three tenths, 0.27, are the worst."""
+    found = Finding("rate-too-large", 0.3, "Too large.", {})
+    (measured,) = measure_findings([found], SAVED, tried((against("rate-too-large", gained, gained / 2, 2 * gained),)))
+    assert measured.severity == pytest.approx(severity)
+    assert measured.harm is not None
+    assert measured.harm.cost == gained
+    assert f"It costs about {100 * gained:.3g} points" in measured.sentence
+    assert "measured against a run with --lr 0.01" in measured.sentence
+
+
+def test_what_is_not_decided_leaves_the_estimate() -> None:
+    found = Finding("rate-too-large", 0.3, "Too large.", {})
+    (measured,) = measure_findings([found], SAVED, tried((against("rate-too-large", 0.2, -0.1, 0.5),)))
+    assert measured.severity == 0.3
+    assert "does not show that it costs anything" in measured.sentence
+    assert measure_findings([found], SAVED, tried((against("label-skew", 0.2, 0.1, 0.3),))) == [found]
+    assert measure_findings([found], SAVED, None) == [found]
+
+
+def test_clients_are_measured_against_everybody_else() -> None:
+    found = Finding("broken-labels", 0.9, "Broken.", {}, clients=(3, 5))
+    good = Reference(name="without clients 3, 5", **gain(0.09, 0.05, 0.13))
+    (measured,) = measure_findings([found], SAVED, tried(references=(good,)))
+    assert measured.severity == 0.5
+    assert "measured against a run without clients 3, 5" in measured.sentence
+    harmless = good.model_copy(update={"gained": -0.02, "low": -0.03, "high": -0.01})
+    (measured,) = measure_findings([found], SAVED, tried(references=(harmless,)))
+    assert measured.severity < 0.5
+
+
+def test_pooled_data_tells_how_much_there_is_to_gain() -> None:
+    assert reference_note(None) == []
+    (note,) = reference_note(tried(references=(Reference(name="centralised", **gain(0.3, 0.2, 0.4)),)))
+    assert "gains 30 points" in note
+    assert "about so much could be gained" in note
+    pooled = (Reference(name="centralised", **gain(0.0, -0.1, 0.1)),)
+    (note,) = reference_note(tried((against("rate-too-large", 0.8, 0.7, 0.9),), pooled))
+    assert "not for being distributed" in note
