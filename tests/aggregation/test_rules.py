@@ -472,6 +472,17 @@ def test_a_client_may_lie_in_one_layer_and_be_honest_in_the_others():
     assert delta["b"][0].item() == pytest.approx(0.6 / 4)
 
 
+def test_statistics_without_parameters_are_judged_by_whole_updates():
+    """Client 2 points the other way and is trusted in nothing: the statistic is the mean of 1 and 3."""
+    strata = [Stratum("a", "a", ("a",), ()), Stratum("norm", "norm", (), ("mean",))]
+    found = [{"a": torch.tensor([v, 1.0])} for v in (1.0, 1.0, 1.0, -1.0)]
+    found[3]["a"][1] = -1.0
+    values = [{"mean": torch.tensor([v])} for v in (7.0, 1.0, 3.0, 99.0)]
+    delta, buffers = reduce_updates(build_rule("fltrust(per='stratum')"), found, values, [1.0] * 4, strata)
+    assert delta.keys() == {"a"}
+    assert buffers["mean"].item() == pytest.approx(2.0)
+
+
 # Different names
 
 

@@ -65,6 +65,26 @@ def test_those_left_out_never_take_part_and_are_pooled_by_nobody() -> None:
     assert pooled == scores(1000.0, without="3", method="centralised")
 
 
+def test_own_tests_are_as_they_are_without_the_fault() -> None:
+    """Inputs of client 3 are multiplied, standardised and so the same again; its own test examples never were."""
+    found = []
+    for faults in (None, "inputs(gain=255, clients=(3,))"):
+        model, clients, _ = world()
+        fed = fs.Federation(
+            model, clients, holdout=0.25, eval_clients=True, standardise="client", faults=faults, **LAYERS
+        )
+        found.append([record.loss for record in fed.fit().records])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_a_count_of_participants_is_at_most_those_that_are_left() -> None:
+    model, clients, test = world()
+    found = fs.Federation(model, clients, test, without="3", participation=4, **LAYERS).fit()
+    assert all(record.clients == [0, 1, 2] or record.clients == (0, 1, 2) for record in found.records)
+    with pytest.raises(fs.UsageError, match="participation = 5"):
+        scores(without="3", participation=5)
+
+
 @pytest.mark.parametrize("text", ["", "a", "-1", "1;2"])
 def test_what_names_no_clients_is_refused(text: str) -> None:
     with pytest.raises(fs.UsageError, match="give numbers of clients"):

@@ -50,13 +50,33 @@ def test_what_is_not_decided_leaves_the_estimate() -> None:
 
 def test_clients_are_measured_against_everybody_else() -> None:
     found = Finding("broken-labels", 0.9, "Broken.", {}, clients=(3, 5))
-    good = Reference(name="without clients 3, 5", **gain(0.09, 0.05, 0.13))
+    good = Reference(name="without clients 3, 5", leaves_out=(3, 5), **gain(0.09, 0.05, 0.13))
     (measured,) = measure_findings([found], SAVED, tried(references=(good,)))
     assert measured.severity == 0.5
     assert "measured against a run without clients 3, 5" in measured.sentence
     harmless = good.model_copy(update={"gained": -0.02, "low": -0.03, "high": -0.01})
     (measured,) = measure_findings([found], SAVED, tried(references=(harmless,)))
-    assert measured.severity < 0.5
+    assert measured.severity == 0.1
+    as_advice = TriedRemedy(
+        finding="x", change="--without 3,5", verdict="hurts", **harmless.model_dump(exclude={"name"})
+    )
+    (measured,) = measure_findings([found], SAVED, tried((as_advice,)))
+    assert measured.severity == 0.1
+
+
+def test_clients_are_not_blamed_for_what_a_remedy_brings() -> None:
+    """Without client 3 at most 1.8 points are gained, 2 % of the way: severity is 0.5·0.02/0.1 = 0.1 at most."""
+    found = Finding("broken-inputs", 0.9, "Broken.", {}, clients=(3,))
+    better = against("broken-inputs", 0.5, 0.4, 0.6)
+    assert measure_findings([found], SAVED, tried((better,))) == [found]
+    alone = TriedRemedy(
+        finding="broken-inputs", change="--without 3", verdict="no gain", leaves_out=(3,), **gain(0.003, -0.005, 0.018)
+    )
+    (measured,) = measure_findings([found], SAVED, tried((better, alone)))
+    assert measured.severity == pytest.approx(0.1)
+    assert measured.harm is not None
+    assert measured.harm.cost == 0.003
+    assert "does not show that it costs anything" in measured.sentence
 
 
 def test_pooled_data_tells_how_much_there_is_to_gain() -> None:

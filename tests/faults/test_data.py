@@ -156,6 +156,9 @@ def test_who_is_hit() -> None:
     assert all(
         c % 2 for c in choose_clients(faults[:1], 12, range(1, 12, 2), seed=0)[0]
     )  # who has no examples is not hit
+    several = choose_clients(parse_faults("signflip(share=0.7) + nan(share=0.7)"), 10, range(10), seed=0)
+    assert [len(clients) for clients in several] == [7, 7]
+    assert several[0] | several[1] == {*range(10)}  # nobody is hit twice as long as somebody is not hit at all
     many = choose_clients(parse_faults("signflip(share=0.29)"), 100, range(100), seed=0)
     assert len(many[0]) == 29
 

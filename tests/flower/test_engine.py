@@ -57,6 +57,11 @@ def test_the_same_bits_as_serial(method: str, buffers: Any) -> None:
     assert not any(record.refused for record in found.records)
 
 
+def test_a_server_that_trusts_its_own_examples() -> None:
+    settings: dict[str, Any] = {"method": "fedavg(reduce='fltrust')", "trusted": points(20, 77)}
+    check_same(silos(grid(), **settings), serial(**settings))
+
+
 def test_clients_of_different_architecture() -> None:
     parts = {"shallow": made("first", "norm", "relu", "head")}
     names = {0: "", 1: "shallow", 2: "", 3: "shallow", 4: ""}

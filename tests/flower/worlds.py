@@ -100,9 +100,9 @@ def plan(model: Any = staged, **given: Any) -> ServerSpec:
     own: dict[str, Any] = {"out": None, "resume": False, "timeout": 5.0, "wait": 5.0, "clients": None}
     own |= {"secure": False, "secure_clip": 1.0, "secure_quorum": 0.67, "dp_clip": 0.0, "dp_noise": 0.0}
     own |= {name: settings.pop(name) for name in list(settings) if name in own}
-    rest = {name: settings.pop(name, None) for name in ("arch_of", "public")}
+    arch_of, public, trusted = (settings.pop(name, None) for name in ("arch_of", "public", "trusted"))
     archs = settings.pop("archs", None) or {}
-    return ServerSpec(model, test, archs, rest["arch_of"], rest["public"], own, {"method": "fedavg", **settings})
+    return ServerSpec(model, test, archs, arch_of, public, trusted, own, {"method": "fedavg", **settings})
 
 
 def silos(grid: Loopback, **given: Any) -> Any:

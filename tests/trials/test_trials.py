@@ -15,7 +15,7 @@ from fedstrata.run import open_run
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.tried import read_tried
 from fedstrata.trials import Budget, Trial, choose_trials, summarise_trials, tried_text, try_federation
-from fedstrata.trials.outcome import TrialScore, judge_gain
+from fedstrata.trials.outcome import Guessing, TrialScore, judge_gain
 from tests.small_runs import config, fedstrata, one_sentence
 
 PLANTED: dict[str, Any] = {
@@ -117,10 +117,26 @@ def test_gains_are_seed_by_seed_and_positive_where_it_is_better() -> None:
 
 def test_what_has_no_result_decides_nothing() -> None:
     trials = [Trial("control", "itself", {}), Trial("remedy", "--lr 0.1", {}, "x")]
-    tried = summarise_trials(trials, [{0: TrialScore(0.5)}, {}], ["a", "b"], "accuracy", True, 5, (0, 1))
+    given = ["a", "b"], "accuracy", True, 5, (0, 1), ["could not be run: --lr 0.1: because"]
+    tried = summarise_trials(trials, [{0: TrialScore(0.5)}, {}], *given)
     assert tried.control.scores == (0.5, None)
     assert tried.remedies[0].verdict == "not decided"
-    assert "Not decided: --lr 0.1" in tried_text(tried)
+    assert "Not decided" not in tried_text(tried)
+    assert "Could not be run: --lr 0.1: because." in tried_text(tried)
+
+
+def test_nothing_counts_for_less_than_guessing() -> None:
+    """Errors of 0.75 are guessing: a seed that is far beyond, and one that diverged, count as that."""
+    guessing = Guessing(0.75, higher_is_better=False)
+    control = {0: guessing.judge(9.5e8, 10, diverged=False), 1: guessing.judge(None, 4, diverged=True)}
+    other = {seed: guessing.judge(0.5, 8, diverged=False) for seed in (0, 1)}
+    assert [one.score for one in control.values()] == [0.75, 0.75]
+    trials = [Trial("control", "itself", {}), Trial("remedy", "--lr 0.1", {}, "x")]
+    (found,) = summarise_trials(trials, [control, other], ["a", "b"], "rmse", False, 5, (0, 1)).remedies
+    assert found.gained == 0.25
+    assert found.cost == 0.8  # of seed 0 alone: the other one was cut short
+    assert Guessing(0.1, higher_is_better=True).judge(0.05, 1, diverged=False) == TrialScore(0.1, 1)
+    assert Guessing(None, higher_is_better=True).judge(0.05, 1, diverged=False) == TrialScore(0.05, 1)
 
 
 # The command --------------------------------------------------------------------------------------------------
@@ -150,6 +166,9 @@ def test_what_cannot_be_tried_is_refused(planted: Path, tmp_path: Path, capsys: 
     assert "--try" in one_sentence(capsys)
     assert fedstrata("diagnose", "--try") == 2
     assert "--try needs the directory of a run" in one_sentence(capsys)
+    for option in ("--try-rounds", "--try-seeds", "--jobs"):
+        assert fedstrata("diagnose", planted, option, 2) == 2
+        assert f"{option} is for what --try runs" in one_sentence(capsys)
     copy = tmp_path / "run"
     copy.mkdir()
     for name in ("run.toml", "metrics.jsonl", "facts.json", "summary.json", "probes.jsonl"):
@@ -185,6 +204,47 @@ def test_a_federation_of_ones_own(tmp_path: Path) -> None:
     assert len(heard) == 3 * 4
     assert federation.summary() == before
     assert read_tried(tmp_path / "run") == tried
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    federation = own_world(tmp_path / "run")
+    federation.fit()
+    heard: list[tuple[str, int]] = []
+
+    def stop(*run: Any) -> None:
+        heard.append(run)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    budget = Budget(count=1, rounds=1, seeds=2)
+    with pytest.raises(KeyboardInterrupt):
+        try_federation(federation, budget=budget, on_run=stop)
+    tried = try_federation(federation, budget=budget, on_run=lambda *run: heard.append(run))
+    assert len(heard) == 3 + 4  # of six runs two were finished
+    assert try_federation(federation, budget=budget, on_run=lambda *run: heard.append(run)) == tried
+    assert len(heard) == 3 + 4
+    kept = tmp_path / "run" / "tried" / "scores.json"
+    kept.write_text(kept.read_text().replace("[", '["x",', 1))
+    try_federation(federation, budget=budget, on_run=lambda *run: heard.append(run))
+    assert len(heard) == 3 + 4 + 1
+
+
+def test_what_cannot_be_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = own_world()
+    federation.fit()
+    whole = fs.Federation.sibling
+
+    def refuse(self: fs.Federation, **changes: Any) -> fs.Federation:
+        if "without" in changes:
+            raise fs.UsageError("not here")
+        return whole(self, **changes)
+
+    monkeypatch.setattr(fs.Federation, "sibling", refuse)
+    tried = try_federation(federation, budget=Budget(count=1, rounds=1, seeds=1))
+    assert "could not be run: --without 3: not here" in tried.notes
+    monkeypatch.setattr(fs.Federation, "sibling", lambda self, **changes: refuse(self, without="3"))
+    with pytest.raises(fs.UsageError, match="not here"):
+        try_federation(federation, budget=Budget(count=1, rounds=1, seeds=1))
 
 
 def test_without_a_test_set_nothing_can_be_tried() -> None:

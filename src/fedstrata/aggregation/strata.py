@@ -28,6 +28,7 @@ def reduce_updates(
     """What a rule makes of all updates; stratum by stratum, if it is to look at each by itself.
 
     Of a stratum, only the clients that hold something of it are looked at. What is in no stratum is reduced together.
+    Running statistics without a parameter beside them are judged by their clients' whole updates.
     """
     if reducer.per == "model":
         return reducer(deltas, buffers, weights)
@@ -38,12 +39,12 @@ def reduce_updates(
     for params, names in groups:
         changes = [_part(tensors, params) for tensors in deltas]
         statistics = [_part(tensors, names) for tensors in buffers]
-        holders = [k for k, change in enumerate(changes) if change] or [k for k, held in enumerate(statistics) if held]
+        moves = any(changes)
+        holders = [k for k, held in enumerate(changes if moves else statistics) if held]
         if holders:
-            found = reducer(
-                [changes[k] for k in holders], [statistics[k] for k in holders], [weights[k] for k in holders]
-            )
-            delta |= found[0]
+            seen = changes if moves else deltas
+            found = reducer([seen[k] for k in holders], [statistics[k] for k in holders], [weights[k] for k in holders])
+            delta |= found[0] if moves else {}
             values |= found[1]
     return delta, values
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TRIED = 3
 """How many remedies `--try` tries, unless it is told."""
+SEEDS = 3
+REPORT = "report.html"
 Try = Annotated[
     int | None,
     typer.Option(
@@ -27,7 +29,10 @@ Try = Annotated[
     ),
 ]
 TryRounds = Annotated[int | None, typer.Option(min=1, help="rounds of each trial [default: the run's, at most 10]")]
-TrySeeds = Annotated[int, typer.Option(min=1, help="seeds of each trial: the run's own and those that follow it")]
+TrySeeds = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"seeds of each trial: the run's own and those that follow it [default: {SEEDS}]"),
+]
 
 
 @with_fields
@@ -39,7 +44,7 @@ def diagnose(
     probing_rounds: Annotated[int, typer.Option(min=1, help="rounds to train and measure if nothing was measured")] = 3,
     try_: Try = None,
     try_rounds: TryRounds = None,
-    try_seeds: TrySeeds = 3,
+    try_seeds: TrySeeds = None,
     jobs: Jobs = 1,
     sets: Sets = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown, with all remedies")] = False,
@@ -50,12 +55,15 @@ def diagnose(
     """Say what is wrong with a run, or with what a configuration would run, layer by layer, and what to try."""
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other: give one of them")
+    alone = {"--try-rounds": try_rounds, "--try-seeds": try_seeds, "--jobs": None if jobs == 1 else jobs}
+    if try_ is None and (given_alone := [name for name, value in alone.items() if value is not None]):
+        raise UsageError(f"{given_alone[0]} is for what --try runs: give --try, too")
     if run is not None and run.is_dir():
         saved = _measured_run(run, given, sets, probing_rounds)
         if try_ is not None:
             from fedstrata.trials.choice import Budget
 
-            _try_remedies(run, saved, Budget(try_, try_rounds, try_seeds), jobs, given.get("data_dir"))
+            _try_remedies(run, saved, Budget(try_, try_rounds, try_seeds or SEEDS), jobs, given.get("data_dir"))
         _print(_diagnose(saved), as_markdown, as_json, run if try_ is not None else None)
         return
     if try_ is not None:
@@ -106,11 +114,17 @@ def _try_remedies(run: Path, saved: SavedRun, budget: Budget, jobs: int, data_di
         return
     screen.print(f"Trying {plan}", soft_wrap=True)
     with RunsWatcher(screen, plan.runs) as watcher:
-        _, failed = run_trials(run, plan, saved, jobs, watcher.hear)
-    for name, why in failed.items():
-        screen.print(f"could not be run: {name}: {why}", soft_wrap=True)
-    if plan.left_out:
-        screen.print(f"not tried: {'; '.join(plan.left_out)}", soft_wrap=True)
+        run_trials(run, plan, saved, jobs, watcher.hear)
+    _renew_report(run)
+
+
+def _renew_report(run: Path) -> None:
+    """A page that is there shows what was tried, too."""
+    from fedstrata.report import write
+    from fedstrata.runs.reader import SavedRun
+
+    if (run / REPORT).exists():
+        write([SavedRun.read(run)], run / REPORT)
 
 
 def _measured_run(run: Path, given: dict[str, Any], sets: list[str] | None, rounds: int) -> SavedRun:
@@ -121,7 +135,10 @@ def _measured_run(run: Path, given: dict[str, Any], sets: list[str] | None, roun
     others = [name.replace("_", "-") for name in given if name != "data_dir"]
     if others or sets:
         raise UsageError(f"{run} is a run, whose settings are its own: leave --{(others or ['set'])[0]} out")
-    if not saved.probes:
+    if not saved.probes and "dataset" not in saved.config:
+        about = "fedstrata: the model and data of this run are not here: what probes would measure is missing"
+        print(about, file=sys.stderr)
+    elif not saved.probes:
         print(f"fedstrata: {run} has no probes: {rounds} more rounds are trained and measured", file=sys.stderr)
         from fedstrata.run import dry_run_of
 

@@ -86,6 +86,11 @@ class Standards:
         mean, deviation = self.median if client is None else self.of_client.get(client, self.median)
         return StandardisedExamples(examples, mean, deviation)
 
+    def apply_measured(self, examples: Examples, like: Examples) -> Examples:
+        """Examples on the common scale, by the mean and deviation of others that are like them."""
+        mean, deviation = measure_inputs(like)
+        return StandardisedExamples(examples, mean, torch.where(deviation > 0, deviation, self.median[1]))
+
 
 def measure_clients(clients: Mapping[int, Examples]) -> Standards:
     """Everybody's mean and deviation; where a client's column does not vary, the median client's deviation, or 1.

@@ -9,7 +9,7 @@ from fedstrata.core.text import SHARES, metric_title
 from fedstrata.diagnosis.evidence import IDEAL
 from fedstrata.diagnosis.findings import Finding, Harm
 from fedstrata.diagnosis.harm import FAR, NEAR, guessing_score
-from fedstrata.diagnosis.thresholds import HIGH, NEVER_SERIOUS, SLIGHT
+from fedstrata.diagnosis.thresholds import HIGH, NEVER_SERIOUS, REPORTED
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.tried import Gain, Tried
 
@@ -22,12 +22,10 @@ def measure_findings(findings: Sequence[Finding], saved: SavedRun, tried: Tried 
 def _measure(finding: Finding, saved: SavedRun, tried: Tried) -> Finding:
     """A finding with its harm: the gain of what does best against it, of which the least is certain.
 
-    Where it is decided that it costs something, or that the clients which it names cost nothing, the severity is
-    what was measured.
+    What clients cost is what everybody else gains without them, and nothing else: a remedy may bring more than they
+    have taken. The severity is what was measured, if that is certain, and what it can be at most, if it is not.
     """
-    against = [(remedy.change, remedy) for remedy in tried.remedies if remedy.finding == finding.name]
-    healthy = _healthy_subset(finding, tried)
-    known = [(name, gain) for name, gain in (*healthy, *against) if gain.low is not None and gain.high is not None]
+    known = [(name, gain) for name, gain in _against(finding, tried) if gain.low is not None and gain.high is not None]
     if not known:
         return finding
     name, best = max(known, key=lambda pair: pair[1].low or 0.0)
@@ -37,16 +35,19 @@ def _measure(finding: Finding, saved: SavedRun, tried: Tried) -> Finding:
     severity = finding.severity
     if best.low > 0:
         severity = _severity(best.gained, finding, saved, tried.metric)
-    elif healthy and best.high < 0:
-        severity = min(severity, SLIGHT)
+    elif finding.clients:
+        most = _severity(max(best.high, 0.0), finding, saved, tried.metric)
+        severity = min(severity, max(most, REPORTED))
     sentence = f"{finding.sentence} {_harm_text(harm, tried.metric)}"
     return replace(finding, severity=severity, sentence=sentence, harm=harm)
 
 
-def _healthy_subset(finding: Finding, tried: Tried) -> list[tuple[str, Gain]]:
-    """The reference without the clients that a finding names, where it names all of those that were left out."""
-    whom = f"without client{'s' * (len(finding.clients) > 1)} {', '.join(map(str, finding.clients))}"
-    return [(one.name, one) for one in tried.references if finding.clients and one.name == whom]
+def _against(finding: Finding, tried: Tried) -> list[tuple[str, Gain]]:
+    """What a finding's harm is measured by: runs without its clients, or else its remedies."""
+    if not finding.clients:
+        return [(remedy.change, remedy) for remedy in tried.remedies if remedy.finding == finding.name]
+    named = [(one.name, one) for one in tried.references] + [(one.change, one) for one in tried.remedies]
+    return [(name, gain) for name, gain in named if gain.leaves_out == tuple(sorted(finding.clients))]
 
 
 def _severity(gained: float, finding: Finding, saved: SavedRun, metric: str) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.aggregation.arithmetic import floor_share
 from fedstrata.core.lazy import torch
+from fedstrata.core.parts import Parts
 from fedstrata.core.rng import generator
 from fedstrata.core.types import Absence, Examples, Update
 from fedstrata.data.examples import SelectedExamples
@@ -69,8 +70,12 @@ class Backdoor(Fault):
             raise UsageError(f"backdoor's poison must be from 0 to 1, not {self.poison}")
 
     def check(self, setting: FaultSetting) -> None:
-        """Refuse tokens, tasks without classes, and a target that is none of them."""
+        """Refuse tokens, a mark as large as an input, tasks without classes, and a target that is none of them."""
         check_real_numbers(self.name, setting.sample)
+        parts = setting.sample.tensors.values() if isinstance(setting.sample, Parts) else [setting.sample]
+        room = min(min(part.shape[1:][-2:], default=1) for part in parts if part.is_floating_point())
+        if self.size >= room:
+            raise UsageError(f"backdoor's mark is {self.size} in size, and would cover inputs of {room} altogether")
         if not setting.task.has_classes:
             raise UsageError(f"'backdoor' needs classes, and the task '{setting.task.name}' has none")
         if self.target >= setting.classes():

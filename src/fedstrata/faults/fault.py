@@ -69,8 +69,8 @@ class Fault:
     """One way for clients to go wrong. Subclass it as a frozen, keyword-only dataclass; the last fields are these.
 
     Args:
-        share: of the clients, drawn by the run's seed: rounded down, but one client unless it is 0. Two faults with a
-            share never hit the same client.
+        share: of the clients, drawn by the run's seed: rounded down, but one client unless it is 0. Faults with a
+            share hit different clients, as long as there are enough; beyond that some are hit by several.
         clients: these clients, instead of a share; several faults may name the same ones, and act from left to right.
         begin: the first round in which it acts, from 1. What happens to a client's data has always been so.
     """

@@ -146,7 +146,9 @@ def _add_memory(memory: Slots, before: Slots, place: int, kept: Tensors | None) 
     return {**before, **memory, kind: kept}
 
 
-def plan_faults(text: str | None, setup: Setup, seed: int, centralised: bool = False) -> FaultPlan:
+def plan_faults(
+    text: str | None, setup: Setup, seed: int, centralised: bool = False, rounds: int | None = None
+) -> FaultPlan:
     """Say whom each fault hits, and that it can.
 
     Args:
@@ -154,6 +156,7 @@ def plan_faults(text: str | None, setup: Setup, seed: int, centralised: bool = F
         setup: what is hit; clients without examples are never hit by a share.
         seed: of the run.
         centralised: True if one party holds everybody's examples, and there are no clients' updates.
+        rounds: of the run; None if that is not known.
 
     Raises:
         UsageError: for a fault that cannot be.
@@ -165,6 +168,8 @@ def plan_faults(text: str | None, setup: Setup, seed: int, centralised: bool = F
     for fault in faults:
         if centralised and acts(fault, *UPDATE_DOORS):
             raise UsageError(f"'{fault.name}' needs clients' updates, and here one party holds everybody's examples")
+        if rounds is not None and fault.begin > rounds:
+            raise UsageError(f"'{fault.name}' begins in round {fault.begin}, and the run has {rounds}")
         fault.check(setting)
     size = sizes(setup.clients)
     present = [client for client in range(len(setup.clients)) if size(client)]
@@ -189,25 +194,27 @@ def choose_clients(
 ) -> tuple[frozenset[int], ...]:
     """Whom each fault hits: the clients that it names, or the next ones of one order that the seed decides.
 
+    Shares that come to more than everybody begin again with the first ones of the order.
+
     Raises:
-        UsageError: if there is no such client, or the shares come to more clients than there are.
+        UsageError: if there is no such client, or a share comes to more clients than there are.
     """
     for fault in faults:
         for client in (c for c in fault.clients if c >= population):
             raise UsageError(f"{fault.name} names client {client}, and the clients are 0 to {population - 1}")
     named = {client for fault in faults for client in fault.clients}
-    left = [client for client in present if client not in named]
-    random.Random(derive(seed, "faults")).shuffle(left)
-    hit = []
+    order = [client for client in present if client not in named]
+    random.Random(derive(seed, "faults")).shuffle(order)
+    hit, begin = [], 0
     for fault in faults:
         if fault.clients:
             hit.append(frozenset(fault.clients))
             continue
         count = max(1, floor_share(fault.share, len(present))) if fault.share else 0
-        if count > len(left):
-            raise UsageError(f"'{fault}' hits {count} clients, and only {len(left)} are left that no other fault hits")
-        hit.append(frozenset(left[:count]))
-        left = left[count:]
+        if count > len(order):
+            raise UsageError(f"'{fault}' hits {count} clients, and only {len(order)} are left that no fault names")
+        hit.append(frozenset((order + order)[begin : begin + count]))
+        begin = (begin + count) % max(len(order), 1)
     return tuple(hit)
 
 

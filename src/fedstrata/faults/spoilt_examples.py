@@ -10,7 +10,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.parts import Parts
 from fedstrata.core.types import Augment, Examples
 from fedstrata.data.examples import join_examples
-from fedstrata.data.standardise import measure_clients
+from fedstrata.data.standardise import Standards, measure_clients
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,8 +100,18 @@ def check_real_numbers(name: str, sample: Any) -> None:
         raise UsageError(f"'{name}' changes inputs that are real numbers, and these are whole ones")
 
 
+def _apply(standards: Standards, clients: Sequence[Examples], client: int, test: Examples) -> Examples:
+    """A client's own test on the common scale, by its training data as it is without faults."""
+    real = real_clients(clients)
+    if real is clients or clients[client] is real[client] or not len(real[client]):
+        return standards.apply(test, client)
+    return standards.apply_measured(test, real[client])
+
+
 def standardise_inputs(setup: Setup, without: Collection[int], own_test: bool) -> Setup:
     """Everybody's inputs on one scale, as each client sees them: faults in them come before it.
+
+    Test examples are as they are, whatever happens to a client's training data, and so is what they are brought to.
 
     Args:
         setup: what a run is made of.
@@ -111,7 +121,11 @@ def standardise_inputs(setup: Setup, without: Collection[int], own_test: bool) -
     clients, tests, test = setup.clients, setup.client_tests, setup.test
     present = {client: clients[client] for client in range(len(clients)) if len(clients[client])}
     standards = measure_clients({client: held for client, held in present.items() if client not in without})
-    own = None if tests is None else [None if t is None else standards.apply(t, c) for c, t in enumerate(tests)]
+    own = (
+        None
+        if tests is None
+        else [None if t is None else _apply(standards, clients, c, t) for c, t in enumerate(tests)]
+    )
     if own_test and own is not None:
         test = join_examples([examples for examples in own if examples is not None])
     elif test is not None:

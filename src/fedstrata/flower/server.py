@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ def server_app(
     archs: Mapping[str, Model] | None = None,
     arch_of: Callable[[int], str] | None = None,
     public: Any = None,
+    trusted: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     timeout: float = 3600.0,
@@ -77,6 +78,7 @@ def server_app(
         archs: sub-models by name, for clients of different architecture.
         arch_of: client → the name of its sub-model.
         public: unlabelled inputs of the server, or a function that loads them.
+        trusted: labelled examples that the server trusts, or a function that loads them, for `reduce='fltrust'`.
         out: directory for configuration, metrics, checkpoints and the final model.
         resume: continue the run that is in `out`, if there is one.
         timeout: seconds that clients have to answer in a round; those that do not are refused, and asked again later.
@@ -96,7 +98,7 @@ def server_app(
     protection = {"secure": secure, "secure_clip": secure_clip, "secure_quorum": secure_quorum}
     protection |= {"dp_clip": dp_clip, "dp_noise": dp_noise}
     given = {"out": out, "resume": resume, "timeout": timeout, "wait": wait, "clients": clients, **protection}
-    spec = ServerSpec(model, test, archs or {}, arch_of, public, given, {"method": method, **settings})
+    spec = ServerSpec(model, test, archs or {}, arch_of, public, trusted, given, {"method": method, **settings})
     return _build_app(spec)
 
 
@@ -142,6 +144,7 @@ class ServerSpec:
     archs: Mapping[str, Model]
     arch_of: Callable[[int], str] | None
     public: Any
+    trusted: Any = None
     given: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -163,7 +166,7 @@ class ServerSpec:
             check_sums(chosen, 1 + len(self.archs))
         if chosen.personalised or chosen.centralised:
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
-        plan = ServerSpec(self.model, self.test, self.archs, self.arch_of, self.public, given, settings)
+        plan = replace(self, given=given, settings=settings)
         plan.privacy.check(chosen, 1 + len(self.archs))
         return plan
 
@@ -276,6 +279,7 @@ def build_federation(
         archs={name: model for name, model in models.items() if name},
         arch_of=spec.arch_of,
         public=spec.public() if callable(spec.public) else spec.public,
+        trusted=spec.trusted() if callable(spec.trusted) else spec.trusted,
         out=spec.out,
         resume=spec.resumes,
         recipe={"engine": "flower", **spec.protection},

@@ -51,13 +51,16 @@ class Gain(Control):
         gained: mean gain over the control, in the metric's own unit (a share for accuracy), positive if it is better.
         low: lower end of its 90 % interval; None for fewer than two seeds.
         high: its upper end.
-        cost: bytes sent, as a multiple of the control's; None where that is not known.
+        cost: bytes sent, as a multiple of the control's, over the seeds of which neither diverged; None where that is
+            not known.
+        leaves_out: clients that the run has and this does not, where that is all that differs.
     """
 
     gained: Finite | None = None
     low: Finite | None = None
     high: Finite | None = None
     cost: Finite | None = None
+    leaves_out: tuple[int, ...] = ()
 
 
 class Reference(Gain):
@@ -96,6 +99,7 @@ class Tried(_Part):
         control: the run itself.
         references: what could be reached.
         remedies: in the order of the diagnosis.
+        notes: what could not be run, or is not tried, each with the reason.
     """
 
     format: Literal[1] = FORMAT
@@ -106,6 +110,7 @@ class Tried(_Part):
     control: Control
     references: tuple[Reference, ...] = ()
     remedies: tuple[TriedRemedy, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Tried:

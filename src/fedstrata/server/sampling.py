@@ -25,7 +25,8 @@ class ClientSampler:
         centralised: one party holds everybody's examples. In every round it takes as many steps as the clients that
             would have been asked take together.
         drop_single: a last batch of one example is left out.
-        without: clients that are never asked, and whose examples nobody gets.
+        without: clients that are never asked, and whose examples nobody gets. Where fewer than `participation` are
+            left, all of them are asked.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class ClientSampler:
         if without and not self._eligible:
             raise UsageError("without leaves no client that has examples")
         count = participation if isinstance(participation, int) else max(1, round(participation * len(self._eligible)))
-        if count > len(self._eligible):
+        if count > len(self._eligible) + sum(bool(self._size(client)) for client in without):
             raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
+        count = min(count, len(self._eligible))
         self._count, self._seed, self._rounds, self._drop_single = count, seed, rounds, drop_single
         self._centralised = centralised
         self.clients: Sequence[Examples] = (

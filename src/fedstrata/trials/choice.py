@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedstrata.config.schema import parse_clients
 from fedstrata.core.method import Method
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy
 from fedstrata.errors import UsageError
@@ -72,12 +73,14 @@ class Trial:
         name: what tables call it.
         changes: settings that differ from the run's.
         finding: what a remedy is against.
+        leaves_out: clients that the run has and the trial does not, where that is all that differs.
     """
 
     kind: Literal["control", "reference", "remedy"]
     name: str
     changes: Mapping[str, Any]
     finding: str = ""
+    leaves_out: tuple[int, ...] = ()
 
 
 def choose_trials(
@@ -102,7 +105,8 @@ def choose_trials(
             why = "it takes more rounds" if "rounds" in changes else "the model or the data would be others"
             left_out.append(f"{remedy.options} ({why})")
         elif remedy.options not in chosen and len(chosen) < count:
-            chosen[remedy.options] = Trial("remedy", remedy.options, {**pinned, **changes}, finding.name)
+            left = _leaves_out(changes, saved)
+            chosen[remedy.options] = Trial("remedy", remedy.options, {**pinned, **changes}, finding.name, left)
     advised = [trial.changes for trial in chosen.values()]
     references = [trial for trial in _references(diagnosis, saved, pinned) if trial.changes not in advised]
     return [Trial("control", "the run as it is", pinned), *references, *chosen.values()], list(dict.fromkeys(left_out))
@@ -129,6 +133,18 @@ def _changes(remedy: Remedy) -> dict[str, Any]:
     return {"buffers": None, "method": remedy.method, **remedy.settings}
 
 
+def _leaves_out(changes: Mapping[str, Any], saved: SavedRun) -> tuple[int, ...]:
+    """Whom a change leaves out, beside those that the run does without; nobody if it changes anything else."""
+    if changes.keys() != {"without"}:
+        return ()
+    return tuple(sorted({*parse_clients(changes["without"])} - _absent_clients(saved)))
+
+
+def _absent_clients(saved: SavedRun) -> set[int]:
+    """Whom the run does without; run.toml may have been edited."""
+    return {int(c) for c in str(saved.config.get("without") or "").split(",") if c.strip().isdecimal()}
+
+
 def guilty_clients(diagnosis: Diagnosis) -> tuple[int, ...]:
     """All clients that a finding names which no other explains."""
     causes = [finding for finding in diagnosis.findings if not finding.explained_by]
@@ -138,8 +154,7 @@ def guilty_clients(diagnosis: Diagnosis) -> tuple[int, ...]:
 def _references(diagnosis: Diagnosis, saved: SavedRun, pinned: Mapping[str, Any]) -> Iterator[Trial]:
     """Pooled data, and everybody but the clients that are named."""
     guilty = guilty_clients(diagnosis)
-    absent = {int(c) for c in str(saved.config.get("without") or "").split(",") if c.strip().isdecimal()}
-    others = {"without": ",".join(map(str, sorted({*guilty, *absent})))} if guilty else {}
+    others = {"without": ",".join(map(str, sorted({*guilty, *_absent_clients(saved)})))} if guilty else {}
     whom = f"without client{'s' * (len(guilty) > 1)} {', '.join(map(str, guilty))}"
     if not _is_centralised(saved.method):
         data = _data_faults(pinned.get("faults"))
@@ -148,7 +163,7 @@ def _references(diagnosis: Diagnosis, saved: SavedRun, pinned: Mapping[str, Any]
         given = {n: v for n, v in given.items() if n != "archs" or saved.config.get("archs")}
         yield Trial("reference", name, {n: v for n, v in given.items() if n != "faults" or pinned.get("faults")})
     if guilty:
-        yield Trial("reference", whom, {**pinned, **others})
+        yield Trial("reference", whom, {**pinned, **others}, leaves_out=guilty)
 
 
 def _is_centralised(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.config.schema import Settings
@@ -10,9 +11,11 @@ from fedstrata.diagnosis import Diagnosis
 from fedstrata.diagnosis.harm import guessing_score
 from fedstrata.errors import Diverged, UsageError
 from fedstrata.federation import Federation
+from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.tried import Tried, read_tried, write_tried
 from fedstrata.trials.choice import DEFAULT_BUDGET, Budget, NothingToTry, Trial, choose_trials
-from fedstrata.trials.outcome import Scores, TrialScore, summarise_trials
+from fedstrata.trials.kept_scores import KeptScores
+from fedstrata.trials.outcome import Guessing, Scores, TrialScore, summarise_trials, trial_notes
 
 
 def try_federation(
@@ -25,7 +28,8 @@ def try_federation(
     """Try the best remedies of a federation's diagnosis, beside itself and what could be reached.
 
     The federation stays as it is; each trial is a new one on its model and data with one change, and writes nothing.
-    Where the federation has a directory, tried.json is written there.
+    Where the federation has a directory, tried.json is written there, and what is finished is not run again: after
+    Ctrl-C the same call goes on.
 
     Args:
         federation: it needs a test set.
@@ -34,42 +38,72 @@ def try_federation(
         on_run: called with the trial's name and the seed before each run.
 
     Raises:
-        UsageError: if there is nothing to judge by, or no remedy to try.
+        UsageError: if there is nothing to judge by, no remedy to try, or the federation itself cannot be run again.
     """
     if federation.test is None:
         raise UsageError("there is no test set: nothing tells whether a remedy helps")
     read_tried(federation.out)  # a file that was edited is not written over
     found, saved = diagnosis or federation.diagnose(), federation.saved_run()
-    trials, _ = choose_trials(found, saved, budget.count, Settings.model_fields)
+    trials, left_out = choose_trials(found, saved, budget.count, Settings.model_fields)
     if not any(trial.kind == "remedy" for trial in trials):
         raise NothingToTry(f"there is no remedy to try: {found.verdict}")
     task = federation.task
     rounds, seeds = budget.rounds_of(saved.config), budget.seeds_of(saved.config)
-    guess = guessing_score(saved, task.primary)
-    scores: list[Scores] = []
+    runner = _Runner(federation, KeptScores(federation.out, saved), _guessing(federation, saved), rounds, seeds, on_run)
+    scores, failed = [], dict[str, str]()
     for trial in trials:
-        several = {}
-        for seed in seeds:
-            if on_run is not None:
-                on_run(trial.name, seed)
-            several[seed] = _score(federation, {**trial.changes, "rounds": rounds, "seed": seed}, guess)
-        scores.append({seed: one for seed, one in several.items() if one is not None})
-    commands = [keywords_text(trial) for trial in trials]
-    tried = summarise_trials(trials, scores, commands, task.primary, task.better == "higher", rounds, seeds)
+        several, why = runner.run(trial)
+        scores.append(several)
+        if why is not None and trial.kind == "control":
+            raise why
+        failed |= {} if why is None else {trial.name: str(why)}
+    commands, notes = [keywords_text(trial) for trial in trials], trial_notes(failed, left_out)
+    tried = summarise_trials(trials, scores, commands, task.primary, task.better == "higher", rounds, seeds, notes)
     if federation.out is not None:
         write_tried(federation.out, tried)
     return tried
 
 
-def _score(federation: Federation, changes: dict[str, Any], guess: float | None) -> TrialScore | None:
-    """What one run brings; None if it cannot be run, guessing if it diverged."""
-    try:
-        history = federation.sibling(**changes, target=None, stop_at_target=False, probe=None).fit()
-    except Diverged:
-        return TrialScore(guess)
-    except UsageError:
-        return None
-    return TrialScore(history.records[-1].score, history.costs.bytes_up + history.costs.bytes_down)
+def _guessing(federation: Federation, saved: SavedRun) -> Guessing:
+    return Guessing(guessing_score(saved, federation.task.primary), federation.task.better == "higher")
+
+
+@dataclass(frozen=True, eq=False)
+class _Runner:
+    """Runs trials of a federation, seed by seed, unless they were kept."""
+
+    federation: Federation
+    kept: KeptScores
+    guessing: Guessing
+    rounds: int
+    seeds: Sequence[int]
+    on_run: Callable[[str, int], None] | None
+
+    def run(self, trial: Trial) -> tuple[Scores, UsageError | None]:
+        """(seed → what its run has brought, why it cannot be run)."""
+        found: dict[int, TrialScore] = {}
+        for seed in self.seeds:
+            changes = {**trial.changes, "rounds": self.rounds, "seed": seed}
+            score = self.kept.get(changes)
+            if score is None:
+                if self.on_run is not None:
+                    self.on_run(trial.name, seed)
+                try:
+                    score = self._score(changes)
+                except UsageError as why:
+                    return found, why
+                self.kept.keep(changes, score)
+            found[seed] = score
+        return found, None
+
+    def _score(self, changes: dict[str, Any]) -> TrialScore:
+        """What one run brings."""
+        try:
+            history = self.federation.sibling(**changes, target=None, stop_at_target=False, probe=None).fit()
+        except Diverged:
+            return self.guessing.judge(None, 0, diverged=True)
+        sent = history.costs.bytes_up + history.costs.bytes_down
+        return self.guessing.judge(history.records[-1].score, sent, diverged=False)
 
 
 def keywords_text(trial: Trial) -> str:

@@ -27,10 +27,33 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class TrialScore:
-    """What one run of a trial has brought: its final primary metric, and the bytes that it sent."""
+    """What one run of a trial has brought: its final primary metric, and the bytes that it sent; 0 if it diverged."""
 
     score: float | None
     bytes_sent: int = 0
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """What a run counts for that is worse than guessing, or that diverged.
+
+    Errors have no end: one seed that is a million times worse than guessing would hide what all others say.
+
+    Args:
+        score: what guessing scores; None where that is not known.
+        higher_is_better: False for errors.
+    """
+
+    score: float | None
+    higher_is_better: bool
+
+    def judge(self, score: float | None, bytes_sent: int, diverged: bool) -> TrialScore:
+        """What a run counts for."""
+        if diverged:
+            return TrialScore(self.score)
+        if score is None or self.score is None:
+            return TrialScore(score, bytes_sent)
+        return TrialScore(max(score, self.score) if self.higher_is_better else min(score, self.score), bytes_sent)
 
 
 Scores = Mapping[int, TrialScore]
@@ -45,6 +68,7 @@ def summarise_trials(
     higher_is_better: bool,
     rounds: int,
     seeds: Sequence[int],
+    notes: Sequence[str] = (),
 ) -> Tried:
     """What tried.json says.
 
@@ -56,11 +80,13 @@ def summarise_trials(
         higher_is_better: False for errors.
         rounds: of each run.
         seeds: of each trial.
+        notes: what could not be run, or is not tried.
     """
     control, references, remedies = found[0], [], []
     sign = 1 if higher_is_better else -1
     for trial, scores, command in zip(trials, found, commands, strict=True):
         gain = _gain(control, scores, seeds, sign) | {"command": command, "scores": _in_order(scores, seeds)}
+        gain["leaves_out"] = trial.leaves_out
         if trial.kind == "reference":
             references.append(Reference.model_validate({**gain, "name": trial.name}))
         elif trial.kind == "remedy":
@@ -75,6 +101,7 @@ def summarise_trials(
         control=Control(command=commands[0], scores=_in_order(control, seeds)),
         references=tuple(references),
         remedies=tuple(remedies),
+        notes=tuple(notes),
     )
 
 
@@ -105,6 +132,13 @@ def _gain(control: Scores, other: Scores, seeds: Sequence[int], sign: int) -> di
         if before is not None and after is not None:
             gains.append(sign * (after - before))
     low, high = t_interval(gains) or (None, None)
-    sent, usual = (sum(one.bytes_sent for one in scores.values()) for scores in (other, control))
-    cost = round(sent / usual, 4) if sent and usual else None
+    both = [seed for seed in seeds if all(seed in held and held[seed].bytes_sent for held in (control, other))]
+    sent, usual = (sum(scores[seed].bytes_sent for seed in both) for scores in (other, control))
+    cost = round(sent / usual, 4) if both else None
     return {"gained": statistics.fmean(gains) if gains else None, "low": low, "high": high, "cost": cost}
+
+
+def trial_notes(failed: Mapping[str, str], left_out: Sequence[str]) -> list[str]:
+    """What could not be run, by name, with the reason, and what is not tried."""
+    notes = [f"could not be run: {name}: {why}" for name, why in failed.items()]
+    return notes + ([f"not tried: {'; '.join(left_out)}"] if left_out else [])

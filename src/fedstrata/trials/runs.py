@@ -16,11 +16,11 @@ from fedstrata.core.text import plural
 from fedstrata.diagnosis import Diagnosis
 from fedstrata.diagnosis.findings import quote_value
 from fedstrata.diagnosis.harm import guessing_score
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import UsageError
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.tried import FOLDER, Tried, read_tried, write_tried
 from fedstrata.trials.choice import DEFAULT_BUDGET, Budget, NothingToTry, Trial, choose_trials
-from fedstrata.trials.outcome import Scores, TrialScore, summarise_trials
+from fedstrata.trials.outcome import Guessing, Scores, summarise_trials, trial_notes
 
 UNASKED: Mapping[str, Any] = {
     "target": None,
@@ -69,6 +69,10 @@ def plan_trials(
     """
     read_tried(directory)  # a file that was edited is not written over
     values = read_toml(directory / "run.toml")
+    if values.get("engine") == "flower":
+        raise UsageError(
+            f"the data of {directory} is at its sites: its remedies can only be tried there, as runs of Flower"
+        )
     if "dataset" not in values:
         raise UsageError(
             f"{directory} was run from Python with a model and data of its own: try its remedies there, with "
@@ -91,8 +95,8 @@ def _run(directory: Path, trial: Trial, values: Mapping[str, Any]) -> Run:
 
 def run_trials(
     directory: Path, plan: TrialPlan, saved: SavedRun, jobs: int = 1, on_news: Listener | None = None
-) -> tuple[Tried, dict[str, FedstrataError]]:
-    """Run what is missing, and write tried.json; returns what came of it, and what could not be run.
+) -> Tried:
+    """Run what is missing, and write tried.json; what could not be run is in its notes.
 
     Raises:
         UsageError: if nothing can be run.
@@ -106,12 +110,13 @@ def run_trials(
     results = [find_result(run) for run in plan.of_trial[0]]
     known = [result for result in results if result is not None]
     metric, better = known[0].metric, known[0].better == "higher"
-    guess = guessing_score(saved, metric)
-    scores = [_scores(runs, guess) for runs in plan.of_trial]
+    guessing = Guessing(guessing_score(saved, metric), better)
+    scores = [_scores(runs, guessing) for runs in plan.of_trial]
     commands = [command_text(directory, trial) for trial in plan.trials]
-    tried = summarise_trials(plan.trials, scores, commands, metric, better, plan.rounds, plan.seeds)
+    notes = trial_notes({name: str(why) for name, why in failed.items()}, plan.left_out)
+    tried = summarise_trials(plan.trials, scores, commands, metric, better, plan.rounds, plan.seeds, notes)
     write_tried(directory, tried)
-    return tried, failed
+    return tried
 
 
 def try_remedies(
@@ -138,17 +143,17 @@ def try_remedies(
 
     saved = SavedRun.read(Path(directory))
     plan = plan_trials(Path(directory), diagnosis or diagnose(saved), saved, budget, None)
-    return run_trials(Path(directory), plan, saved, jobs, on_news)[0]
+    return run_trials(Path(directory), plan, saved, jobs, on_news)
 
 
-def _scores(runs: Sequence[Run], guess: float | None) -> Scores:
-    """Seed → what came of it; a run that diverged counts as guessing."""
+def _scores(runs: Sequence[Run], guessing: Guessing) -> Scores:
+    """Seed → what came of it."""
     found = {}
     for run in runs:
         result = find_result(run)
         if result is not None:
-            score = result.score if result.diverged is None else guess
-            found[run.config.seed] = TrialScore(score, result.bytes_up + result.bytes_down)
+            sent = result.bytes_up + result.bytes_down
+            found[run.config.seed] = guessing.judge(result.score, sent, result.diverged is not None)
     return found
 
 

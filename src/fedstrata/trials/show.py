@@ -36,12 +36,14 @@ def _lines(tried: Tried) -> Iterator[str]:
         ).rstrip()
     yield ""
     yield from _sentences(tried)
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in tried.notes)
 
 
 def _sentences(tried: Tried) -> Iterator[str]:
     """Commands of what helps, the best first, and the names of the rest."""
     named: dict[str, list[str]] = {}
-    for remedy in sorted(tried.remedies, key=lambda one: -(one.gained or 0.0)):
+    ran = [remedy for remedy in tried.remedies if remedy.gained is not None]
+    for remedy in sorted(ran, key=lambda one: -(one.gained or 0.0)):
         named.setdefault(remedy.verdict, []).append(remedy.command if remedy.verdict == HELPS else remedy.change)
     for command in named.get(HELPS, ()):
         yield f"Helps: {command}"
