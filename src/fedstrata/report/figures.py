@@ -241,7 +241,7 @@ def _other_metrics(groups: Sequence[RunGroup], names: Sequence[str]) -> list[Fig
     control = Control("metric", "Metric", tuple(metric_title(name) for name in found))
     frames = {frame_key(at): data for at, data in enumerate(found.values())}
     about = "Another of the task's metrics on the test set over the rounds, a line for each method."
-    shape = layout(rounds_axis(), axis("on the test set", tickformat=form), hovermode="x unified")
+    shape = layout(rounds_axis(), axis("on the test set", tickformat=form, **_share_range(names)), hovermode="x unified")
     return [Figure("metrics", "Other metrics", about, [], shape, (control,), frames)]
 
 
@@ -262,7 +262,12 @@ def metric_form(name: str) -> str:
 
 def metric_axis(name: str) -> dict[str, Any]:
     """An axis of a metric on the test set."""
-    return axis(f"test {metric_title(name)}", tickformat=metric_form(name))
+    return axis(f"test {metric_title(name)}", tickformat=metric_form(name), **_share_range([name]))
+
+
+def _share_range(names: Sequence[str]) -> dict[str, str]:
+    """Shares begin at 0: a curve that never moves would be put into the middle."""
+    return {"rangemode": "nonnegative"} if set(names) <= SHARES else {}
 
 
 def loss(groups: Sequence[RunGroup]) -> list[Figure]:
