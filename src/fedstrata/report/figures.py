@@ -241,7 +241,8 @@ def _other_metrics(groups: Sequence[RunGroup], names: Sequence[str]) -> list[Fig
     control = Control("metric", "Metric", tuple(metric_title(name) for name in found))
     frames = {frame_key(at): data for at, data in enumerate(found.values())}
     about = "Another of the task's metrics on the test set over the rounds, a line for each method."
-    shape = layout(rounds_axis(), axis("on the test set", tickformat=form, **_share_range(names)), hovermode="x unified")
+    y = axis("on the test set", tickformat=form, **_share_range(names))
+    shape = layout(rounds_axis(), y, hovermode="x unified")
     return [Figure("metrics", "Other metrics", about, [], shape, (control,), frames)]
 
 
