@@ -257,7 +257,7 @@ def test_every_layer_of_a_chain(layer: type[nn.Module], monkeypatch: pytest.Monk
     "method",
     [
         *("fedprox(mu=0.5)", "scaffold", "feddyn", "scaffold + feddyn + fedprox(mu=0.2)"),
-        *("fednlr", "perturb(noise=0.5)", "fednlr + perturb + scaffold"),
+        *("fednlr", "fednlr(shuffle=True)", "perturb(noise=0.5)", "fednlr + perturb + scaffold"),
     ],
 )
 @pytest.mark.parametrize("how", [{}, {"optimizer": "momentum", "clip": 0.5}], ids=["sgd", "momentum"])

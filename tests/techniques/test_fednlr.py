@@ -387,6 +387,19 @@ def test_one_ratio_for_all() -> None:
     assert all((s.max() / s.min()).item() == pytest.approx(2.5) for s in scales.values())
 
 
+def test_rates_that_are_dealt_by_lot() -> None:
+    """Each layer has the same rates as without; a neuron's weights and bias still share one, and visits differ."""
+    model, data = zoo("mlp")
+    (whole,) = activations_by_round(model, data)
+    first, second = activations_by_round(model, data, rounds=2, shuffle=True)
+    assert first.keys() == whole.keys()
+    for name in whole:
+        assert torch.equal(first[name].flatten().sort().values, whole[name].flatten().sort().values)
+    assert not torch.equal(first["fc1.linear.bias"], whole["fc1.linear.bias"])
+    assert torch.equal(first["fc1.linear.weight"].flatten(), first["fc1.linear.bias"])
+    assert first["fc1.linear.bias"].argsort().tolist() != second["fc1.linear.bias"].argsort().tolist()
+
+
 def test_some_layers_only() -> None:
     """The others have the plain rate; those named keep their place in the depth."""
     model, data = zoo("mlp")

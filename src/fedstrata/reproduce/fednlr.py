@@ -194,7 +194,7 @@ SCALES = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    usual: list[Part] = [_lr(chosen), _mu(chosen)]
+    usual: list[Part] = [_permuted(chosen), _lr(chosen), _mu(chosen)]
     if scale != "evidence":
         return [_table(chosen), *usual, _drift(chosen)]
     others: list[Part] = [
@@ -227,9 +227,7 @@ def _table(scale: FedNLRScale, name: str = "table", labels: Sequence[str] = (), 
 
 
 def _assess_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
-    found: dict[str, dict[str, Seeds]] = {PARTITIONS[p]: {} for p in scale.partitions}
-    for row in comparison.rows:
-        found[PARTITIONS[row.run.config.partition]][row.method] = figures_by_seed(row, mean_of_last(scale.last))
+    found = _by_skew(scale, comparison)
     labels = list(next(iter(found.values())))
     rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
     checks: list[Check] = []
@@ -259,6 +257,47 @@ def _beside_feddyn(skew: str, both: Seeds, alone: Seeds, paper: str) -> Check:
 def _mean_note(scale: FedNLRScale) -> str:
     over = "the last evaluation" if scale.last == 1 else f"the last {scale.last} evaluations"
     return f"an accuracy is the mean of {over}; ± is the sample standard deviation over the seeds"
+
+
+# --- is it the neurons? ----------------------------------------------------------------------------------------------
+
+
+PERMUTED = "FedNLR, permuted"
+
+
+def _permuted(scale: FedNLRScale) -> Grid:
+    """The control of the paper's mechanism: as many fast and slow neurons, but not those that the paper means."""
+    shuffled = f"{scale.nlr[:-1]}, shuffle=True)" if scale.nlr.endswith(")") else f"{scale.nlr}(shuffle=True)"
+    return Grid(
+        "permuted",
+        "FedNLR against the same rates permuted among a layer's neurons",
+        scale.values(
+            method=label_methods({"FedAvg": "fedavg", "FedNLR": scale.nlr, PERMUTED: shuffled}),
+            partition=list(scale.partitions),
+        ),
+        lambda comparison: _assess_permuted(scale, comparison),
+        tuning=scale.tuning,
+    )
+
+
+def _assess_permuted(scale: FedNLRScale, comparison: Comparison) -> Findings:
+    found = _by_skew(scale, comparison)
+    labels = list(next(iter(found.values())))
+    rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
+    checks = []
+    for skew, column in found.items():
+        checks.append(above(f"FedNLR beats its own rates permuted on {skew}", column["FedNLR"], column[PERMUTED]))
+        checks.append(above(f"permuted rates beat FedAvg on {skew}", column[PERMUTED], column["FedAvg"]))
+    notes = (_mean_note(scale), *unfinished_note(comparison))
+    return Findings((FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),), tuple(checks), notes)
+
+
+def _by_skew(scale: FedNLRScale, comparison: Comparison) -> dict[str, dict[str, Seeds]]:
+    """Kind of skew → method → its figures."""
+    found: dict[str, dict[str, Seeds]] = {PARTITIONS[p]: {} for p in scale.partitions}
+    for row in comparison.rows:
+        found[PARTITIONS[row.run.config.partition]][row.method] = figures_by_seed(row, mean_of_last(scale.last))
+    return found
 
 
 # --- learning rates and μ --------------------------------------------------------------------------------------------

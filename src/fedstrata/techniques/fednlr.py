@@ -6,7 +6,7 @@ Wang et al., "FedNLR: Federated Learning with Neuron-wise Learning Rates", KDD 2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,6 +23,8 @@ from fedstrata.models.units import is_norm
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.modules.conv import _ConvNd
+
+    Draw = Callable[[Sequence[int], torch.dtype], Tensor]
 
 
 def pace(activations: Tensor, mu: float) -> Tensor:
@@ -114,12 +116,14 @@ class _Layer:
             self.total, self.plain, self.count = self.total + total, self.plain + plain, self.count + count
         self.output = self.waiting = None
 
-    def scales(self, mu: float, trains: set[str], classifier: bool) -> Tensors:
-        """The factors of the parameters of all neurons that train."""
+    def scales(self, mu: float, trains: set[str], draw: Draw | None) -> Tensors:
+        """The factors of the parameters of all neurons that train; dealt by lot, if something is given to draw with."""
         self.settle()
-        total = self.plain if classifier and self.width == self.classes else self.total
+        total = self.plain if self.stratum.classifies and self.width == self.classes else self.total
         assert isinstance(total, torch.Tensor)
         factors = pace(total / self.count, mu)
+        if draw is not None:
+            factors = factors.gather(-1, draw([self.width], torch.float64).argsort(-1))
         kernel = [1] * self.weight.weight.dim()
         kernel[1 if isinstance(self.weight, nn.modules.conv._ConvTransposeNd) else 0] = self.width
         own = f"{self.stratum.name}." if self.stratum.name else ""  # the model itself may be the layer
@@ -172,6 +176,8 @@ class FedNLR(Technique):
         a2: how much it grows with the width. The paper's tables have a1 = 0.45 and a2 = 0.3; it recommends 1 and 1.
         mu: one ratio for all layers instead; 1 is FedAvg.
         layers: name patterns of the strata whose neurons have rates of their own; by default all.
+        shuffle: a control: at every visit each layer's rates are dealt to its neurons by lot, so that their spread is
+            the paper's, and only which neuron has which is not.
 
     The ReLU is applied to what a layer, or its norm layer, puts out, also where the model goes on with another
     activation or adds a residual link first.
@@ -185,6 +191,7 @@ class FedNLR(Technique):
     a2: float = 1.0
     mu: float | None = None
     layers: tuple[str, ...] = ()
+    shuffle: bool = False
 
     def __post_init__(self) -> None:
         not_negative("fednlr", a1=self.a1, a2=self.a2)
@@ -229,7 +236,7 @@ class FedNLR(Technique):
         for index, layer in enumerate(layers, 1):
             if layer.counts:
                 mu = self.ratio(index, len(layers), layer.width)
-                scales |= layer.scales(mu, trains, classifier=layer.stratum.classifies)
+                scales |= layer.scales(mu, trains, view.normal if self.shuffle else None)
         return scales
 
     def local(self, view: ClientView) -> Hooks:
