@@ -471,7 +471,8 @@ class Federation:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model as it is now, in evaluation mode."""
-        return release_model(self._context.model(self.state.params, self.state.buffers, ""))
+        params = self.method.deploy(self.state.techniques, self.state.params)
+        return release_model(self._context.model(params, self.state.buffers, ""))
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers, as written to summary.json."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Reducer, Slots, Weight
 from fedstrata.errors import UsageError
 
@@ -169,6 +170,12 @@ class Method:
     def at(self, door: str) -> Iterator[Technique]:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
+
+    def deploy(self, states: Slots, params: Tensors) -> Tensors:
+        """The parameters that are evaluated and handed out, by all techniques from left to right."""
+        for technique in self.at("deploy"):
+            params = technique.deploy(states.get(technique.name, {}), params)
+        return params
 
     def publish(self, states: Slots) -> Figures:
         """What the techniques publish of their states after a round: figure → layer → number."""

@@ -380,6 +380,10 @@ class Technique:
         """Server, after the mean: (delta to apply, new state)."""
         return delta, state
 
+    def deploy(self, state: Tensors, params: Tensors) -> Tensors:
+        """The parameters that are evaluated and handed out, where these are not the ones that clients are sent."""
+        return params
+
     def publish(self, state: Tensors) -> Figures:
         """After a round: the numbers in its state that a reader may want to see; nobody else reads state keys."""
         return {}

@@ -12,6 +12,7 @@ from fedstrata.client.context import ClientContext
 from fedstrata.core.method import Method
 from fedstrata.core.results import EvalResult
 from fedstrata.core.rng import derive
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.evaluation.evaluate import EvalRequest, NothingCounts, Scores, describe, evaluate
 from fedstrata.evaluation.fairness import fairness_of
@@ -66,7 +67,7 @@ class Evaluator:
         if self.method.personalised:
             return {}
         seed = derive(self.seed, "evaluate", state.round - 1)
-        request = EvalRequest(state.params, state.buffers, self.method.buffers, seed)
+        request = EvalRequest(self._deploy(state), state.buffers, self.method.buffers, seed)
         return describe(self.context.replica(""), request, test)
 
     def begin(self, state: ServerState) -> Callable[[], EvalResult]:
@@ -166,11 +167,14 @@ class Evaluator:
     def _part(self, state: ServerState, arch: str, seed: int, memory: Slots | None = None) -> EvalRequest:
         """An architecture's part of the global model, to be evaluated, but for what a client remembers of its own."""
         kept = memory or {}
-        params, buffers = {**state.params, **kept.get(PERSONAL, {})}, {**state.buffers, **kept.get(BUFFERS, {})}
+        params, buffers = {**self._deploy(state), **kept.get(PERSONAL, {})}, {**state.buffers, **kept.get(BUFFERS, {})}
         held, policy = self.architectures[arch], self.method.buffers
         return EvalRequest(
             {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch
         )
+
+    def _deploy(self, state: ServerState) -> Tensors:
+        return self.method.deploy(state.techniques, state.params)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
-from fedstrata.errors import positive
+from fedstrata.errors import one_of, positive
 from fedstrata.techniques.fedprox import pull
 
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
@@ -27,6 +27,8 @@ class FedDyn(Technique):
 
     Args:
         alpha: α, the strength; the paper uses 0.1, 0.01 and 0.001. It cannot be 0: h/α does not vanish with it.
+        judge: which model is evaluated and handed out: the `server`'s w, which clients are sent, or the mean of the
+            `clients`' models of the last round, w + h/α, as in the authors' code.
 
     The authors' code has the part α/2·‖w_k‖² of the pull as weight decay of the optimiser; that is this α, and not one
     more setting.
@@ -42,9 +44,11 @@ class FedDyn(Technique):
     stacks: ClassVar[bool] = True
     sums: ClassVar[Literal["", "slot", "delta"]] = "delta"
     alpha: float = 0.1
+    judge: Literal["server", "clients"] = "server"
 
     def __post_init__(self) -> None:
         positive("feddyn", alpha=self.alpha)
+        one_of("feddyn", ("server", "clients"), judge=self.judge)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """h = 0."""
@@ -79,3 +83,7 @@ class FedDyn(Technique):
         sums = round.totals[self.name]
         moved = {n: state[n] - self.alpha / round.owners(n) * change for n, change in sums.items()}
         return add(delta, scale(moved, -1 / self.alpha)), {**state, **moved}
+
+    def deploy(self, state: Tensors, params: Tensors) -> Tensors:
+        """w, or w + h/α = mean_{k∈S} w_k."""
+        return params if self.judge == "server" else {**params, **add(params, state, 1 / self.alpha)}
