@@ -228,8 +228,6 @@ def _table(scale: FedNLRScale, name: str = "table", labels: Sequence[str] = (), 
 
 def _assess_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found = _by_skew(scale, comparison)
-    labels = list(next(iter(found.values())))
-    rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
     checks: list[Check] = []
     for skew, column in found.items():
         alone, together, top = PAPER[skew]
@@ -241,7 +239,7 @@ def _assess_table(scale: FedNLRScale, comparison: Comparison) -> Findings:
         if column.keys() >= OTHERS.keys():
             checks.append(best(f"FedNLR, alone or with FedDyn, is the best on {skew}", OURS, column, paper=top))
     return Findings(
-        (FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),),
+        (_skew_table(found),),
         tuple(checks),
         (_mean_note(scale), *unfinished_note(comparison)),
     )
@@ -282,14 +280,18 @@ def _permuted(scale: FedNLRScale) -> Grid:
 
 def _assess_permuted(scale: FedNLRScale, comparison: Comparison) -> Findings:
     found = _by_skew(scale, comparison)
-    labels = list(next(iter(found.values())))
-    rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
     checks = []
     for skew, column in found.items():
         checks.append(above(f"FedNLR beats its own rates permuted on {skew}", column["FedNLR"], column[PERMUTED]))
         checks.append(above(f"permuted rates beat FedAvg on {skew}", column[PERMUTED], column["FedAvg"]))
     notes = (_mean_note(scale), *unfinished_note(comparison))
-    return Findings((FindingsTable("Accuracy, %", ("method", *found), tuple(rows)),), tuple(checks), notes)
+    return Findings((_skew_table(found),), tuple(checks), notes)
+
+
+def _skew_table(found: Mapping[str, Mapping[str, Seeds]]) -> FindingsTable:
+    labels = next(iter(found.values()))
+    rows = [(label, *(cell(column[label]) for column in found.values())) for label in labels]
+    return FindingsTable("Accuracy, %", ("method", *found), tuple(rows))
 
 
 def _by_skew(scale: FedNLRScale, comparison: Comparison) -> dict[str, dict[str, Seeds]]:
