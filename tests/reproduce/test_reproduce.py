@@ -29,7 +29,7 @@ from fedstrata.reproduce.fedimpro_divergence import (
 from fedstrata.reproduce.fedimpro_divergence import assess as assess_divergence
 from fedstrata.reproduce.fedimpro_divergence import measure_run as measure_divergence
 from fedstrata.reproduce.fedimpro_inversion import decode_images, encode_images
-from fedstrata.reproduce.fednlr_drift import activation_gain
+from fedstrata.reproduce.fednlr_drift import activation_gain, strictly_bound
 from fedstrata.reproduce.fedpart import SCALES as FEDPART
 from fedstrata.reproduce.fedpart_trace import GradientTrace, gradient_norm, jumps, measure_norms
 from fedstrata.reproduce.inco_settings import SCALES as INCO
@@ -417,6 +417,14 @@ def test_jumps_are_between_rounds_of_the_same_strata() -> None:
 
 
 # --- neurons ---------------------------------------------------------------------------------------------------------
+
+
+def test_bound_word_for_word() -> None:
+    """Of three neurons on two classes: the first is above everything else on class 0, the second overlaps by 0.1, and
+    the third is as large on class 0 at its least as on class 1 at its most."""
+    ranges = [[[2.0, 1.0, 1.0], [3.0, 4.0, 2.0]], [[0.0, 0.5, 0.0], [1.9, 1.1, 1.0]]]
+    assert strictly_bound(ranges) == [1, 0]
+    assert strictly_bound(ranges[::-1]) == [0, 1]
 
 
 def test_drift_is_of_bound_neurons() -> None:

@@ -34,6 +34,26 @@ def activations(model: nn.Module, examples: TensorExamples) -> Tensor:
         return tap(model, examples.batch(torch.arange(len(examples)))[0], HIDDEN).mean(0)
 
 
+def activation_range(model: nn.Module, examples: TensorExamples) -> list[list[float]]:
+    """The smallest and the largest activation of each hidden neuron on any example."""
+    with torch.no_grad():
+        found = tap(model, examples.batch(torch.arange(len(examples)))[0], HIDDEN)
+    return [found.amin(0).tolist(), found.amax(0).tolist()]
+
+
+def strictly_bound(ranges: Sequence[Sequence[Sequence[float]]]) -> list[int]:
+    """How many neurons are bound to each class by Definition 1, word for word.
+
+    The smallest activation on any example of the class is above the largest on any example of any other.
+
+    Args:
+        ranges: class → (smallest, largest) activation of each neuron.
+    """
+    low, high = torch.tensor(ranges, dtype=torch.float64).unbind(1)
+    others = [torch.cat([high[:c], high[c + 1 :]]).amax(0) for c in range(len(high))]
+    return [int((low[c] > above).sum()) for c, above in enumerate(others)]
+
+
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Activations on every class before a visit, and after one to each class's client and to a client of all classes.
 
@@ -60,6 +80,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
         "before": [activations(history.model, clients[c]).tolist() for c in every],
         "after": {label: [after(text, clients[c]) for c in every] for label, text in METHODS.items()},
         "even": [after("fedavg", even[c]) for c in every],
+        "ranges": [activation_range(history.model, clients[c]) for c in every],
     }
 
 
@@ -104,6 +125,11 @@ def assess(found: SeedFigures, visited: int, other: int) -> Findings:
         checks.append(above(less, means["FedNLR"], means["FedAvg"], unit=POINTS, paper=paper))
         name = f"bound neurons fall less where no class is missing ({place})"
         checks.append(above(name, means[CONTROL], means["FedAvg"], unit=POINTS))
+    strict = {seed: strictly_bound(figures["ranges"]) for seed, figures in found.items() if "ranges" in figures}
+    if strict:
+        shares = {seed: statistics.fmean(count > 0 for count in counts) for seed, counts in strict.items()}
+        name = "most classes have a neuron that is bound to them by Definition 1, in every example"
+        checks.append(beyond(name, shares, 0.5, unit=POINTS, paper="Theorem 1: every class, at the optimum"))
     summary = tuple((place, *(POINTS.cell(seeds) for seeds in means.values())) for place, means in where.items())
     seed, first = next(iter(found.items()))
     trained = ", ".join(
@@ -122,9 +148,15 @@ def assess(found: SeedFigures, visited: int, other: int) -> Findings:
             "a neuron is bound to a class if it is more active on it than on the client's own class, in the mean over "
             "the examples; Definition 1 asks it of every example. The share is that of the probe `drift`: the sum of "
             "these neurons' changes over the sum of their activations before",
+            *_strict_note(strict),
         ),
         data={str(seed): figures for seed, figures in found.items()},
     )
+
+
+def _strict_note(strict: Mapping[int, Sequence[int]]) -> list[str]:
+    told = ", ".join(f"{sum(counts)} (seed {seed})" for seed, counts in strict.items())
+    return [f"neurons that Definition 1 binds to a class, in every example: {told}"] if strict else []
 
 
 def _neuron_table(found: Mapping[str, Any], visited: int, other: int, seed: int) -> FindingsTable:
