@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.types import Assignment, replace_fields
 from fedstrata.diagnosis import Finding, diagnose
 from fedstrata.diagnosis.clients import CLIENT_RULES
 from fedstrata.diagnosis.outliers import length_scores, outlier_scores, robust_scores, worst_strata
+from fedstrata.run import deal
 from fedstrata.runs.reader import SavedRun
 from tests.diagnosis.test_diagnosis import CROWD, card, exchanged, facts, odd, record, run, visits
 
@@ -154,6 +156,46 @@ def test_a_model_that_is_good_at_home_and_bad_elsewhere_gives_labels_away_too() 
 def test_classes_that_are_hard_for_everybody_do_not_give_a_client_away() -> None:
     """Its examples cost a lot, but so do examples of its classes elsewhere."""
     assert not blamed(run([exchanged(own=odd(0.2, 3.0), expected=odd(0.2, 2.9))], facts()))
+
+
+def numbers(**more: Any) -> dict[str, Any]:
+    """Facts of a regression."""
+    return facts(**more) | {"classes": 0, "has_classes": False, "counts": []}
+
+
+def test_targets_in_the_same_range_are_compared_and_told_so() -> None:
+    row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, doubt=[0.2] * 8)
+    finding = found(run([row], numbers()))["broken-labels"]
+    assert finding.clients == (3,)
+    assert "The targets of client 3 do not fit the inputs" in finding.sentence
+    assert "where examples with targets in the same range cost 1.00 elsewhere" in finding.sentence
+    assert "class" not in finding.sentence
+
+
+def test_a_loss_of_few_examples_may_be_large_by_chance() -> None:
+    """Two losses of guessing more than elsewhere: ten standard errors of 0.2, but not three of 0.8."""
+    for doubt, named in ((0.2, {"broken-labels": (3,)}), (0.8, {})):
+        row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, doubt=odd(0.2, doubt))
+        assert blamed(run([row], numbers())) == named
+
+
+def test_where_targets_were_not_told_apart_its_own_model_must_be_bad_elsewhere_too() -> None:
+    """Older runs compare with everybody's examples: who has other targets costs more anyway."""
+    for there, named in ((0.2, {}), (4.0, {"broken-labels": (3,)})):
+        row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, own_after=[0.2] * 8, shared_after=odd(0.2, there))
+        saved = run([row], numbers())
+        assert blamed(saved) == named
+    finding = found(saved)["broken-labels"]
+    assert finding.severity == pytest.approx(0.495)
+    assert "where everybody's examples cost 1.00 elsewhere" in finding.sentence
+    assert "a client with other targets than most may show, too" in finding.sentence
+
+
+def test_what_is_too_little_to_be_told_does_not_hide_wrong_labels() -> None:
+    """An update that is a little too long, with a score of 4.8, is no finding, and clears nobody."""
+    long = math.exp(4.8 * 0.25)
+    row = visits(norm=odd(1.0, long)) | exchanged(own=odd(0.2, 4.0))
+    assert blamed(run([row], facts())) == {"broken-labels": (3,)}
 
 
 def test_broken_inputs_explain_what_they_cost() -> None:
@@ -322,6 +364,29 @@ def test_a_client_whose_updates_have_another_sign() -> None:
     saved = federated(factors=(1, -2, 1, 1, 1, 1))
     first = diagnose(saved).findings[0]
     assert (first.name, first.clients) == ("hostile-updates", (1,))
+
+
+def regressed(seed: int, clients: int, partition: str, reversed_at: int | None = None) -> SavedRun:
+    """Diabetes, dealt out by tenths of the targets as `fedstrata run` does."""
+    given = {"dataset": "diabetes", "clients": clients, "seed": seed, "partition": partition}
+    data, parts = deal(validate_settings(RunConfig, given))
+    held = [data.train.select(part).batch(torch.arange(len(part))) for part in parts]
+    held = [(x, y.min() + y.max() - y if k == reversed_at else y) for k, (x, y) in enumerate(held)]
+    settings: dict[str, Any] = {"rounds": 10, "lr": 0.05, "probe": "visits exchange", "probe_every": 3, "seed": seed}
+    model = fs.build_model("mlp(hidden=(16,))", data.input_shape, 1, seed=seed)
+    fed = fs.Federation(model, held, data.test, task=data.task, engine="serial", **settings)
+    fed.fit()
+    return fed.saved_run()
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(6, 0), (6, 1), (8, 4)])
+def test_honest_clients_of_a_skewed_regression_are_not_blamed(clients: int, seed: int) -> None:
+    assert not blamed(regressed(seed, clients, "dirichlet(alpha=0.1)"))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.5)"])
+def test_a_client_whose_targets_are_reversed(partition: str) -> None:
+    assert blamed(regressed(0, 8, partition, reversed_at=2)) == {"broken-labels": (2,)}
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.3)", "shards(classes=3)"])

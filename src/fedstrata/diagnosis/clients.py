@@ -28,7 +28,7 @@ from fedstrata.diagnosis.outliers import (
     worst_strata,
 )
 from fedstrata.diagnosis.remedies import RemedyBuilder
-from fedstrata.diagnosis.thresholds import STANDING, THRESHOLDS
+from fedstrata.diagnosis.thresholds import REPORTED, SLIGHT, STANDING, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
 LOSS_FLOOR = 0.05
@@ -36,6 +36,9 @@ LOSS_FLOOR = 0.05
 
 FAR = 5.0
 """A robust score from which on a client is far out: one in a million, if the others were normal."""
+
+CERTAIN = 3.0
+"""Standard errors that a client's loss must exceed the others' by: that of few examples is large by chance."""
 
 SAME = 1e-3
 """1 − cosine of two updates below which they may be copies of one another."""
@@ -57,7 +60,7 @@ def client_text(saved: SavedRun, clients: Sequence[int]) -> str:
 def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
     """What losses are measured in: that of guessing among so many classes; without classes, clients' median loss."""
     classes = saved.facts.get("classes")
-    if classes is not None and classes > 1 and saved.facts.get("has_classes", True):
+    if classes is not None and classes > 1:
         return math.log(classes)
     return max(median(losses.values()), 1e-9) if losses else 1.0
 
@@ -65,6 +68,11 @@ def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
 def is_minority(named: Sequence[int], seen: int) -> bool:
     """Whether these are few enough of those that were looked at: who is odd is a question to the majority."""
     return 0 < len(named) < seen / 2
+
+
+def is_told(finding: str, value: float) -> bool:
+    """Whether a figure is enough for a finding to be reported: one that is not explains nothing away."""
+    return THRESHOLDS[finding].severity(value) >= REPORTED
 
 
 # Updates that were refused ------------------------------------------------------------------------------------
@@ -165,11 +173,22 @@ def _without_harm(builder: RemedyBuilder, named: Sequence[int]) -> list[Remedy |
 # Labels -------------------------------------------------------------------------------------------------------
 
 
+def is_like_for_like(saved: SavedRun) -> bool:
+    """Whether losses were compared with those of the same classes, or of targets in the same range.
+
+    Older runs did so with classes alone, and did not tell how certain they were.
+    """
+    rows = recent_rows(saved, "exchange")
+    told = any(column(row, row["exchange"].get("doubt")) for row in rows)
+    return told or bool(saved.facts.get("has_classes", True))
+
+
 def excess_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
     """Client → by how much its own examples and everybody's disagree, in losses of guessing: of two figures the larger.
 
-    What its examples cost the global model beyond what their classes cost elsewhere; and what its own model, after its
-    training, costs elsewhere in the same mixture of classes beyond what it costs on its own examples.
+    What its examples cost the global model beyond what their classes, or targets in the same range, cost elsewhere; and
+    what its own model, after its training, costs elsewhere in the same mixture beyond what it costs on its own
+    examples. Where neither classes nor ranges were told apart both must be large, so that it is the smaller one.
     """
     exchange = row.get("exchange", {})
     own, expected, after, there = (
@@ -177,9 +196,19 @@ def excess_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
     )
     scale = guessing_loss(saved, own)
     found = {client: (own[client] - expected[client]) / scale for client in own.keys() & expected.keys()}
+    choose = max if is_like_for_like(saved) else min
     for client in found.keys() & after.keys() & there.keys():
-        found[client] = max(found[client], (there[client] - after[client]) / scale)
+        found[client] = choose(found[client], (there[client] - after[client]) / scale)
     return found
+
+
+def loss_doubts(saved: SavedRun) -> dict[int, float]:
+    """Client → the standard error of what its examples cost beyond others', in losses of guessing, where it is told."""
+    doubts = []
+    for row in recent_rows(saved, "exchange"):
+        scale = guessing_loss(saved, column(row, row["exchange"].get("own")))
+        doubts.append({c: value / scale for c, value in column(row, row["exchange"].get("doubt")).items()})
+    return over_rounds(doubts)
 
 
 def odd_losses(
@@ -200,19 +229,29 @@ def odd_losses(
 def broken_labels(saved: SavedRun) -> Evidence | None:
     """By how much a client's own examples cost the global model more than its classes do elsewhere."""
     found = odd_losses(saved, "exchange", lambda row: excess_losses(saved, row))
-    hostile = hostile_clients(saved)
-    inputs = _named_for_inputs(saved)
-    judged = {client: value for client, value in found.items() if client not in inputs and client not in hostile}
+    innocent = _named_for_inputs(saved) | {
+        client for client, (score, _) in hostile_clients(saved).items() if is_told("hostile-updates", score)
+    }
+    doubts = loss_doubts(saved)
+    judged = {
+        client: value if value > CERTAIN * doubts.get(client, 0.0) else 0.0
+        for client, value in found.items()
+        if client not in innocent
+    }
     if not judged:
         return None
-    limit = THRESHOLDS["broken-labels"].none
-    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    threshold = THRESHOLDS["broken-labels"]
+    named = tuple(client for client in sorted(judged) if judged[client] > threshold.none)
     value = max(judged.values())
     if not is_minority(named, len(found)):
-        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+        value = min(value, threshold.none)
+        return Evidence(value, "", {"excess": value})
+    if not is_like_for_like(saved):
+        value = min(value, threshold.none + SLIGHT * (threshold.full - threshold.none))
     worst = max(named, key=lambda client: judged[client])
+    kind = "labels" if saved.facts.get("has_classes", True) or saved.facts.get("classes") else "targets"
     sentence = (
-        f"The labels of {client_text(saved, named)} do not fit the inputs: {_label_text(saved, worst)}"
+        f"The {kind} of {client_text(saved, named)} do not fit the inputs: {_label_text(saved, worst)}"
         f"{_strata_text(saved, worst)}."
     )
     figure = {"excess": value, "clients": float(len(named))}
@@ -221,7 +260,7 @@ def broken_labels(saved: SavedRun) -> Evidence | None:
 
 def _named_for_inputs(saved: SavedRun) -> set[int]:
     evidence = broken_inputs(saved)
-    return set() if evidence is None else set(evidence.clients)
+    return set(evidence.clients) if evidence is not None and is_told("broken-inputs", evidence.value) else set()
 
 
 def _exchanged(saved: SavedRun, name: str) -> dict[int, float]:
@@ -232,10 +271,15 @@ def _exchanged(saved: SavedRun, name: str) -> dict[int, float]:
 def _label_text(saved: SavedRun, client: int) -> str:
     own, expected = (_exchanged(saved, name).get(client, 0.0) for name in ("own", "expected"))
     after, there = (_exchanged(saved, name).get(client, 0.0) for name in ("own_after", "shared_after"))
+    others = "examples of the same classes"
+    if not saved.facts.get("has_classes", True) and not saved.facts.get("classes"):
+        others = "examples with targets in the same range" if is_like_for_like(saved) else "everybody's examples"
     text = (
-        f"the examples of client {client} cost the global model {own:.2f}, where examples of the same classes cost "
-        f"{expected:.2f} elsewhere; its own model costs {after:.2f} and {there:.2f}"
+        f"the examples of client {client} cost the global model {own:.2f}, where {others} cost {expected:.2f} "
+        f"elsewhere; its own model costs {after:.2f} and {there:.2f}"
     )
+    if not is_like_for_like(saved):
+        text += ", which a client with other targets than most may show, too"
     right, consistent = (_exchanged(saved, name).get(client) for name in ("accuracy", "consistent"))
     if right is None or consistent is None:
         return text
