@@ -309,6 +309,52 @@ def test_updates_that_are_refused_are_told_with_their_reason() -> None:
     )
 
 
+REFUSALS = [
+    ("it holds NaN or infinite numbers", "missing or huge inputs do this", True),
+    ("it did not come", "give it more time to answer, or fewer local epochs", False),
+    ("it did not answer in time", "look at the network and the log of the site of client 3", False),
+    ("it answers round 6 in round 7", "give it more time to answer", False),
+    ("it ran another method (a instead of b)", "at the version and the settings that run there", False),
+]
+
+
+@pytest.mark.parametrize(("why", "words", "clip"), REFUSALS)
+def test_what_to_do_about_a_refusal_follows_from_its_reason(why: str, words: str, clip: bool) -> None:
+    refused = [{"client": 3, "why": why}]
+    records = [replace(record(n, 0.2), clients=CROWD, refused=refused) for n in range(1, 6)]
+    remedies = found(replace(run(facts=facts()), records=records))["refused-updates"].remedies
+    assert words in remedies[0].why
+    assert ("inputs" in remedies[0].why) is clip
+    assert any(remedy.options == "--without 3" for remedy in remedies)
+    assert any("clip" in remedy.settings for remedy in remedies) is clip
+
+
+def collapsed(first: Sequence[float], norms: Sequence[float], **config: Any) -> SavedRun:
+    """A run whose model dies in its first round, with these losses and norms; then all report ln 10."""
+    rows = [visits(loss=first, norm=norms), *[visits(loss=[2.3] * 8, norm=[0.1 + 0.01 * k for k in CROWD])] * 7]
+    mean = sum(first) / 8
+    records = [replace(record(n, 0.1, 2.3, mean if n == 1 else 2.3), clients=CROWD) for n in range(1, 9)]
+    return replace(run(rows, facts(guess=0.1), **config), records=records)
+
+
+def test_a_client_that_wrecks_the_model_in_the_first_round_is_named_though_later_rounds_do_not_show_it() -> None:
+    diagnosis = diagnose(collapsed(odd(2.28, 15400.0), odd(0.5, 4197.0), engine="flower"))
+    first = diagnosis.findings[0]
+    assert (first.name, first.clients, first.severity) == ("broken-data", (3,), 1.0)
+    assert "in round 1 client 3 reports a training loss of 1.54e+04" in first.sentence
+    assert diagnosis.verdict == "First of all: broken data (client 3)."
+    (rate,) = [finding for finding in diagnosis.findings if finding.name == "rate-too-large"]
+    assert "broken-data" in rate.explained_by
+
+
+@pytest.mark.parametrize("others", [40.0, 900.0])
+def test_where_the_learning_rate_is_too_large_for_everybody_nobody_is_named(others: float) -> None:
+    """One happens to be worst, but the others' losses have left all bounds, too."""
+    saved = collapsed([others * (1 + k) if k != 3 else 90000.0 for k in CROWD], odd(5.0, 4000.0))
+    assert not blamed(saved)
+    assert found(saved)["rate-too-large"].severity == 1.0
+
+
 def test_an_explosion_is_explained_by_the_client_that_caused_it() -> None:
     """Then it does not come first."""
     records = [replace(record(n, 0.1), loss=1e6, train_loss=1e6) for n in (1, 2)]

@@ -7,15 +7,26 @@ of them stand out. What its data explains is not held against its update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.client_losses import (
+    FAR,
+    LOSS_FLOOR,
+    Collapse,
+    excess_losses,
+    guessing_loss,
+    is_like_for_like,
+    loss_doubts,
+    odd_losses,
+    reported_losses,
+    wrecking_clients,
+)
 from fedstrata.diagnosis.data_cards import odd_inputs
-from fedstrata.diagnosis.evidence import Evidence, Rule, first_few, percent_text, times_text
+from fedstrata.diagnosis.evidence import Evidence, Rule, client_text, first_few, percent_text, times_text
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.learning import has_blown_up
 from fedstrata.diagnosis.outliers import (
     COSINE_FLOOR,
     FEW,
@@ -27,15 +38,10 @@ from fedstrata.diagnosis.outliers import (
     scores_over_rounds,
     worst_strata,
 )
+from fedstrata.diagnosis.refusals import refused_updates
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import REPORTED, SLIGHT, STANDING, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
-
-LOSS_FLOOR = 0.05
-"""Spread over clients of losses, in losses of guessing, that counts at least."""
-
-FAR = 5.0
-"""A robust score from which on a client is far out: one in a million, if the others were normal."""
 
 CERTAIN = 3.0
 """Standard errors that a client's loss must exceed the others' by: that of few examples is large by chance."""
@@ -50,21 +56,6 @@ SURE = 20.0
 """The score of what leaves no doubt: updates that are copies, or that never change."""
 
 
-def client_text(saved: SavedRun, clients: Sequence[int]) -> str:
-    """client 3 (Cleveland); clients 1, 4 and 2 more."""
-    names = saved.facts.get("client_names", [])
-    told = [f"{c} ({names[c]})" if 0 <= c < len(names) and names[c] != str(c) else str(c) for c in clients]
-    return f"client{'s' if len(told) > 1 else ''} {first_few(told, 8)}"
-
-
-def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
-    """What losses are measured in: that of guessing among so many classes; without classes, clients' median loss."""
-    classes = saved.facts.get("classes")
-    if classes is not None and classes > 1:
-        return math.log(classes)
-    return max(median(losses.values()), 1e-9) if losses else 1.0
-
-
 def is_minority(named: Sequence[int], seen: int) -> bool:
     """Whether these are few enough of those that were looked at: who is odd is a question to the majority."""
     return 0 < len(named) < seen / 2
@@ -73,47 +64,6 @@ def is_minority(named: Sequence[int], seen: int) -> bool:
 def is_told(finding: str, value: float) -> bool:
     """Whether a figure is enough for a finding to be reported: one that is not explains nothing away."""
     return THRESHOLDS[finding].severity(value) >= REPORTED
-
-
-# Updates that were refused ------------------------------------------------------------------------------------
-
-
-def refused_updates(saved: SavedRun) -> Evidence | None:
-    """The share of its rounds in which a client's update was refused, of the client with the largest."""
-    asked: dict[int, int] = {}
-    whys: dict[int, list[str]] = {}
-    for record in saved.records:
-        for client in record.clients:
-            asked[client] = asked.get(client, 0) + 1
-        for refusal in record.refused:
-            whys.setdefault(refusal["client"], []).append(refusal["why"])
-    if not asked:
-        return None
-    shares = {client: min(len(whys.get(client, ())) / rounds, 1.0) for client, rounds in asked.items()}
-    named = tuple(client for client in sorted(shares) if shares[client] > THRESHOLDS["refused-updates"].none)
-    worst = max(shares, key=lambda client: shares[client])
-    value = shares[worst]
-    if not named or has_blown_up(saved):  # then everybody's numbers grow, and whose are refused is chance
-        return Evidence(0.0 if named else value, "", {"refused": value})
-    last = whys[worst][-1]
-    sentence = (
-        f"Updates of {client_text(saved, named)} are refused: {len(whys[worst])} of {asked[worst]} from client "
-        f"{worst}, because {last}."
-    )
-    figure = {"refused": value, "clients": float(len(named))}
-    return Evidence(value, sentence, figure, lambda: against_refusals(saved, named), named)
-
-
-def against_refusals(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
-    """What keeps a client's numbers finite, or does without it."""
-    builder = RemedyBuilder(saved)
-    return [
-        builder.advise(f"look at the examples of {client_text(saved, named)}: missing or huge inputs do this"),
-        builder.leave_out(named),
-        builder.change_settings(
-            "bounds every local gradient, where the client's numbers only grow too large", papers.MCMAHAN, clip=1.0
-        ),
-    ]
 
 
 # Inputs -------------------------------------------------------------------------------------------------------
@@ -171,59 +121,6 @@ def _without_harm(builder: RemedyBuilder, named: Sequence[int]) -> list[Remedy |
 
 
 # Labels -------------------------------------------------------------------------------------------------------
-
-
-def is_like_for_like(saved: SavedRun) -> bool:
-    """Whether losses were compared with those of the same classes, or of targets in the same range.
-
-    Older runs did so with classes alone, and did not tell how certain they were.
-    """
-    rows = recent_rows(saved, "exchange")
-    told = any(column(row, row["exchange"].get("doubt")) for row in rows)
-    return told or bool(saved.facts.get("has_classes", True))
-
-
-def excess_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
-    """Client → by how much its own examples and everybody's disagree, in losses of guessing: of two figures the larger.
-
-    What its examples cost the global model beyond what their classes, or targets in the same range, cost elsewhere; and
-    what its own model, after its training, costs elsewhere in the same mixture beyond what it costs on its own
-    examples. Where neither classes nor ranges were told apart both must be large, so that it is the smaller one.
-    """
-    exchange = row.get("exchange", {})
-    own, expected, after, there = (
-        column(row, exchange.get(name)) for name in ("own", "expected", "own_after", "shared_after")
-    )
-    scale = guessing_loss(saved, own)
-    found = {client: (own[client] - expected[client]) / scale for client in own.keys() & expected.keys()}
-    choose = max if is_like_for_like(saved) else min
-    for client in found.keys() & after.keys() & there.keys():
-        found[client] = choose(found[client], (there[client] - after[client]) / scale)
-    return found
-
-
-def loss_doubts(saved: SavedRun) -> dict[int, float]:
-    """Client → the standard error of what its examples cost beyond others', in losses of guessing, where it is told."""
-    doubts = []
-    for row in recent_rows(saved, "exchange"):
-        scale = guessing_loss(saved, column(row, row["exchange"].get("own")))
-        doubts.append({c: value / scale for c, value in column(row, row["exchange"].get("doubt")).items()})
-    return over_rounds(doubts)
-
-
-def odd_losses(
-    saved: SavedRun, probe: str, read: Callable[[Mapping[str, Any]], Mapping[int, float]]
-) -> dict[int, float]:
-    """Client → by how much its loss exceeds the median client's, in losses of guessing; 0 if it is no outlier."""
-    rows = recent_rows(saved, probe)
-    beyond = []
-    for row in rows:
-        values = read(row)
-        middle = median(values.values()) if values else 0.0
-        if len(values) >= FEW:
-            beyond.append({client: value - middle for client, value in values.items()})
-    scores = scores_over_rounds(rows, read, LOSS_FLOOR)
-    return {client: value if scores[client] > FAR else 0.0 for client, value in over_rounds(beyond).items()}
 
 
 def broken_labels(saved: SavedRun) -> Evidence | None:
@@ -308,17 +205,14 @@ def against_labels(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]
 # Data that cannot be seen -------------------------------------------------------------------------------------
 
 
-def reported_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
-    """Client → the training loss that it reports, in losses of guessing."""
-    losses = column(row, row.get("visits", {}).get("loss"))
-    return {client: loss / guessing_loss(saved, losses) for client, loss in losses.items()}
-
-
 def broken_data(saved: SavedRun) -> Evidence | None:
     """By how much a client's training loss exceeds the others', where nobody can look at its examples."""
     if saved.series("exchange"):
         return None
     inputs = _named_for_inputs(saved)
+    wrecked = {client: how for client, how in wrecking_clients(saved).items() if client not in inputs}
+    if wrecked:
+        return _wreckage(saved, wrecked)
     found = odd_losses(saved, "visits", lambda row: reported_losses(saved, row))
     judged = {client: value for client, value in found.items() if client not in inputs}
     if not judged:
@@ -338,6 +232,29 @@ def broken_data(saved: SavedRun) -> Evidence | None:
     )
     figure = {"excess": value, "clients": float(len(named))}
     return Evidence(value, sentence, figure, lambda: against_labels(saved, named), named)
+
+
+def _wreckage(saved: SavedRun, wrecked: Mapping[int, Collapse]) -> Evidence:
+    """Clients that wrecked the model, which later rounds no longer show."""
+    named = tuple(wrecked)
+    worst = max(named, key=lambda client: wrecked[client].loss)
+    how = wrecked[worst]
+    value = (how.loss - how.usual) / guessing_loss(saved, {worst: how.usual})
+    sentence = (
+        f"The data of {client_text(saved, named)} has wrecked the model: in round {how.round} client {worst} reports a "
+        f"training loss of {how.loss:.3g}, where the median client reports {how.usual:.3g}, and its update is "
+        f"{times_text(how.ratio)} as long. Whether inputs or labels are at fault cannot be seen from updates alone, "
+        "but inputs that are many times as large as the others' do this."
+    )
+    figure = {"excess": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_wreckage(saved, named), named)
+
+
+def against_wreckage(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
+    """Bring the inputs to the others' scale, or let no single client move the mean."""
+    builder = RemedyBuilder(saved)
+    look = f"compare the unit and the range of the inputs of {client_text(saved, named)} with another site's"
+    return [*_without_harm(builder, named), builder.advise(look)]
 
 
 # Hostile updates ----------------------------------------------------------------------------------------------
