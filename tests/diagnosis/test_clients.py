@@ -347,12 +347,23 @@ def test_a_client_that_wrecks_the_model_in_the_first_round_is_named_though_later
     assert "broken-data" in rate.explained_by
 
 
-@pytest.mark.parametrize("others", [40.0, 900.0])
+@pytest.mark.parametrize("others", [3.0, 40.0, 900.0])
 def test_where_the_learning_rate_is_too_large_for_everybody_nobody_is_named(others: float) -> None:
     """One happens to be worst, but the others' losses have left all bounds, too."""
     saved = collapsed([others * (1 + k) if k != 3 else 90000.0 for k in CROWD], odd(5.0, 4000.0))
     assert not blamed(saved)
     assert found(saved)["rate-too-large"].severity == 1.0
+
+
+def test_losses_of_a_model_that_is_dead_for_everybody_accuse_nobody() -> None:
+    assert not blamed(run([visits(loss=odd(300.0, 9000.0))], facts()))
+
+
+def test_without_classes_a_reported_loss_is_never_serious() -> None:
+    """A client whose targets are other than most has a larger loss, too."""
+    finding = found(run([visits(loss=odd(0.3, 2.3))], numbers()))["broken-data"]
+    assert finding.severity == pytest.approx(0.495)
+    assert "or its targets are only other than most" in finding.sentence
 
 
 def test_an_explosion_is_explained_by_the_client_that_caused_it() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fedstrata.diagnosis.learning import has_learned
+from fedstrata.diagnosis.learning import cost_of_guessing, has_learned
 from fedstrata.diagnosis.outliers import FEW, column, length_scores, over_rounds, recent_rows, scores_over_rounds
 from fedstrata.runs.reader import SavedRun
 
@@ -21,8 +21,14 @@ FAR = 5.0
 WILD = 10.0
 """Losses of guessing that a client reports which wrecks the model."""
 
-SANE = 3.0
+SANE = 1.2
 """Losses of guessing that an honest client reports at most, as long as the model has not collapsed."""
+
+LEVEL = 1.05
+"""And that the median client does: at a learning rate that is too large it reports more."""
+
+DEAD = 3.0
+"""Losses of guessing from which on the median client's says that the model is dead for everybody."""
 
 
 def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
@@ -109,6 +115,14 @@ class Collapse:
     ratio: float
 
 
+def is_dead(saved: SavedRun) -> bool:
+    """Whether, in the last rounds, even the median client's loss is far beyond guessing: whose is largest is chance."""
+    guess = cost_of_guessing(saved)
+    losses = (column(row, row["visits"].get("loss")) for row in recent_rows(saved, "visits"))
+    usual = [median(found.values()) for found in losses if found]
+    return guess is not None and bool(usual) and median(usual) > DEAD * guess
+
+
 def wrecking_clients(saved: SavedRun) -> dict[int, Collapse]:
     """Client → how it wrecked the model, in the first round in which anybody's loss was beyond everything.
 
@@ -116,21 +130,26 @@ def wrecking_clients(saved: SavedRun) -> dict[int, Collapse]:
     ten losses of guessing and sends an update that is far too long is named if all others were still sane: where the
     learning rate is at fault, they are not. Nobody is in a run that has learnt.
     """
-    for row in () if has_learned(saved) else saved.probes:
+    guess = cost_of_guessing(saved)
+    if guess is None or has_learned(saved):
+        return {}
+    for row in saved.probes:
         losses = column(row, row.get("visits", {}).get("loss"))
-        scale = guessing_loss(saved, losses)
-        wild = {client for client, loss in losses.items() if loss > WILD * scale}
-        if len(losses) < FEW or not wild:
-            continue
-        norms = row["visits"].get("whole", {}).get("norm")
-        scores, lengths = length_scores(row, norms), column(row, norms)
-        rest = losses.keys() - wild
-        if len(wild) >= len(rest) or max(losses[c] for c in rest) > SANE * scale:
-            return {}
-        usual, long = median(losses.values()), median(lengths.values()) if lengths else 0.0
-        return {
-            client: Collapse(int(row["round"]), losses[client], usual, lengths[client] / max(long, 1e-30))
-            for client in sorted(wild)
-            if scores.get(client, 0.0) > FAR
-        }
+        wild = {client for client, loss in losses.items() if loss > WILD * guess}
+        if len(losses) >= FEW and wild:
+            rest = [loss for client, loss in losses.items() if client not in wild]
+            sane = len(wild) < len(rest) and max(rest) <= SANE * guess and median(rest) <= LEVEL * guess
+            return _collapses(row, losses, wild) if sane else {}
     return {}
+
+
+def _collapses(row: Mapping[str, Any], losses: Mapping[int, float], wild: set[int]) -> dict[int, Collapse]:
+    """What clients with a wild loss did in a round, of those whose updates were far too long as well."""
+    norms = row["visits"].get("whole", {}).get("norm")
+    scores, lengths = length_scores(row, norms), column(row, norms)
+    usual, long = median(losses.values()), median(lengths.values()) if lengths else 0.0
+    return {
+        client: Collapse(int(row["round"]), losses[client], usual, lengths[client] / max(long, 1e-30))
+        for client in sorted(wild)
+        if scores.get(client, 0.0) > FAR
+    }

@@ -18,6 +18,7 @@ from fedstrata.diagnosis.client_losses import (
     Collapse,
     excess_losses,
     guessing_loss,
+    is_dead,
     is_like_for_like,
     loss_doubts,
     odd_losses,
@@ -217,18 +218,22 @@ def broken_data(saved: SavedRun) -> Evidence | None:
     judged = {client: value for client, value in found.items() if client not in inputs}
     if not judged:
         return None
-    limit = THRESHOLDS["broken-data"].none
-    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    threshold = THRESHOLDS["broken-data"]
+    named = tuple(client for client in sorted(judged) if judged[client] > threshold.none)
     value = max(judged.values())
-    if not is_minority(named, len(found)):
-        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+    if not is_minority(named, len(found)) or is_dead(saved):
+        value = min(value, threshold.none)
+        return Evidence(value, "", {"excess": value})
     worst = max(named, key=lambda client: judged[client])
-    rows = recent_rows(saved, "visits")
-    losses = over_rounds(column(row, row["visits"].get("loss")) for row in rows)
+    losses = over_rounds(column(row, row["visits"].get("loss")) for row in recent_rows(saved, "visits"))
+    why = "Whether inputs or labels are at fault cannot be seen from updates alone."
+    if not saved.facts.get("has_classes", True) and not saved.facts.get("classes"):
+        value = min(value, threshold.none + SLIGHT * (threshold.full - threshold.none))
+        why = "Whether inputs or targets are at fault, or its targets are only other than most, cannot be seen."
     sentence = (
         f"The data of {client_text(saved, named)} cannot be learnt as the others' can: client {worst} reports a "
         f"training loss of {losses[worst]:.2f}, where the median client reports {median(losses.values()):.2f}"
-        f"{_strata_text(saved, worst)}. Whether inputs or labels are at fault cannot be seen from updates alone."
+        f"{_strata_text(saved, worst)}. {why}"
     )
     figure = {"excess": value, "clients": float(len(named))}
     return Evidence(value, sentence, figure, lambda: against_labels(saved, named), named)
@@ -351,11 +356,14 @@ def unstable_clients(saved: SavedRun) -> set[int]:
 def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     """Client → (score, why) of those whose updates are hostile whatever their data is.
 
-    Who admits that its training fails is not: its steps are too long for its examples.
+    Who admits that its training fails is not: its steps are too long for its examples. Nor is one whose update is only
+    somewhat longer than the others' where the model is dead for everybody.
     """
     inputs = _named_for_inputs(saved) | unstable_clients(saved)
     found: dict[int, tuple[float, str]] = {}
-    for judged in (copied_clients(saved), opposed_clients(saved), scaled_clients(saved)):
+    least = SURE if is_dead(saved) else 0.0
+    scaled = {client: told for client, told in scaled_clients(saved).items() if told[0] >= least}
+    for judged in (copied_clients(saved), opposed_clients(saved), scaled):
         for client, (score, why) in judged.items():
             if client not in inputs and score > found.get(client, (0.0, ""))[0]:
                 found[client] = score, why
