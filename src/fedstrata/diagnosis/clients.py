@@ -357,15 +357,19 @@ def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     """Client → (score, why) of those whose updates are hostile whatever their data is.
 
     Who admits that its training fails is not: its steps are too long for its examples. Nor is one whose update is only
-    somewhat longer than the others' where the model is dead for everybody.
+    somewhat unlike the others' where the model is dead for everybody.
     """
     inputs = _named_for_inputs(saved) | unstable_clients(saved)
     found: dict[int, tuple[float, str]] = {}
-    least = SURE if is_dead(saved) else 0.0
-    scaled = {client: told for client, told in scaled_clients(saved).items() if told[0] >= least}
-    for judged in (copied_clients(saved), opposed_clients(saved), scaled):
+    dead, looked = is_dead(saved), bool(saved.series("exchange"))
+    judgements = (
+        (copied_clients(saved), 0.0),
+        (opposed_clients(saved), SURE if dead and not looked else 0.0),
+        (scaled_clients(saved), SURE if dead else 0.0),
+    )
+    for judged, least in judgements:
         for client, (score, why) in judged.items():
-            if client not in inputs and score > found.get(client, (0.0, ""))[0]:
+            if client not in inputs and score >= least and score > found.get(client, (0.0, ""))[0]:
                 found[client] = score, why
     return found
 
