@@ -176,8 +176,9 @@ def cost_of_guessing(saved: SavedRun) -> float | None:
     classes, guess = saved.facts.get("classes"), saved.facts.get("guess")
     if classes is not None and classes > 1:
         return math.log(classes)
-    squared = bool(saved.records) and saved.records[-1].primary == "rmse" and guess is not None
-    return float(guess) ** 2 if squared else None
+    if guess is None or not saved.records or saved.records[-1].primary != "rmse":
+        return None
+    return float(guess) ** 2
 
 
 def has_blown_up(saved: SavedRun) -> bool:
