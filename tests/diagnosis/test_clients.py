@@ -173,8 +173,8 @@ def test_targets_in_the_same_range_are_compared_and_told_so() -> None:
 
 
 def test_a_loss_of_few_examples_may_be_large_by_chance() -> None:
-    """Two losses of guessing more than elsewhere: ten standard errors of 0.2, but not three of 0.8."""
-    for doubt, named in ((0.2, {"broken-labels": (3,)}), (0.8, {})):
+    """Two losses of guessing more than elsewhere: ten standard errors of 0.2, but not 2.33 of 0.9."""
+    for doubt, named in ((0.2, {"broken-labels": (3,)}), (0.9, {})):
         row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, doubt=odd(0.2, doubt))
         assert blamed(run([row], numbers())) == named
 
@@ -289,6 +289,15 @@ def test_updates_that_never_change() -> None:
     rows = [visits(norm=[1.25 if k == 3 else 1 + 0.01 * number + 0.02 * k for k in CROWD]) for number in range(4)]
     assert blamed(run(rows, facts())) == {"hostile-updates": (3,)}
     assert "the same norm, 1.25, in 3 rounds" in found(run(rows, facts()))["hostile-updates"].sentence
+
+
+def test_copies_in_a_model_that_was_wrecked_are_chance() -> None:
+    """All who train the last bias alone are alike."""
+    near = [0.99999 if k in (2, 5) else 0.6 for k in CROWD]
+    saved = run([visits(nearest=near)], facts())
+    wrecked = replace(saved, records=[record(1, 0.1, 2.3, 1e4), record(2, 0.1, 2.3, 2.3)])
+    assert blamed(saved) == {"hostile-updates": (2, 5)}
+    assert not blamed(wrecked)
 
 
 def test_a_majority_is_never_blamed() -> None:

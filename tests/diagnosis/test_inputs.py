@@ -113,6 +113,14 @@ def test_classes_are_compared_with_the_same_classes() -> None:
     assert scores == pytest.approx({**dict.fromkeys(range(7), 0.0), 7: 3 / (1.2 / 20**0.5)})
 
 
+def test_even_clients_are_judged_as_a_whole_unless_their_classes_say_otherwise() -> None:
+    """Everybody another camera, a little brighter each: the darkest is beyond all others, and is not out."""
+    cards = [grouped([0.5 * k, 0.5 * k]) for k in CROWD]
+    assert blamed({"cards": cards, "counts": [[20, 20]] * 8, "classes": 2, "clients": 8}) == ()
+    mixed = odd(grouped([0.0, 0.0]), grouped([2.0, 2.0]))
+    assert blamed({"cards": mixed, "counts": [[20, 20]] * 8, "classes": 2, "clients": 8}) == (3,)
+
+
 def test_a_class_that_nobody_else_holds_may_be_elsewhere() -> None:
     """Where two classes are known, the third may be a deviation off, or two; not a hundred."""
     rest = [grouped([0.0, 3.0, None])] * 7

@@ -28,6 +28,7 @@ from fedstrata.diagnosis.client_losses import (
 from fedstrata.diagnosis.data_cards import odd_inputs
 from fedstrata.diagnosis.evidence import Evidence, Rule, client_text, first_few, percent_text, times_text
 from fedstrata.diagnosis.findings import Remedy
+from fedstrata.diagnosis.learning import has_blown_up
 from fedstrata.diagnosis.outliers import (
     COSINE_FLOOR,
     FEW,
@@ -44,8 +45,9 @@ from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import REPORTED, SLIGHT, STANDING, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
-CERTAIN = 3.0
-"""Standard errors that a client's loss must exceed the others' by: that of few examples is large by chance."""
+CERTAIN = 2.33
+"""Standard errors that a client's loss must exceed the others' by, which happens once in a hundred by chance: the loss
+of few examples is often large."""
 
 SAME = 1e-3
 """1 − cosine of two updates below which they may be copies of one another."""
@@ -357,13 +359,13 @@ def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     """Client → (score, why) of those whose updates are hostile whatever their data is.
 
     Who admits that its training fails is not: its steps are too long for its examples. Nor is one whose update is only
-    somewhat unlike the others' where the model is dead for everybody.
+    somewhat unlike the others' where the model is dead for everybody: all who train the last bias alone are alike.
     """
     inputs = _named_for_inputs(saved) | unstable_clients(saved)
     found: dict[int, tuple[float, str]] = {}
     dead, looked = is_dead(saved), bool(saved.series("exchange"))
     judgements = (
-        (copied_clients(saved), 0.0),
+        ({} if has_blown_up(saved) else copied_clients(saved), 0.0),
         (opposed_clients(saved), SURE if dead and not looked else 0.0),
         (scaled_clients(saved), SURE if dead else 0.0),
     )

@@ -27,7 +27,7 @@ LOOKED = 64
 """Inputs that a card without a count is of."""
 
 CLEAR = 2.0
-"""How many floors a client must be beyond every mixture of classes, for its score within them to count in full."""
+"""A score that confirms another: of how far a client is beyond every mixture of classes, in floors, or within them."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Inputs:
         return self._judge(SCALE, value, lambda part: part.count, reach)
 
     def _judge(self, measure: Measure, value: Value, known: Known, reach: Reach) -> Judged:
-        """By the least of the scores that say how unlike the others it is; or, if that is more, beyond all classes."""
+        """As a whole, if its classes are everybody's; else within its classes or, if that is more, beyond all."""
         plain = _scores(_from_median({c: (value(p), known(p)) for c, p in self.whole.items()}), measure)
         within = _scores(self._within_classes(value, known), measure)
         found: Judged = {}
@@ -173,13 +173,11 @@ class Inputs:
             beyond = max(own - limits[1], 0.0) + min(own - limits[0], 0.0)
             alone = _spread(map(value, others), measure.alone) * math.sqrt(part.count / known(part))
             found[client] = beyond / max(floor, alone), beyond
-            judged = [within[client]] if client in within else []
-            judged += [plain[client]] if client in plain and client in self.even else []
-            if judged:
-                score, apart = min(judged, key=lambda one: abs(one[0]))
-                clear = client in self.even or beyond * math.copysign(1, score) > CLEAR * floor
-                score = score if clear else min(score, beyond / floor, key=abs)
-                found[client] = max((score, apart), found[client], key=lambda one: abs(one[0]))
+            if client in self.even and client in plain:
+                found[client] = _agreed(plain[client], within[client][0] if client in within else None)
+            elif client in within:
+                told = _agreed(within[client], beyond / floor)
+                found[client] = max(told, found[client], key=lambda one: abs(one[0]))
         return found
 
     def _within_classes(self, value: Value, known: Known) -> dict[int, tuple[float, float]]:
@@ -207,6 +205,14 @@ class Inputs:
 def _range_of(values: Iterable[float | None]) -> tuple[float, float] | None:
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if known else None
+
+
+def _agreed(judged: tuple[float, float], other: float | None) -> tuple[float, float]:
+    """A score that another one confirms, or else the smaller of them; as it is where there is no other."""
+    score, apart = judged
+    if other is None or other * math.copysign(1, score) > CLEAR:
+        return judged
+    return min(score, other, key=abs), apart
 
 
 def _spread(values: Iterable[float | None], most: float) -> float:
