@@ -1,6 +1,6 @@
 """How often a diagnosis is right: planted troubles and sound runs, and what `fedstrata diagnose` says of them.
 
-Every case is a small federation (digits or diabetes, 8 clients, 12 rounds, plain tensors and a module of one's own)
+Every case is a small federation (digits or a table, 8 clients, 12 rounds, plain tensors and a module of one's own)
 with one trouble in it, at one of three strengths, or with none. Half of the cases (even numbers) are those that the
 thresholds were set with in view; the figures that count are of the other half, whose seeds were drawn afterwards. A
 case is a run directory, and is not run again if it is there.
@@ -114,6 +114,7 @@ def zoo(text: str) -> Callable[[int], nn.Module]:
 
 
 PLAIN, NORMED, TABLE = own(OwnNet), own(lambda: OwnNet(norm=True)), own(OwnTable)
+WIDE_TABLE = own(lambda: OwnTable(inputs=30))
 
 
 # Cases --------------------------------------------------------------------------------------------------------
@@ -128,8 +129,9 @@ class Case:
         causes: findings that count as right; none for a sound run.
         guilty: the clients that must be named.
         model: seed → a model.
-        data: `digits` or `diabetes`.
-        partition: how examples are dealt out.
+        data: `digits`, `diabetes` or `breast-cancer`.
+        partition: how examples are dealt out; those of the regression by the tenth that a target lies in.
+        clients: how many.
         spoil: changes the clients' examples.
         attack: changes the updates of a round.
         settings: of the federation.
@@ -141,6 +143,7 @@ class Case:
     model: Callable[[int], nn.Module] = PLAIN
     data: str = "digits"
     partition: str = "iid"
+    clients: int = CLIENTS
     spoil: Callable[[ClientData, torch.Generator], ClientData] | None = None
     attack: Attack | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -196,6 +199,11 @@ def constant(x: Tensor, y: Tensor, rng: torch.Generator) -> Pair:
 def reverse(x: Tensor, y: Tensor, rng: torch.Generator) -> Pair:
     """Of real numbers: large ones become small."""
     return x, y.min() + y.max() - y
+
+
+def deny(x: Tensor, y: Tensor, rng: torch.Generator) -> Pair:
+    """Of answers: a yes becomes a no, and a no a yes."""
+    return x, 1 - y
 
 
 def contrast(strength: float) -> Any:
@@ -398,9 +406,29 @@ def sound_cases() -> Iterator[Case]:
         yield Case("sound, table", data="diabetes", model=TABLE, partition=partition)
 
 
+def skewed_table_cases() -> Iterator[Case]:
+    """Tables whose clients differ in their answers or targets: sound ones, and then one trouble each."""
+    answers: dict[str, Any] = {"data": "breast-cancer", "model": WIDE_TABLE, "settings": {"lr": 0.05}}
+    numbers: dict[str, Any] = {"data": "diabetes", "model": TABLE, "settings": {"rounds": 30, "probe_every": 10}}
+    for common, alphas in ((answers, (0.1, 0.1, 0.5)), (numbers, (0.1, 0.1, 0.5))):
+        for clients in (6, 8):
+            for alpha in alphas:
+                dealt = {"partition": f"dirichlet(alpha={alpha:g})", "clients": clients}
+                name = f"sound, {common['data']}, {dealt['partition']}, {clients} clients"
+                yield Case(name, **dealt, **common)
+    for common, spoil, what in ((answers, deny, "answers denied"), (numbers, reverse, "targets reversed")):
+        dealt = {"partition": "dirichlet(alpha=0.5)", **common}
+        for who, factor in ((4, 8), (2, 255)):
+            name = f"{common['data']}, skewed: gain x{factor}"
+            yield Case(name, ("broken-inputs",), (who,), spoil=at([who], gain(factor)), **dealt)
+        for who in (5, 1):
+            name = f"{common['data']}, skewed: {what}"
+            yield Case(name, ("broken-labels",), (who,), spoil=at([who], spoil), **dealt)
+
+
 def all_cases() -> list[Case]:
-    """In an order of which every second one was in view when thresholds were set."""
-    return [*client_cases(), *run_cases(), *table_cases(), *sound_cases()]
+    """In an order of which every second one was in view when thresholds were set; new ones come last."""
+    return [*client_cases(), *run_cases(), *table_cases(), *sound_cases(), *skewed_table_cases()]
 
 
 # Running ------------------------------------------------------------------------------------------------------
@@ -409,11 +437,9 @@ def all_cases() -> list[Case]:
 def load(case: Case, seed: int) -> tuple[ClientData, Any, dict[str, Any]]:
     """(the clients' tensors, the test set, settings that belong to the data)."""
     data = fs.load_dataset(case.data)
-    table = case.data == "diabetes"
-    labels = torch.zeros(len(data.train), dtype=torch.int64) if table else data.train.labels()
-    parts = fs.partition(labels, case.partition, clients=CLIENTS, seed=seed)
+    parts = fs.partition(data.labels, case.partition, clients=case.clients, seed=seed)
     held = [data.train.select(part).batch(torch.arange(len(part))) for part in parts]
-    return held, data.test, {"task": data.task} if table else {}
+    return held, data.test, {} if case.data == "digits" else {"task": data.task}
 
 
 def play(case: Case, seed: int, out: Path) -> None:

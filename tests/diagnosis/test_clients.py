@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import fedstrata as fs
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.types import Assignment, replace_fields
 from fedstrata.diagnosis import Finding, diagnose
 from fedstrata.diagnosis.clients import CLIENT_RULES
 from fedstrata.diagnosis.outliers import length_scores, outlier_scores, robust_scores, worst_strata
+from fedstrata.run import deal
 from fedstrata.runs.reader import SavedRun
 from tests.diagnosis.test_diagnosis import CROWD, card, exchanged, facts, odd, record, run, visits
 
@@ -156,6 +158,46 @@ def test_classes_that_are_hard_for_everybody_do_not_give_a_client_away() -> None
     assert not blamed(run([exchanged(own=odd(0.2, 3.0), expected=odd(0.2, 2.9))], facts()))
 
 
+def numbers(**more: Any) -> dict[str, Any]:
+    """Facts of a regression."""
+    return facts(**more) | {"classes": 0, "has_classes": False, "counts": []}
+
+
+def test_targets_in_the_same_range_are_compared_and_told_so() -> None:
+    row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, doubt=[0.2] * 8)
+    finding = found(run([row], numbers()))["broken-labels"]
+    assert finding.clients == (3,)
+    assert "The targets of client 3 do not fit the inputs" in finding.sentence
+    assert "where examples with targets in the same range cost 1.00 elsewhere" in finding.sentence
+    assert "class" not in finding.sentence
+
+
+def test_a_loss_of_few_examples_may_be_large_by_chance() -> None:
+    """Two losses of guessing more than elsewhere: ten standard errors of 0.2, but not 2.33 of 0.9."""
+    for doubt, named in ((0.2, {"broken-labels": (3,)}), (0.9, {})):
+        row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, doubt=odd(0.2, doubt))
+        assert blamed(run([row], numbers())) == named
+
+
+def test_where_targets_were_not_told_apart_its_own_model_must_be_bad_elsewhere_too() -> None:
+    """Older runs compare with everybody's examples: who has other targets costs more anyway."""
+    for there, named in ((0.2, {}), (4.0, {"broken-labels": (3,)})):
+        row = exchanged(own=odd(1.0, 3.0), expected=[1.0] * 8, own_after=[0.2] * 8, shared_after=odd(0.2, there))
+        saved = run([row], numbers())
+        assert blamed(saved) == named
+    finding = found(saved)["broken-labels"]
+    assert finding.severity == pytest.approx(0.495)
+    assert "where everybody's examples cost 1.00 elsewhere" in finding.sentence
+    assert "a client with other targets than most may show, too" in finding.sentence
+
+
+def test_what_is_too_little_to_be_told_does_not_hide_wrong_labels() -> None:
+    """An update that is a little too long, with a score of 4.8, is no finding, and clears nobody."""
+    long = math.exp(4.8 * 0.25)
+    row = visits(norm=odd(1.0, long)) | exchanged(own=odd(0.2, 4.0))
+    assert blamed(run([row], facts())) == {"broken-labels": (3,)}
+
+
 def test_broken_inputs_explain_what_they_cost() -> None:
     saved = run([exchanged(own=odd(0.2, 9.0))], facts(cards=odd(card(), card(std=255.0))))
     assert blamed(saved) == {"broken-inputs": (3,)}
@@ -249,6 +291,15 @@ def test_updates_that_never_change() -> None:
     assert "the same norm, 1.25, in 3 rounds" in found(run(rows, facts()))["hostile-updates"].sentence
 
 
+def test_copies_in_a_model_that_was_wrecked_are_chance() -> None:
+    """All who train the last bias alone are alike."""
+    near = [0.99999 if k in (2, 5) else 0.6 for k in CROWD]
+    saved = run([visits(nearest=near)], facts())
+    wrecked = replace(saved, records=[record(1, 0.1, 2.3, 1e4), record(2, 0.1, 2.3, 2.3)])
+    assert blamed(saved) == {"hostile-updates": (2, 5)}
+    assert not blamed(wrecked)
+
+
 def test_a_majority_is_never_blamed() -> None:
     for count, named in ((3, 3), (4, 0)):
         losses = [2.0 if k < count else 0.2 for k in CROWD]
@@ -265,6 +316,63 @@ def test_updates_that_are_refused_are_told_with_their_reason() -> None:
     assert "refused-updates" not in found(
         replace(run(facts=facts()), records=[replace(r, refused=[]) for r in records])
     )
+
+
+REFUSALS = [
+    ("it holds NaN or infinite numbers", "missing or huge inputs do this", True),
+    ("it did not come", "give it more time to answer, or fewer local epochs", False),
+    ("it did not answer in time", "look at the network and the log of the site of client 3", False),
+    ("it answers round 6 in round 7", "give it more time to answer", False),
+    ("it ran another method (a instead of b)", "at the version and the settings that run there", False),
+]
+
+
+@pytest.mark.parametrize(("why", "words", "clip"), REFUSALS)
+def test_what_to_do_about_a_refusal_follows_from_its_reason(why: str, words: str, clip: bool) -> None:
+    refused = [{"client": 3, "why": why}]
+    records = [replace(record(n, 0.2), clients=CROWD, refused=refused) for n in range(1, 6)]
+    remedies = found(replace(run(facts=facts()), records=records))["refused-updates"].remedies
+    assert words in remedies[0].why
+    assert ("inputs" in remedies[0].why) is clip
+    assert any(remedy.options == "--without 3" for remedy in remedies)
+    assert any("clip" in remedy.settings for remedy in remedies) is clip
+
+
+def collapsed(first: Sequence[float], norms: Sequence[float], **config: Any) -> SavedRun:
+    """A run whose model dies in its first round, with these losses and norms; then all report ln 10."""
+    rows = [visits(loss=first, norm=norms), *[visits(loss=[2.3] * 8, norm=[0.1 + 0.01 * k for k in CROWD])] * 7]
+    mean = sum(first) / 8
+    records = [replace(record(n, 0.1, 2.3, mean if n == 1 else 2.3), clients=CROWD) for n in range(1, 9)]
+    return replace(run(rows, facts(guess=0.1), **config), records=records)
+
+
+def test_a_client_that_wrecks_the_model_in_the_first_round_is_named_though_later_rounds_do_not_show_it() -> None:
+    diagnosis = diagnose(collapsed(odd(2.28, 15400.0), odd(0.5, 4197.0), engine="flower"))
+    first = diagnosis.findings[0]
+    assert (first.name, first.clients, first.severity) == ("broken-data", (3,), 1.0)
+    assert "in round 1 client 3 reports a training loss of 1.54e+04" in first.sentence
+    assert diagnosis.verdict == "First of all: broken data (client 3)."
+    (rate,) = [finding for finding in diagnosis.findings if finding.name == "rate-too-large"]
+    assert "broken-data" in rate.explained_by
+
+
+@pytest.mark.parametrize("others", [3.0, 40.0, 900.0])
+def test_where_the_learning_rate_is_too_large_for_everybody_nobody_is_named(others: float) -> None:
+    """One happens to be worst, but the others' losses have left all bounds, too."""
+    saved = collapsed([others * (1 + k) if k != 3 else 90000.0 for k in CROWD], odd(5.0, 4000.0))
+    assert not blamed(saved)
+    assert found(saved)["rate-too-large"].severity == 1.0
+
+
+def test_losses_of_a_model_that_is_dead_for_everybody_accuse_nobody() -> None:
+    assert not blamed(run([visits(loss=odd(300.0, 9000.0))], facts()))
+
+
+def test_without_classes_a_reported_loss_is_never_serious() -> None:
+    """A client whose targets are other than most has a larger loss, too."""
+    finding = found(run([visits(loss=odd(0.3, 2.3))], numbers()))["broken-data"]
+    assert finding.severity == pytest.approx(0.495)
+    assert "or its targets are only other than most" in finding.sentence
 
 
 def test_an_explosion_is_explained_by_the_client_that_caused_it() -> None:
@@ -322,6 +430,29 @@ def test_a_client_whose_updates_have_another_sign() -> None:
     saved = federated(factors=(1, -2, 1, 1, 1, 1))
     first = diagnose(saved).findings[0]
     assert (first.name, first.clients) == ("hostile-updates", (1,))
+
+
+def regressed(seed: int, clients: int, partition: str, reversed_at: int | None = None) -> SavedRun:
+    """Diabetes, dealt out by tenths of the targets as `fedstrata run` does."""
+    given = {"dataset": "diabetes", "clients": clients, "seed": seed, "partition": partition}
+    data, parts = deal(validate_settings(RunConfig, given))
+    held = [data.train.select(part).batch(torch.arange(len(part))) for part in parts]
+    held = [(x, y.min() + y.max() - y if k == reversed_at else y) for k, (x, y) in enumerate(held)]
+    settings: dict[str, Any] = {"rounds": 10, "lr": 0.05, "probe": "visits exchange", "probe_every": 3, "seed": seed}
+    model = fs.build_model("mlp(hidden=(16,))", data.input_shape, 1, seed=seed)
+    fed = fs.Federation(model, held, data.test, task=data.task, engine="serial", **settings)
+    fed.fit()
+    return fed.saved_run()
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(6, 0), (6, 1), (8, 4)])
+def test_honest_clients_of_a_skewed_regression_are_not_blamed(clients: int, seed: int) -> None:
+    assert not blamed(regressed(seed, clients, "dirichlet(alpha=0.1)"))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.5)"])
+def test_a_client_whose_targets_are_reversed(partition: str) -> None:
+    assert blamed(regressed(0, 8, partition, reversed_at=2)) == {"broken-labels": (2,)}
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.3)", "shards(classes=3)"])

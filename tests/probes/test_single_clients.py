@@ -17,7 +17,7 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import strata
 from fedstrata.probes import measures
-from fedstrata.probes.measures.exchange import agreement, mixture_loss
+from fedstrata.probes.measures.exchange import agreement, mixture_error, mixture_loss
 from fedstrata.probes.measures.visits import centre_cosines
 from fedstrata.tasks.registry import build_task
 
@@ -149,6 +149,26 @@ def test_regression_has_no_classes() -> None:
     assert (found.accuracy, found.consistent) == ([None], [None])
     with pytest.raises(UsageError, match="2 clients' examples"):
         measures.exchange([model], [model], [data, data], (torch.ones(1, 1), torch.ones(1)), task)
+
+
+def test_targets_that_are_numbers_are_compared_range_by_range() -> None:
+    """The model says 0: 20 shared targets around 1 and 20 around 3 cost 1 and 9; a client of the latter expects 9."""
+    task, model = build_task("regression"), nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    shared = torch.ones(40, 1), torch.tensor([1.0, 3.0]).repeat_interleave(20)
+    data = [TensorExamples(torch.ones(5, 1), torch.full((5,), number)) for number in (1.0, 3.0)]
+    found = measures.exchange([model] * 2, [model] * 2, data, shared, task)
+    assert found.own == found.expected == found.shared_after == pytest.approx([1, 9])
+    assert found.doubt == pytest.approx([0, 0])
+
+
+def test_the_standard_error_of_a_difference_by_hand() -> None:
+    """Own losses 0, 2 of class 0: variance 2, over 2. Elsewhere 1, 3 of class 0: variance 2, over 2. Together √2."""
+    own, each = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert mixture_error(own, each, zeros, zeros) == pytest.approx(math.sqrt(2))
+    assert mixture_error(torch.empty(0), each, zeros, zeros) is None
 
 
 # Depth --------------------------------------------------------------------------------------------------------

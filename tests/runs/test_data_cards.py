@@ -123,3 +123,33 @@ def test_small_outputs_between_0_and_1_are_no_probabilities() -> None:
         outputs = model(sample)
         assert ((outputs > 0) & (outputs < 1)).all()
         assert not puts_out_probabilities(model, sample, outputs, build_task("binary"))
+
+
+def test_classes_by_hand_and_those_of_few_examples_are_not_told() -> None:
+    """Six of class 0, five of class 2, and two of class 1, which are in no mean: their sum would follow from it."""
+    labels = torch.tensor([0] * 6 + [2] * 5 + [1] * 2)
+    inputs = torch.cat([torch.zeros(6, 2), torch.full((5, 2), 11.0), torch.full((2, 2), 99.0)])
+    card = data_card(inputs, labels)
+    assert card["groups"].keys() == {"0", "2"}
+    assert card["groups"]["2"] == {"count": 5, "mean": [11.0, 11.0], "std": [0.0, 0.0]}
+    assert (card["count"], card["mean"], card["max"]) == (11, [5.0, 5.0], 11.0)
+    many = data_card(torch.cat([inputs, torch.full((3, 2), 99.0)]), torch.cat([labels, torch.tensor([3, 3, 4])]))
+    assert many["groups"].keys() == {"0", "2"}
+    assert (many["count"], many["max"]) == (16, 99.0)  # of five that are left over, nobody can tell which is which
+
+
+def test_targets_that_are_numbers_are_told_by_fifths_of_everybodys() -> None:
+    targets = torch.arange(60.0)
+    clients = [TensorExamples(targets[rows].unsqueeze(1), targets[rows]) for rows in (slice(0, 24), slice(24, 60))]
+    cards = data_cards(clients, 2)
+    assert cards is not None
+    assert [{name: group["count"] for name, group in (card or {})["groups"].items()} for card in cards] == [
+        {"0": 12, "1": 12},
+        {"2": 12, "3": 12, "4": 12},
+    ]
+
+
+def test_targets_of_many_numbers_have_no_groups() -> None:
+    cards = data_cards([TensorExamples(torch.randn(9, 2), torch.randn(9, 3))], 1)
+    assert cards is not None
+    assert "groups" not in (cards[0] or {})

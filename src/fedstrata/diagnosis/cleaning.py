@@ -114,7 +114,9 @@ def _clients(value: Any) -> list[int] | None:
 def _cards(value: Any) -> list[dict[str, Any] | None] | None:
     """What clients' inputs look like, a card for each; None for a client without one."""
     shares = dict.fromkeys(("missing", "constant", "duplicates"), _count)
-    read = _mapping_with(mean=_steps, std=_steps, min=finite_number, max=finite_number, **shares)
+    groups = _mapping_of(_complete_mapping(count=_positive, mean=_steps, std=_steps))
+    more: dict[str, Kind] = {"count": _positive, "groups": groups, "min": finite_number, "max": finite_number}
+    read = _mapping_with(mean=_steps, std=_steps, **more, **shares)
     return [read(one) for one in value] if isinstance(value, list | tuple) else None
 
 

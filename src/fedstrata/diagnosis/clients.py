@@ -7,13 +7,26 @@ of them stand out. What its data explains is not held against its update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
+from fedstrata.diagnosis.client_losses import (
+    FAR,
+    LOSS_FLOOR,
+    Collapse,
+    excess_losses,
+    guessing_loss,
+    is_dead,
+    is_like_for_like,
+    loss_doubts,
+    odd_losses,
+    reported_losses,
+    wrecking_clients,
+)
 from fedstrata.diagnosis.data_cards import odd_inputs
-from fedstrata.diagnosis.evidence import Evidence, Rule, first_few, percent_text, times_text
+from fedstrata.diagnosis.evidence import Evidence, Rule, client_text, first_few, percent_text, times_text
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.learning import has_blown_up
 from fedstrata.diagnosis.outliers import (
@@ -27,15 +40,14 @@ from fedstrata.diagnosis.outliers import (
     scores_over_rounds,
     worst_strata,
 )
+from fedstrata.diagnosis.refusals import refused_updates
 from fedstrata.diagnosis.remedies import RemedyBuilder
-from fedstrata.diagnosis.thresholds import STANDING, THRESHOLDS
+from fedstrata.diagnosis.thresholds import REPORTED, SLIGHT, STANDING, THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
-LOSS_FLOOR = 0.05
-"""Spread over clients of losses, in losses of guessing, that counts at least."""
-
-FAR = 5.0
-"""A robust score from which on a client is far out: one in a million, if the others were normal."""
+CERTAIN = 2.33
+"""Standard errors that a client's loss must exceed the others' by, which happens once in a hundred by chance: the loss
+of few examples is often large."""
 
 SAME = 1e-3
 """1 − cosine of two updates below which they may be copies of one another."""
@@ -47,65 +59,14 @@ SURE = 20.0
 """The score of what leaves no doubt: updates that are copies, or that never change."""
 
 
-def client_text(saved: SavedRun, clients: Sequence[int]) -> str:
-    """client 3 (Cleveland); clients 1, 4 and 2 more."""
-    names = saved.facts.get("client_names", [])
-    told = [f"{c} ({names[c]})" if 0 <= c < len(names) and names[c] != str(c) else str(c) for c in clients]
-    return f"client{'s' if len(told) > 1 else ''} {first_few(told, 8)}"
-
-
-def guessing_loss(saved: SavedRun, losses: Mapping[int, float]) -> float:
-    """What losses are measured in: that of guessing among so many classes; without classes, clients' median loss."""
-    classes = saved.facts.get("classes")
-    if classes is not None and classes > 1 and saved.facts.get("has_classes", True):
-        return math.log(classes)
-    return max(median(losses.values()), 1e-9) if losses else 1.0
-
-
 def is_minority(named: Sequence[int], seen: int) -> bool:
     """Whether these are few enough of those that were looked at: who is odd is a question to the majority."""
     return 0 < len(named) < seen / 2
 
 
-# Updates that were refused ------------------------------------------------------------------------------------
-
-
-def refused_updates(saved: SavedRun) -> Evidence | None:
-    """The share of its rounds in which a client's update was refused, of the client with the largest."""
-    asked: dict[int, int] = {}
-    whys: dict[int, list[str]] = {}
-    for record in saved.records:
-        for client in record.clients:
-            asked[client] = asked.get(client, 0) + 1
-        for refusal in record.refused:
-            whys.setdefault(refusal["client"], []).append(refusal["why"])
-    if not asked:
-        return None
-    shares = {client: min(len(whys.get(client, ())) / rounds, 1.0) for client, rounds in asked.items()}
-    named = tuple(client for client in sorted(shares) if shares[client] > THRESHOLDS["refused-updates"].none)
-    worst = max(shares, key=lambda client: shares[client])
-    value = shares[worst]
-    if not named or has_blown_up(saved):  # then everybody's numbers grow, and whose are refused is chance
-        return Evidence(0.0 if named else value, "", {"refused": value})
-    last = whys[worst][-1]
-    sentence = (
-        f"Updates of {client_text(saved, named)} are refused: {len(whys[worst])} of {asked[worst]} from client "
-        f"{worst}, because {last}."
-    )
-    figure = {"refused": value, "clients": float(len(named))}
-    return Evidence(value, sentence, figure, lambda: against_refusals(saved, named), named)
-
-
-def against_refusals(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
-    """What keeps a client's numbers finite, or does without it."""
-    builder = RemedyBuilder(saved)
-    return [
-        builder.advise(f"look at the examples of {client_text(saved, named)}: missing or huge inputs do this"),
-        builder.leave_out(named),
-        builder.change_settings(
-            "bounds every local gradient, where the client's numbers only grow too large", papers.MCMAHAN, clip=1.0
-        ),
-    ]
+def is_told(finding: str, value: float) -> bool:
+    """Whether a figure is enough for a finding to be reported: one that is not explains nothing away."""
+    return THRESHOLDS[finding].severity(value) >= REPORTED
 
 
 # Inputs -------------------------------------------------------------------------------------------------------
@@ -165,54 +126,32 @@ def _without_harm(builder: RemedyBuilder, named: Sequence[int]) -> list[Remedy |
 # Labels -------------------------------------------------------------------------------------------------------
 
 
-def excess_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
-    """Client → by how much its own examples and everybody's disagree, in losses of guessing: of two figures the larger.
-
-    What its examples cost the global model beyond what their classes cost elsewhere; and what its own model, after its
-    training, costs elsewhere in the same mixture of classes beyond what it costs on its own examples.
-    """
-    exchange = row.get("exchange", {})
-    own, expected, after, there = (
-        column(row, exchange.get(name)) for name in ("own", "expected", "own_after", "shared_after")
-    )
-    scale = guessing_loss(saved, own)
-    found = {client: (own[client] - expected[client]) / scale for client in own.keys() & expected.keys()}
-    for client in found.keys() & after.keys() & there.keys():
-        found[client] = max(found[client], (there[client] - after[client]) / scale)
-    return found
-
-
-def odd_losses(
-    saved: SavedRun, probe: str, read: Callable[[Mapping[str, Any]], Mapping[int, float]]
-) -> dict[int, float]:
-    """Client → by how much its loss exceeds the median client's, in losses of guessing; 0 if it is no outlier."""
-    rows = recent_rows(saved, probe)
-    beyond = []
-    for row in rows:
-        values = read(row)
-        middle = median(values.values()) if values else 0.0
-        if len(values) >= FEW:
-            beyond.append({client: value - middle for client, value in values.items()})
-    scores = scores_over_rounds(rows, read, LOSS_FLOOR)
-    return {client: value if scores[client] > FAR else 0.0 for client, value in over_rounds(beyond).items()}
-
-
 def broken_labels(saved: SavedRun) -> Evidence | None:
     """By how much a client's own examples cost the global model more than its classes do elsewhere."""
     found = odd_losses(saved, "exchange", lambda row: excess_losses(saved, row))
-    hostile = hostile_clients(saved)
-    inputs = _named_for_inputs(saved)
-    judged = {client: value for client, value in found.items() if client not in inputs and client not in hostile}
+    innocent = _named_for_inputs(saved) | {
+        client for client, (score, _) in hostile_clients(saved).items() if is_told("hostile-updates", score)
+    }
+    doubts = loss_doubts(saved)
+    judged = {
+        client: value if value > CERTAIN * doubts.get(client, 0.0) else 0.0
+        for client, value in found.items()
+        if client not in innocent
+    }
     if not judged:
         return None
-    limit = THRESHOLDS["broken-labels"].none
-    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    threshold = THRESHOLDS["broken-labels"]
+    named = tuple(client for client in sorted(judged) if judged[client] > threshold.none)
     value = max(judged.values())
     if not is_minority(named, len(found)):
-        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+        value = min(value, threshold.none)
+        return Evidence(value, "", {"excess": value})
+    if not is_like_for_like(saved):
+        value = min(value, threshold.none + SLIGHT * (threshold.full - threshold.none))
     worst = max(named, key=lambda client: judged[client])
+    kind = "labels" if saved.facts.get("has_classes", True) or saved.facts.get("classes") else "targets"
     sentence = (
-        f"The labels of {client_text(saved, named)} do not fit the inputs: {_label_text(saved, worst)}"
+        f"The {kind} of {client_text(saved, named)} do not fit the inputs: {_label_text(saved, worst)}"
         f"{_strata_text(saved, worst)}."
     )
     figure = {"excess": value, "clients": float(len(named))}
@@ -221,7 +160,7 @@ def broken_labels(saved: SavedRun) -> Evidence | None:
 
 def _named_for_inputs(saved: SavedRun) -> set[int]:
     evidence = broken_inputs(saved)
-    return set() if evidence is None else set(evidence.clients)
+    return set(evidence.clients) if evidence is not None and is_told("broken-inputs", evidence.value) else set()
 
 
 def _exchanged(saved: SavedRun, name: str) -> dict[int, float]:
@@ -232,10 +171,15 @@ def _exchanged(saved: SavedRun, name: str) -> dict[int, float]:
 def _label_text(saved: SavedRun, client: int) -> str:
     own, expected = (_exchanged(saved, name).get(client, 0.0) for name in ("own", "expected"))
     after, there = (_exchanged(saved, name).get(client, 0.0) for name in ("own_after", "shared_after"))
+    others = "examples of the same classes"
+    if not saved.facts.get("has_classes", True) and not saved.facts.get("classes"):
+        others = "examples with targets in the same range" if is_like_for_like(saved) else "everybody's examples"
     text = (
-        f"the examples of client {client} cost the global model {own:.2f}, where examples of the same classes cost "
-        f"{expected:.2f} elsewhere; its own model costs {after:.2f} and {there:.2f}"
+        f"the examples of client {client} cost the global model {own:.2f}, where {others} cost {expected:.2f} "
+        f"elsewhere; its own model costs {after:.2f} and {there:.2f}"
     )
+    if not is_like_for_like(saved):
+        text += ", which a client with other targets than most may show, too"
     right, consistent = (_exchanged(saved, name).get(client) for name in ("accuracy", "consistent"))
     if right is None or consistent is None:
         return text
@@ -264,36 +208,60 @@ def against_labels(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]
 # Data that cannot be seen -------------------------------------------------------------------------------------
 
 
-def reported_losses(saved: SavedRun, row: Mapping[str, Any]) -> dict[int, float]:
-    """Client → the training loss that it reports, in losses of guessing."""
-    losses = column(row, row.get("visits", {}).get("loss"))
-    return {client: loss / guessing_loss(saved, losses) for client, loss in losses.items()}
-
-
 def broken_data(saved: SavedRun) -> Evidence | None:
     """By how much a client's training loss exceeds the others', where nobody can look at its examples."""
     if saved.series("exchange"):
         return None
     inputs = _named_for_inputs(saved)
+    wrecked = {client: how for client, how in wrecking_clients(saved).items() if client not in inputs}
+    if wrecked:
+        return _wreckage(saved, wrecked)
     found = odd_losses(saved, "visits", lambda row: reported_losses(saved, row))
     judged = {client: value for client, value in found.items() if client not in inputs}
     if not judged:
         return None
-    limit = THRESHOLDS["broken-data"].none
-    named = tuple(client for client in sorted(judged) if judged[client] > limit)
+    threshold = THRESHOLDS["broken-data"]
+    named = tuple(client for client in sorted(judged) if judged[client] > threshold.none)
     value = max(judged.values())
-    if not is_minority(named, len(found)):
-        return Evidence(min(value, limit), "", {"excess": min(value, limit)})
+    if not is_minority(named, len(found)) or is_dead(saved):
+        value = min(value, threshold.none)
+        return Evidence(value, "", {"excess": value})
     worst = max(named, key=lambda client: judged[client])
-    rows = recent_rows(saved, "visits")
-    losses = over_rounds(column(row, row["visits"].get("loss")) for row in rows)
+    losses = over_rounds(column(row, row["visits"].get("loss")) for row in recent_rows(saved, "visits"))
+    why = "Whether inputs or labels are at fault cannot be seen from updates alone."
+    if not saved.facts.get("has_classes", True) and not saved.facts.get("classes"):
+        value = min(value, threshold.none + SLIGHT * (threshold.full - threshold.none))
+        why = "Whether inputs or targets are at fault, or its targets are only other than most, cannot be seen."
     sentence = (
         f"The data of {client_text(saved, named)} cannot be learnt as the others' can: client {worst} reports a "
         f"training loss of {losses[worst]:.2f}, where the median client reports {median(losses.values()):.2f}"
-        f"{_strata_text(saved, worst)}. Whether inputs or labels are at fault cannot be seen from updates alone."
+        f"{_strata_text(saved, worst)}. {why}"
     )
     figure = {"excess": value, "clients": float(len(named))}
     return Evidence(value, sentence, figure, lambda: against_labels(saved, named), named)
+
+
+def _wreckage(saved: SavedRun, wrecked: Mapping[int, Collapse]) -> Evidence:
+    """Clients that wrecked the model, which later rounds no longer show."""
+    named = tuple(wrecked)
+    worst = max(named, key=lambda client: wrecked[client].loss)
+    how = wrecked[worst]
+    value = (how.loss - how.usual) / guessing_loss(saved, {worst: how.usual})
+    sentence = (
+        f"The data of {client_text(saved, named)} has wrecked the model: in round {how.round} client {worst} reports a "
+        f"training loss of {how.loss:.3g}, where the median client reports {how.usual:.3g}, and its update is "
+        f"{times_text(how.ratio)} as long. Whether inputs or labels are at fault cannot be seen from updates alone, "
+        "but inputs that are many times as large as the others' do this."
+    )
+    figure = {"excess": value, "clients": float(len(named))}
+    return Evidence(value, sentence, figure, lambda: against_wreckage(saved, named), named)
+
+
+def against_wreckage(saved: SavedRun, named: Sequence[int]) -> list[Remedy | None]:
+    """Bring the inputs to the others' scale, or let no single client move the mean."""
+    builder = RemedyBuilder(saved)
+    look = f"compare the unit and the range of the inputs of {client_text(saved, named)} with another site's"
+    return [*_without_harm(builder, named), builder.advise(look)]
 
 
 # Hostile updates ----------------------------------------------------------------------------------------------
@@ -390,13 +358,20 @@ def unstable_clients(saved: SavedRun) -> set[int]:
 def hostile_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     """Client → (score, why) of those whose updates are hostile whatever their data is.
 
-    Who admits that its training fails is not: its steps are too long for its examples.
+    Who admits that its training fails is not: its steps are too long for its examples. Nor is one whose update is only
+    somewhat unlike the others' where the model is dead for everybody: all who train the last bias alone are alike.
     """
     inputs = _named_for_inputs(saved) | unstable_clients(saved)
     found: dict[int, tuple[float, str]] = {}
-    for judged in (copied_clients(saved), opposed_clients(saved), scaled_clients(saved)):
+    dead, looked = is_dead(saved), bool(saved.series("exchange"))
+    judgements = (
+        ({} if has_blown_up(saved) else copied_clients(saved), 0.0),
+        (opposed_clients(saved), SURE if dead and not looked else 0.0),
+        (scaled_clients(saved), SURE if dead else 0.0),
+    )
+    for judged, least in judgements:
         for client, (score, why) in judged.items():
-            if client not in inputs and score > found.get(client, (0.0, ""))[0]:
+            if client not in inputs and score >= least and score > found.get(client, (0.0, ""))[0]:
                 found[client] = score, why
     return found
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from fedstrata.diagnosis.evidence import percent_text, times_text
-from fedstrata.diagnosis.outliers import FEW, robust_scores
+from fedstrata.diagnosis.input_groups import LEAST, Inputs, Judged, read_part
+from fedstrata.diagnosis.outliers import FEW
+from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
-
-SCALE_FLOOR = 0.3
-"""Spread of the logarithm of clients' deviations that counts at least: of 64 examples it is known to a tenth, and of a
-table's rare values to a third."""
-
-SHIFT_FLOOR = 0.15
-"""Spread of clients' means that counts at least, in deviations: the mean of 64 numbers is known to an eighth."""
-
-LEAST = 1e-3
-"""Smallest share of the usual deviation that is told from none."""
 
 SHARES = 100.0
 """A share of inputs that are missing, or all the same, scores so much: 5 where it is a twentieth."""
+
+FLAT = 1.1 * LEAST
+"""Share of the others' deviation below which inputs are as good as constant."""
+
+LIMIT = THRESHOLDS["broken-inputs"].none
 
 
 @dataclass(frozen=True)
@@ -41,78 +38,90 @@ def odd_inputs(saved: SavedRun) -> dict[int, OddInputs]:
     cards = {c: card for c, card in enumerate(saved.facts.get("cards", ())) if card and str(c) not in absent}
     if len(cards) < FEW:
         return {}
-    found: dict[int, list[OddInputs]] = {client: [] for client in cards}
-    for judged in (_by_scale(cards), _by_shift(cards), _by_share(cards)):
-        for client, odd in judged.items():
-            found[client].append(odd)
-    return {client: max(several, key=lambda odd: odd.score) for client, several in found.items() if several}
-
-
-def _columns(cards: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[int, float]]:
-    """For each column of the inputs, client → its number; where clients have different numbers of them, none."""
-    rows = {client: card.get(name) or [] for client, card in cards.items()}
-    width = min(map(len, rows.values()))
-    return [
-        {client: row[at] for client, row in rows.items() if row[at] is not None}
-        for at in range(width if len({*map(len, rows.values())}) == 1 else 0)
-    ]
-
-
-def _typical_deviation(cards: Mapping[int, Mapping[str, Any]]) -> float:
-    """The median over clients and columns."""
-    known = [value for column in _columns(cards, "std") for value in column.values()]
-    return median(known) if known else 0.0
-
-
-def _by_scale(cards: Mapping[int, Mapping[str, Any]]) -> dict[int, OddInputs]:
-    """Deviations that are many times the others', or a small part of them in all columns together."""
-    found: dict[int, OddInputs] = {}
-    typical = _typical_deviation(cards)
-    if typical <= 0:
-        return found
-    for at, stds in enumerate(columns := _columns(cards, "std")):
-        if len(stds) < FEW:
-            continue
-        usual = max(median(stds.values()), typical / 2)
-        scores = robust_scores({c: math.log(max(std / usual, LEAST)) for c, std in stds.items()}, SCALE_FLOOR)
-        for client, score in scores.items():
-            ratio = stds[client] / usual
-            where = "" if len(columns) == 1 else f" in column {at}"
-            words = f"its inputs vary {times_text(ratio)} as much as the others'{where} (deviation {stds[client]:.3g})"
-            _keep(found, client, score, words, f"divide them by {ratio:.3g}{where}")
-    whole = {c: _mean_square([column.get(c) for column in columns]) for c in cards}
-    usual = max(median(whole.values()), 1e-12)
-    flat = robust_scores({c: math.log(max(std / usual, LEAST)) for c, std in whole.items()}, SCALE_FLOOR)
-    for client, score in flat.items():
-        share = whole[client] / usual
-        words = f"its inputs vary by {percent_text(share)} of what the others' do (deviation {whole[client]:.3g})"
-        remedy = "look at how they are read" if share < 0.01 else f"divide them by {share:.2g}"
-        _keep(found, client, -score, words, remedy)
+    inputs = _inputs(saved, cards)
+    scales, shifts, shares = _by_scale(inputs), _by_shift(inputs), _by_share(cards)
+    found = {}
+    for client in cards:
+        several = [judged[client] for judged in (scales, shifts, shares) if client in judged]
+        found[client] = max(several, key=lambda odd: odd.score)
+        scale = scales.get(client)
+        if found[client] is shifts.get(client) and scale is not None and scale.score > LIMIT:
+            found[client] = replace(scale, score=found[client].score)  # who multiplies numbers moves their mean, too
     return found
 
 
-def _mean_square(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return math.sqrt(sum(value * value for value in known) / len(known)) if known else 0.0
+def _inputs(saved: SavedRun, cards: Mapping[int, Mapping[str, Any]]) -> Inputs:
+    """What is known of everybody's inputs; of labels by the facts or, where these are no classes, by the cards."""
+    whole = {client: read_part(card) for client, card in cards.items()}
+    groups = {
+        client: {name: part for name, group in card.get("groups", {}).items() if (part := read_part(group)).width}
+        for client, card in cards.items()
+    }
+    table = saved.facts.get("counts", [])
+    if table:
+        return Inputs(whole, groups, {client: table[client] for client in cards if client < len(table)})
+    names = sorted({name for parts in groups.values() for name in parts})
+    held = {client: [parts[name].count if name in parts else 0.0 for name in names] for client, parts in groups.items()}
+    return Inputs(whole, groups, held if names else {})
 
 
-def _by_shift(cards: Mapping[int, Mapping[str, Any]]) -> dict[int, OddInputs]:
+def _corrected(score: float, columns: int) -> float:
+    """A score that is the largest of so many, as one of a single column: √(z² − 2 ln n), as normal tails have it."""
+    return math.sqrt(max(score * score - 2 * math.log(columns), 0.0))
+
+
+def _by_scale(inputs: Inputs) -> dict[int, OddInputs]:
+    """Deviations that are many times the others', or a small part of them in all columns together."""
+    found: dict[int, OddInputs] = {}
+    judged = [inputs.judge_deviations(at) for at in inputs.columns] if inputs.typical > 0 else []
+    for client, part in inputs.whole.items():
+        odd = _all_columns(client, inputs, judged)
+        if odd is not None and odd.score > LIMIT:
+            found[client] = odd
+            continue
+        for at, scores in enumerate(judged):
+            if client in scores and scores[client][0] > 0:
+                score, apart = scores[client]
+                where = "" if len(judged) == 1 else f" in column {at}"
+                score = _corrected(score, len(judged))
+                _keep(found, client, _multiplied(score, math.exp(apart), where, part.std[at]))
+    return found
+
+
+def _all_columns(client: int, inputs: Inputs, judged: Sequence[Judged]) -> OddInputs | None:
+    """By how much the client's inputs vary more or less, in the median over the columns."""
+    seen = [scores[client] for scores in judged if client in scores]
+    if not seen:
+        return None
+    score, ratio = median(score for score, _ in seen), math.exp(median(apart for _, apart in seen))
+    if len(judged) == 1:
+        return _multiplied(abs(score), ratio, "", inputs.whole[client].std[0])
+    return _multiplied(abs(score), ratio, " in the median column")
+
+
+def _multiplied(score: float, ratio: float, where: str, deviation: float | None = None) -> OddInputs:
+    """What is said of inputs that vary so many times as much as the others'."""
+    known = where if deviation is None else f"{where} (deviation {deviation:.3g})"
+    if ratio >= 1:
+        words = f"its inputs vary {times_text(ratio)} as much as the others'{known}, as if multiplied by {ratio:.3g}"
+        return OddInputs(score, words, f"divide them by {ratio:.3g}{where}")
+    flat = ratio < FLAT
+    words = f"its inputs vary by {percent_text(0.0 if flat else ratio)} of what the others' do{known}"
+    return OddInputs(score, words, "look at how they are read" if flat else f"multiply them by {1 / ratio:.3g}")
+
+
+def _by_shift(inputs: Inputs) -> dict[int, OddInputs]:
     """Means that are far from the others'."""
     found: dict[int, OddInputs] = {}
-    typical = _typical_deviation(cards)
-    deviations = _columns(cards, "std")
-    for at, means in enumerate(_columns(cards, "mean")):
-        if len(means) < FEW or typical <= 0:
-            continue
-        usual = max(median(deviations[at].values()), typical / 2)
-        for client, score in robust_scores(means, SHIFT_FLOOR * usual).items():
-            apart = (means[client] - median(means.values())) / usual
-            where = "" if len(deviations) == 1 else f" in column {at}"
+    for at in inputs.columns if inputs.typical > 0 else ():
+        for client, (score, apart) in inputs.judge_means(at).items():
+            where = "" if len(inputs.columns) == 1 else f" in column {at}"
             words = (
-                f"its inputs' mean is {means[client]:.3g}{where}, {abs(apart):.1f} deviations "
+                f"its inputs' mean is {inputs.whole[client].mean[at]:.3g}{where}, {abs(apart):.1f} deviations "
                 f"{'above' if apart > 0 else 'below'} the others'"
             )
-            _keep(found, client, abs(score), words, "bring them to the others' mean, or turn them round if inverted")
+            remedy = "bring them to the others' mean, or turn them round if inverted"
+            _keep(found, client, OddInputs(_corrected(score, len(inputs.columns)), words, remedy))
     return found
 
 
@@ -129,11 +138,11 @@ def _by_share(cards: Mapping[int, Mapping[str, Any]]) -> dict[int, OddInputs]:
         usual = median(shares.values())
         for client, share in shares.items():
             weight = SHARES if name == "missing" else SHARES / 4
-            _keep(found, client, weight * (share - usual), f"{percent_text(share)} {words}", remedy)
+            _keep(found, client, OddInputs(weight * (share - usual), f"{percent_text(share)} {words}", remedy))
     return found
 
 
-def _keep(found: dict[int, OddInputs], client: int, score: float, words: str, remedy: str) -> None:
+def _keep(found: dict[int, OddInputs], client: int, odd: OddInputs) -> None:
     """Note what is odd about a client, unless something odder is known."""
-    if client not in found or score > found[client].score:
-        found[client] = OddInputs(score, words, remedy)
+    if client not in found or odd.score > found[client].score:
+        found[client] = odd

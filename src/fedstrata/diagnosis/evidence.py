@@ -72,6 +72,11 @@ class Rule:
     backed_by: frozenset[str] = frozenset()
 
 
+def is_remote(saved: SavedRun) -> bool:
+    """Whether the clients' data was elsewhere, so that the server could measure nothing but updates."""
+    return saved.config.get("engine") == "flower"
+
+
 def recent_rounds(saved: SavedRun, probe: str) -> list[Any]:
     """What a probe found in the last third of its rounds, and in the last three at least."""
     found = list(saved.series(probe).values())
@@ -149,6 +154,13 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
     return [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
+
+
+def client_text(saved: SavedRun, clients: Sequence[int]) -> str:
+    """client 3 (Cleveland); clients 1, 4 and 2 more."""
+    names = saved.facts.get("client_names", [])
+    told = [f"{c} ({names[c]})" if 0 <= c < len(names) and names[c] != str(c) else str(c) for c in clients]
+    return f"client{'s' if len(told) > 1 else ''} {first_few(told, 8)}"
 
 
 def score_text(metric: str, score: float) -> str:

@@ -13,6 +13,8 @@ from fedstrata.diagnosis.thresholds import HIGH, THRESHOLDS
 WIDTH = 100
 EARLY = "too-early"
 """The finding that keeps others from being judged."""
+TRY_COMMAND = "fedstrata diagnose RUN --try"
+"""What measures the findings of a run whose files tell where its data is from."""
 SHOWN = 3
 """How many remedies of a finding a terminal shows with their reasons; none for a finding that others explain."""
 
@@ -120,6 +122,7 @@ class Diagnosis:
         notes: what is worth knowing whether or not anything is wrong.
         unmeasured: finding → the probes that would show it, for findings of which no probe was used.
         learned: how far a run is on the way from guessing to the best there is, if that is not far; else None.
+        trial: what measures what findings cost; empty where nothing can.
     """
 
     run: str
@@ -129,6 +132,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     learned: float | None = None
+    trial: str = TRY_COMMAND
 
     @property
     def healthy(self) -> bool:
@@ -204,7 +208,8 @@ class Diagnosis:
     def _hints(self) -> Iterator[str]:
         if any(finding.harm is None for finding in self.findings):
             which = "Severities" if all(finding.harm is None for finding in self.findings) else "Other severities"
-            yield f"{which} are estimates by these figures; fedstrata diagnose RUN --try measures what findings cost."
+            measured = f"; {self.trial} measures what findings cost" if self.trial else ""
+            yield f"{which} are estimates by these figures{measured}."
         if self.unmeasured:
             yield f"Not measured: {', '.join(self.unmeasured)}. A run with --probe all measures them."
 

@@ -171,11 +171,20 @@ def rate_too_large(saved: SavedRun) -> Evidence | None:
     return Evidence(value, sentence, {"rise": value}, lambda: against_large_rate(RemedyBuilder(saved)))
 
 
+def cost_of_guessing(saved: SavedRun) -> float | None:
+    """What guessing costs, as far as it is known without looking at anybody's loss."""
+    classes, guess = saved.facts.get("classes"), saved.facts.get("guess")
+    if classes is not None and classes > 1:
+        return math.log(classes)
+    if guess is None or not saved.records or saved.records[-1].primary != "rmse":
+        return None
+    return float(guess) ** 2
+
+
 def has_blown_up(saved: SavedRun) -> bool:
     """Whether the training loss was beyond everything once: all numbers of such a run may be."""
-    classes = saved.facts.get("classes") or 0
-    losses = _losses(saved)
-    return classes > 1 and bool(losses) and max(losses) > BLOWN * math.log(classes)
+    guess, losses = cost_of_guessing(saved), _losses(saved)
+    return guess is not None and bool(losses) and max(losses) > BLOWN * guess
 
 
 def _blown_losses(saved: SavedRun) -> float | None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedstrata.config.schema import RunConfig, validate_values
+from fedstrata.config.identity import ENGINE_FIELDS
+from fedstrata.config.schema import RunConfig, Settings, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
 from fedstrata.core.technique import non_default_fields
-from fedstrata.diagnosis.evidence import trained_strata
+from fedstrata.diagnosis.evidence import is_remote, trained_strata
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
@@ -45,12 +46,17 @@ SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8"
 """What a network may be replaced by, from deep to shallow; of its own kind."""
 
 
+AT_SITES = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples", "standardise", "without"}
+"""Settings that a Flower server refuses: they need the clients' data, or say how to train them on the server."""
+
+
 class RemedyBuilder:
     """Builds remedies for one run: each is checked against the run's method and model, and None if it does not fit."""
 
     def __init__(self, saved: SavedRun) -> None:
         self.config = saved.config
         self.facts = saved.facts
+        self.remote = is_remote(saved)
 
     @cached_property
     def own(self) -> Method | None:
@@ -123,6 +129,10 @@ class RemedyBuilder:
         """The run without some of its clients, beside those that it does without already."""
         absent = {int(c) for c in str(self.config.get("without") or "").split(",") if c.strip().isdecimal()}
         together = ",".join(map(str, sorted(absent | {*clients})))
+        if self.remote:
+            sites = "the site of client" if len(clients) == 1 else "the sites of clients"
+            numbers = ", ".join(map(str, clients))
+            return self.advise(f"ask {sites} {numbers} to stand aside until somebody has looked at the data there")
         why = f"does without {'it' if len(clients) == 1 else 'them'} until somebody has looked at the data there"
         return self.change_settings(why, "", without=together)
 
@@ -220,6 +230,8 @@ class RemedyBuilder:
 
     def _build(self, text: str | None, settings: Mapping[str, Any], why: str, paper: str) -> Remedy | None:
         """A remedy that a run's configuration accepts."""
+        if self.remote and (AT_SITES & settings.keys() or not settings.keys() <= Settings.model_fields.keys()):
+            return None
         try:
             validate_values(RunConfig, {**settings, **({} if text is None else {"method": text})})
         except UsageError:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedstrata.diagnosis.causes import CAUSES
 from fedstrata.diagnosis.cleaning import drop_malformed
 from fedstrata.diagnosis.clients import rare_clients
-from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule
+from fedstrata.diagnosis.evidence import IDEAL, LARGEST, WARM, Evidence, Rule, is_remote
 from fedstrata.diagnosis.explosions import EXPLOSIONS
-from fedstrata.diagnosis.findings import Diagnosis, Finding
+from fedstrata.diagnosis.findings import TRY_COMMAND, Diagnosis, Finding
 from fedstrata.diagnosis.harm import largest_severity, learned_share
 from fedstrata.diagnosis.measured import measure_findings, reference_note
 from fedstrata.diagnosis.symptoms import SYMPTOMS
@@ -66,7 +66,15 @@ def diagnose(saved: SavedRun, tried: Tried | None = None) -> Diagnosis:
         (*_notes(saved, seen, reported), *reference_note(tried)),
         {rule.name: rule.probes for rule in _unread_rules(saved, seen) if not _was_used(rule, saved, unseen=True)},
         None if share is None or share >= POOR else share,
+        _way_to_try(saved),
     )
+
+
+def _way_to_try(saved: SavedRun) -> str:
+    """What tries remedies of such a run: its files tell where the data of a command is from, and of nothing else."""
+    if is_remote(saved):
+        return ""
+    return TRY_COMMAND if saved.config.get("dataset") else "fedstrata.trials.try_federation(federation)"
 
 
 def _weigh(saved: SavedRun, name: str, evidence: Evidence) -> float:
@@ -113,11 +121,6 @@ def _unread_rules(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
     return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
 
 
-def is_remote(saved: SavedRun) -> bool:
-    """Whether the clients' data was elsewhere, so that the server could measure nothing but updates."""
-    return saved.config.get("engine") == "flower"
-
-
 def _is_out_of_sight(rule: Rule, saved: SavedRun) -> bool:
     """Whether a rule's probes need data that is at other sites."""
     return is_remote(saved) and READ_UPDATES.isdisjoint(rule.probes)
@@ -159,7 +162,8 @@ def _notes(saved: SavedRun, seen: Mapping[str, Evidence], reported: set[str]) ->
             reasons.setdefault(_why_nothing_found(rule, saved), []).append(rule.name.replace("-", " "))
     for why, names in reasons.items():
         yield f"Could not be measured: {', '.join(names)} ({why})."
-    hidden = [rule.name.replace("-", " ") for rule in _unread_rules(saved, seen) if _is_out_of_sight(rule, saved)]
+    unseen = [rule for rule in _unread_rules(saved, seen) if rule.name not in seen and _is_out_of_sight(rule, saved)]
+    hidden = [rule.name.replace("-", " ") for rule in unseen]
     if hidden:
         data = "inputs and labels of single clients, " if saved.facts.get("cards") is None else ""
         yield f"Cannot be seen from the server, whose clients' data is at other sites: {data}{', '.join(hidden)}."

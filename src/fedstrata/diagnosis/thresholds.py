@@ -61,8 +61,8 @@ THRESHOLDS: dict[str, Threshold] = {
     "broken-inputs": Threshold(
         5.0,
         15.0,
-        "the robust score of a client's inputs against the other clients', by mean, deviation and what is missing: at "
-        "most 4 in sound runs, skewed ones included",
+        "the robust score of a client's inputs against the other clients' of the same classes, by mean, deviation and "
+        "what is missing: at most 5 in sound runs, skewed tables included",
         ratio=True,
     ),
     "refused-updates": Threshold(0.3, 1.0, "the share of its rounds in which a client's update is refused"),
@@ -76,14 +76,14 @@ THRESHOLDS: dict[str, Threshold] = {
     "broken-labels": Threshold(
         0.2,
         1.0,
-        "what a client's examples cost the global model beyond what their classes cost elsewhere, against the median "
-        "client, in losses of guessing",
+        "what a client's examples cost the global model beyond what their classes, or targets in the same range, cost "
+        "elsewhere, against the median client, in losses of guessing",
     ),
     "broken-data": Threshold(
         0.25,
         1.0,
         "by how much a client's training loss exceeds the median client's, in losses of guessing, where only updates "
-        "can be seen",
+        "can be seen; in the round in which the model was wrecked, if a client did that",
     ),
     "probabilities": Threshold(0.0, 1.0, "1 where the model puts out probabilities and the loss takes logits"),
     "class-imbalance": Threshold(

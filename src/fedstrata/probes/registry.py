@@ -28,7 +28,7 @@ STEPS = 8
 """Steps of `gradnorm`, from either model, and of `rates` with either learning rate, at most."""
 SEARCHED = 4
 """Clients that `rates` trains, at most."""
-EXCHANGED = ("own", "expected", "own_after", "shared_after", "accuracy", "consistent")
+EXCHANGED = ("own", "expected", "doubt", "own_after", "shared_after", "accuracy", "consistent")
 """What `exchange` writes: columns of losses and accuracies, a number for each client."""
 POINTS = 400
 """Points of `embedding`, at most."""

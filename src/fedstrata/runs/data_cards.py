@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ SAMPLED = 64
 COLUMNS = 64
 """Numbers of an input that are told apart: of a row of a table each one, of an image its channels."""
 DIGITS = 4
+FEWEST = 5
+"""Examples of a class that a card tells anything about, at least: a mean of fewer is nearly an example."""
+GROUPS = 8
+"""Classes of a client that its card tells apart, the most frequent first; of targets that are numbers, as many parts
+as `PARTS` says."""
+PARTS = 5
 
 
 def data_cards(
@@ -32,32 +39,87 @@ def data_cards(
         most: how many clients get a card.
         seen: the same as clients see it, where faults on purpose change that.
     """
-    held = [clients.whole] if isinstance(clients, Split) else [clients[place] for place in range(min(len(clients), 1))]
-    first = held[0] if held else None
+    first = clients.whole if isinstance(clients, Split) else clients[0] if len(clients) else None
     if not isinstance(first, TensorExamples) or isinstance(first.x, Parts):
         return None
     if not (first.x.is_floating_point() or first.x.dtype == torch.uint8) or first.x.dim() < 2:
         return None
     size, cards = sizes(clients), []
-    for client in range(min(len(clients), most)):
-        count = size(client)
-        mine = clients[client]
-        if not isinstance(mine, TensorExamples):
-            return None
-        rows = torch.linspace(0, count - 1, min(count, SAMPLED)).round().long()
-        cards.append(data_card((mine if seen is None else seen[client]).batch(rows)[0]) if count else None)
+    held = [clients[client] for client in range(min(len(clients), most))]
+    if not all(isinstance(mine, TensorExamples) for mine in held):
+        return None
+    looked = [_rows(size(client)) for client in range(len(held))]
+    edges = target_edges([mine.labels()[rows] for mine, rows in zip(held, looked, strict=True) if len(rows)])
+    for client, rows in enumerate(looked):
+        x, y = (held[client] if seen is None else seen[client]).batch(rows)
+        cards.append(data_card(x, group_numbers(y, edges)) if len(rows) else None)
     return cards
 
 
-def data_card(inputs: Tensor) -> dict[str, Any]:
+def _rows(count: int) -> Tensor:
+    """Which of a client's examples are looked at."""
+    return torch.linspace(0, count - 1, min(count, SAMPLED)).round().long()
+
+
+def target_edges(targets: Sequence[Tensor]) -> Tensor | None:
+    """What parts everybody's targets into fifths; None where they are classes, or no single numbers."""
+    known = [one.reshape(-1) for one in targets if one.is_floating_point() and one.numel() == len(one)]
+    if not known or len(known) < len(targets):
+        return None
+    numbers = torch.cat(known).double()
+    return numbers.quantile(torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]) if len(numbers) else None
+
+
+def group_numbers(targets: Tensor, edges: Tensor | None) -> Tensor | None:
+    """The class of each example, or the fifth that its target lies in; None where there is no such thing."""
+    if edges is not None:
+        return torch.bucketize(targets.reshape(-1).double(), edges)
+    return None if targets.dim() != 1 or targets.is_floating_point() else targets
+
+
+def data_card(inputs: Tensor, groups: Tensor | None = None) -> dict[str, Any]:
     """What some inputs, rows first, look like.
 
     `mean` and `std` are of each channel of an image, of each number of a row of a table (if there are at most 64), or
     of all numbers together; `min` and `max` of all. Numbers that are not finite count as missing and are left out.
     `constant` is the share of inputs that are one number throughout, `duplicates` of those that are equal to an earlier
-    one.
+    one. `count` inputs were looked at; `groups` has `count`, `mean` and `std` of each class that has five at least.
+    Where fewer than five inputs are of other classes, these are left out of all moments: the difference between all and
+    the groups would give them away.
+
+    Args:
+        inputs: of one client.
+        groups: the class of each, or the part of the range that its target lies in.
     """
     values = inputs.detach().double()
+    flat = values.flatten(1)
+    told = frequent_groups(groups)
+    kept = values
+    if told and groups is not None:
+        rest = ~torch.isin(groups, torch.tensor(told))
+        kept = values[~rest] if 0 < int(rest.sum()) < FEWEST else values
+    some = kept[kept.isfinite()]
+    card = {
+        **_moments(kept),
+        "min": _number(some.min().item() if len(some) else math.nan),
+        "max": _number(some.max().item() if len(some) else math.nan),
+        "missing": _number(1 - values.isfinite().double().mean().item() if values.numel() else 0.0),
+        "constant": _number((flat == flat[:, :1]).all(1).double().mean().item() if flat.shape[1] > 1 else 0.0),
+        "duplicates": _number(1 - _distinct(flat) / max(len(flat), 1)),
+    }
+    if groups is not None:
+        card["groups"] = {str(group): _moments(values[groups == group]) for group in told}
+    return card
+
+
+def frequent_groups(groups: Tensor | None) -> list[int]:
+    """The classes that a card tells apart: the most frequent ones, of five examples each at least."""
+    counts = Counter([] if groups is None else groups.tolist())
+    return sorted(group for group, count in counts.most_common(GROUPS) if count >= FEWEST)
+
+
+def _moments(values: Tensor) -> dict[str, Any]:
+    """How many inputs there are, and the mean and the deviation of each column."""
     apart = values.shape[1] if values.dim() in (2, 4) and values.shape[1] <= COLUMNS else 1
     columns = values.reshape(len(values), apart, -1).transpose(0, 1).reshape(apart, -1)
     there = columns.isfinite()
@@ -65,18 +127,7 @@ def data_card(inputs: Tensor) -> dict[str, Any]:
     count = there.sum(1)
     mean = known.sum(1) / count.clamp(min=1)
     square = ((known - mean.unsqueeze(1)) * there).square().sum(1) / count.clamp(min=1)
-    some = columns[there]
-    flat = values.flatten(1)
-    first = flat[:, :1]
-    return {
-        "mean": _rounded(mean, count),
-        "std": _rounded(square.sqrt(), count),
-        "min": _number(some.min().item() if len(some) else math.nan),
-        "max": _number(some.max().item() if len(some) else math.nan),
-        "missing": _number(1 - count.sum().item() / max(columns.numel(), 1)),
-        "constant": _number((flat == first).all(1).double().mean().item() if flat.shape[1] > 1 else 0.0),
-        "duplicates": _number(1 - _distinct(flat) / max(len(flat), 1)),
-    }
+    return {"count": len(values), "mean": _rounded(mean, count), "std": _rounded(square.sqrt(), count)}
 
 
 def _distinct(rows: Tensor) -> int:

@@ -1,6 +1,7 @@
 """The global model on a client's own examples, and a client's model on everybody's: whose examples are unlike others'?
 
-What a client's examples should cost the global model follows from what examples of the same classes cost elsewhere.
+What a client's examples should cost the global model follows from what examples of the same classes, or with targets
+in the same range, cost elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from fedstrata.errors import UsageError
 from fedstrata.probes.measures.reading import batches, measure_once, scratch_copy
 from fedstrata.tasks.classification import CLASSIFICATION
 
+RANGES, LEAST = 10, 10
+"""Ranges that targets which are numbers are parted into, at most, and the examples of each, at least."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -25,7 +29,9 @@ class Exchange:
 
     Attributes:
         own: of the model that a client begins with, on its own examples.
-        expected: of the same model on shared examples, class by class in the client's own mixture.
+        expected: of the same model on shared examples, class by class in the client's own mixture; where targets are
+            numbers, range by range.
+        doubt: the standard error of own − expected; None where losses cannot be told class by class, or range by range.
         own_after: of the client's model after its training, on its own examples.
         shared_after: of that model on shared examples, in the client's own mixture of classes.
         accuracy: of the model that a client begins with, on its own examples.
@@ -35,6 +41,7 @@ class Exchange:
 
     own: list[float | None]
     expected: list[float | None]
+    doubt: list[float | None]
     own_after: list[float | None]
     shared_after: list[float | None]
     accuracy: list[float | None]
@@ -69,16 +76,61 @@ def exchange(
     if not len(before) == len(local) == len(data):
         raise UsageError(f"there are {len(before)}, {len(local)} models and {len(data)} clients' examples")
     common = TensorExamples(*shared)
+    ranges = target_ranges(shared[1])
+    there = target_groups(shared[1], ranges)
     starts = measure_once(lambda model: _losses(model, common, task), before)
     rows: list[tuple[float | None, ...]] = []
     for place, mine in enumerate(data):
-        labels = mine.labels() if task.has_classes else None
+        labels = mine.labels()
+        groups = None if there is None else target_groups(labels, ranges)
         was, now = _losses(before[place], mine, task), _losses(local[place], mine, task)
-        after = _losses(local[place], common, task)
-        right, consistent = (None, None) if labels is None else agreement(was.named, labels)
-        expected, there = (mixture_loss(one.mean, one.each, shared[1], labels) for one in (starts[place], after))
-        rows.append((was.mean, expected, now.mean, there, right, consistent))
+        begun, after = starts[place], _losses(local[place], common, task)
+        right, consistent = agreement(was.named, labels) if task.has_classes else (None, None)
+        expected, elsewhere = (
+            one.mean if there is None else mixture_loss(one.mean, one.each, there, groups) for one in (begun, after)
+        )
+        doubt = None if there is None or groups is None else mixture_error(was.each, begun.each, there, groups)
+        rows.append((was.mean, expected, doubt, now.mean, elsewhere, right, consistent))
     return Exchange(*(list(column) for column in zip(*rows, strict=True)))
+
+
+def target_ranges(targets: Tensor) -> Tensor | None:
+    """What parts single numbers into tenths, or fewer parts of ten examples at least; None for other targets."""
+    if not targets.is_floating_point() or targets.numel() != len(targets) or not len(targets):
+        return None
+    parts = min(RANGES, max(len(targets) // LEAST, 1))
+    return targets.reshape(-1).double().quantile(torch.linspace(0, 1, parts + 1, dtype=torch.float64)[1:-1])
+
+
+def target_groups(targets: Tensor, ranges: Tensor | None) -> Tensor | None:
+    """The class of each example, or the range that its target lies in; None where there is neither."""
+    if ranges is not None:
+        return torch.bucketize(targets.reshape(-1).double(), ranges) if targets.numel() == len(targets) else None
+    whole = targets.dim() == 1 and not targets.is_floating_point() and bool((targets >= 0).all())
+    return targets if whole else None
+
+
+def mixture_error(own: Tensor, each: Tensor, groups: Tensor, mine: Tensor) -> float | None:
+    """The standard error of a client's mean loss minus Σ_c p(c) ℓ̄_c; None where losses are not known one by one.
+
+    Of n_c of a client's losses in class c, and m_c elsewhere, with variances s² and t² within the classes, it is the
+    root of s²/n + Σ_c p(c)² t²/m_c.
+    """
+    if not len(own) or not len(each):
+        return None
+    width = int(max(groups.max(), mine.max())) + 1
+    held, seen = (torch.bincount(one, minlength=width).double() for one in (mine, groups))
+    share = held * (seen > 0) / (held * (seen > 0)).sum().clamp(min=1)
+    spread = _within(own, mine, width) / len(own)
+    return float((spread + _within(each, groups, width) * (share.square() / seen.clamp(min=1)).sum()).sqrt())
+
+
+def _within(losses: Tensor, groups: Tensor, width: int) -> Tensor:
+    """The variance of losses within classes."""
+    counts = torch.bincount(groups, minlength=width).double()
+    sums = torch.zeros(width, dtype=torch.float64).index_add_(0, groups, losses.double())
+    apart = losses.double() - (sums / counts.clamp(min=1))[groups]
+    return apart.square().sum() / max(len(losses) - int((counts > 0).sum()), 1)
 
 
 def mixture_loss(mean: float, each: Tensor, labels: Tensor, mixture: Tensor | None) -> float | None:
@@ -120,9 +172,9 @@ def _losses(model: nn.Module, data: Examples, task: Task) -> _Losses:
             total, weight = total + float(losses), weight + weights
             if task.has_classes:
                 named.append((rows, outputs.argmax(1).cpu()))
-                if task.has_terms:
-                    single, share = task.terms(outputs, y)
-                    each.append((rows, (single / share.clamp(min=1e-12)).cpu()))
+            if task.has_terms and y.numel() == len(y):
+                single, share = task.terms(outputs, y)
+                each.append((rows, (single / share.clamp(min=1e-12)).cpu()))
     return _Losses(total / max(weight, 1e-12), _in_order(each), _in_order(named))
 
 
