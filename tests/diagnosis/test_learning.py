@@ -200,6 +200,14 @@ def test_what_a_finding_can_weigh(accuracy: float, largest: float) -> None:
     assert largest_severity(run(), "label-skew") == 1
 
 
+@pytest.mark.parametrize(("rmse", "serious"), [(0.7, True), (0.63, False), (0.2, False)])
+def test_nobody_knows_how_small_an_error_could_be(rmse: float, serious: bool) -> None:
+    """Guessing errs by 0.75: 0.15 of the way to 0 is 0.6375, and who is beyond it has learnt."""
+    judged = replace(record(1, None), metrics={"rmse": rmse}, primary="rmse", better="lower")
+    saved = replace(run(facts=facts(guess=0.75)), records=(judged,))
+    assert (largest_severity(saved, "rate-too-small") > HIGH) is serious
+
+
 def test_a_run_near_the_best_there_is_has_nothing_serious() -> None:
     """However its clients differ."""
     counts = [[50 if c in (k, k + 1) else 0 for c in range(10)] for k in range(0, 10, 2)]
