@@ -128,7 +128,7 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay: who looks for garbage need not look at them again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)  # models and runs leave little garbage, and to look for it takes a thirtieth of the time
+    gc.set_threshold(10_000)  # models and runs leave little garbage
     gc.enable()
 
 
