@@ -42,6 +42,14 @@ LONGEST = (
     "engines/test_ends.py",
     "test_independent_fedavg.py",
     "wire/test_fuzz.py",
+    "diagnosis/test_command.py",
+    "techniques/test_fedpart.py",
+    "techniques/test_inco.py",
+    "system/test_kills.py",
+    "techniques/test_limits.py",
+    "tasks/test_tasks.py",
+    "test_benchmarks.py",
+    "test_architecture.py",
 )
 """Files that take longest, so that none of them is begun when everybody else is done.
 
@@ -120,6 +128,7 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay: who looks for garbage need not look at them again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # models and runs leave little garbage
     gc.enable()
 
 

@@ -44,7 +44,13 @@ os.environ.clear()
 os.environ.update(asked["environment"])
 sys.argv = asked["arguments"]
 threading.Thread(target=end_with, args=(near,), daemon=True).start()
-exec(command)
+try:
+    exec(command)
+except SystemExit as end:
+    if end.code not in (None, 0):
+        sys.stdout.flush()
+        near.send(bytes([end.code if isinstance(end.code, int) else 1]))
+    raise
 """
 """A program with three arguments: the path of its socket, what to import, and what a fork does with its `sys.argv`."""
 
@@ -54,9 +60,10 @@ asked = {{"arguments": sys.argv[1:], "cwd": os.getcwd(), "environment": dict(os.
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as far:
     far.connect({path!r})
     socket.send_fds(far, [json.dumps(asked).encode()], [0, 1, 2])
-    far.recv(1)
+    code = far.recv(1)
+sys.exit(code[0] if code else 0)
 """
-"""Asks for a fork, and lasts as long as that."""
+"""Asks for a fork, lasts as long as that, and ends with its exit code."""
 
 
 def write_script(script: Path, path: str) -> None:

@@ -114,16 +114,24 @@ def make_app(
         app.write_text(HOLDING.format(package=directory.name, keep=str(keep)))
 
 
-APPS = ("flwr-clientapp", "flwr-serverapp")
-"""Flower's commands that run an app: the first for every message to a client."""
+RUN = {
+    "flwr-clientapp": "flwr_clientapp",
+    "flwr-serverapp": "flwr_serverapp",
+    "flower-superexec": "flower_superexec",
+    "flower-supernode": "flower_supernode",
+    "flwr": "flwr_app",
+}
+"""Flower's commands, and what they call: the first for every message to a client."""
 
 IMPORTS = """
 import fedstrata.flower, fedstrata.run, fedstrata.engines.serial, flwr.serverapp, flwr.clientapp, httpcore, numpy.random
+from flwr.cli.app import app as flwr_app
+from flwr.supercore.cli import flower_superexec
 from flwr.superlink.cli import flwr_serverapp
-from flwr.supernode.cli import flwr_clientapp
+from flwr.supernode.cli import flower_supernode, flwr_clientapp
 """
-"""What apps import."""
-RUN_APP = "{'flwr-clientapp': flwr_clientapp, 'flwr-serverapp': flwr_serverapp}[sys.argv[0]]()"
+"""What they import."""
+RUN_COMMAND = f"{{{', '.join(f'{name!r}: {function}' for name, function in RUN.items())}}}[sys.argv[0]]()"
 
 COMMAND = """#!/bin/sh
 mkdir '{first}' 2>/dev/null && exec '{real}' "$@"
@@ -133,11 +141,11 @@ exec '{python}' -IS '{asking}' {name} "$@"
 
 
 def write_commands(directory: Path, socket_path: str, path: str) -> None:
-    """Write commands that stand for those of Flower's that run apps."""
+    """Write commands that stand for Flower's, but for the SuperLink: who kills that looks at what it has started."""
     directory.mkdir()
     asking = directory / "asking.py"
     write_script(asking, socket_path)
-    for name in APPS:
+    for name in RUN:
         first, real = directory / f"first-{name}", shutil.which(name, path=path)
         text = COMMAND.format(first=first, real=real, python=sys.executable, asking=asking, name=name)
         (directory / name).write_text(text)
@@ -235,7 +243,7 @@ class Deployment:
         self.environment["PATH"] = os.pathsep.join([str(directory / "bin"), self.environment["PATH"]])
 
     def __enter__(self) -> Deployment:
-        self.start("apps", sys.executable, "-c", SERVER, str(self._socket), IMPORTS, RUN_APP)
+        self.start("apps", sys.executable, "-c", SERVER, str(self._socket), IMPORTS, RUN_COMMAND)
         self.superlink = self.start_superlink()
         waited(self._socket.exists, 180, "the process that forks")
         return self

@@ -28,7 +28,7 @@ from tests.flower.worlds import CHAIN
 import sys
 
 server = server_app(model, test=test, out=sys.argv[1], **CHAIN)
-one = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+one = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1, "include_dashboard": False}}
 run_simulation(server, client_app(model, data), num_supernodes=CLIENTS, backend_config=one)
 """
 

@@ -48,11 +48,31 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        if packet in flop_registry:
-            self.total += int(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+        formula = flop_registry.get(packet)
+        if formula is not None:
+            self.total += _evaluate(formula, args, kwargs or {}, out)
         elif packet in self._extra:
             self.total += self._extra[packet](*args)
         return out
+
+
+_OF_TENSORS = flop_registry[torch.ops.aten.mm].__code__
+"""torch's function around a formula that takes shapes: the same for most of them."""
+
+
+def _evaluate(formula: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
+    """What a formula of torch's says; torch's own way from tensors to shapes takes longer than a small product."""
+    if getattr(formula, "__code__", None) is not _OF_TENSORS:
+        return int(formula(*args, **kwargs, out_val=out))
+    named = {name: _shapes(value) for name, value in kwargs.items()}
+    return int(formula.__wrapped__(*map(_shapes, args), **named, out_shape=_shapes(out)))
+
+
+def _shapes(value: Any) -> Any:
+    """A tensor's shape, or those in a tuple or list; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return type(value)(map(_shapes, value)) if type(value) in (tuple, list) else value
 
 
 def count_flops(model: nn.Module, inputs: Tensor) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
+
+from fedstrata.models.copying import copy_model
 
 ArchOf = Callable[[int], str]
 
@@ -57,4 +58,4 @@ def _word(arch: str) -> str:
 
 def copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
     """A copy of the model of an architecture."""
-    return copy.deepcopy(models[arch])
+    return copy_model(models[arch])

@@ -7,7 +7,7 @@ the order of layers from passes; `fedstrata.models.taps` is for what is computed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,14 @@ def preserve_model(model: nn.Module, training: bool = False) -> Iterator[None]:
     """One of the modes inside, without gradients; afterwards everything is what it was."""
     modules = list(model.modules())
     attributes = [(m, dict(vars(m)), [dict(vars(m)[kind]) for kind in _REGISTERED]) for m in modules]
-    contents = [(b, b.clone()) for b in model.buffers()]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    contents = [(b, b.clone()) for m in modules for b in m._buffers.values() if b is not None]
+    found = {p.device for m in modules for p in m._parameters.values() if p is not None}
+    devices = sorted(device.index for device in found if device.type == "cuda")
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no submodules
-        with preserve_rng(), torch.random.fork_rng(devices=devices), torch.no_grad():
+        elsewhere = torch.random.fork_rng(devices=devices) if devices else nullcontext()
+        with preserve_rng(), elsewhere, torch.no_grad():
             model.train(training)
             yield
     finally:

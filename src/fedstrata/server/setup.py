@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from fedstrata.core.types import Examples, Stratum, Work
 from fedstrata.data.client_data import ClientData, hold_out_examples, read_clients
 from fedstrata.data.examples import as_examples, as_unlabelled
 from fedstrata.data.pooling import pool_examples
+from fedstrata.models.copying import copy_model
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
@@ -105,7 +105,7 @@ def build_setup(
     tested = None if given is None else as_examples(given, "the test set", task.read_targets)
     inputs = None if public is None else as_unlabelled(public)
     root = None if trusted is None else as_examples(trusted, "the trusted data", task.read_targets)
-    models = {name: copy.deepcopy(m).cpu() for name, m in {"": model, **archs}.items()}
+    models = {name: copy_model(m).cpu() for name, m in {"": model, **archs}.items()}
     of_client = arch_of or (lambda client: "")
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
