@@ -97,7 +97,7 @@ class DeeperScale:
         slim: name and arguments of the ResNet that is compared by width, residual links and channels.
         transformers: label → model.
         seeds: all of them.
-        networks: of Fig. 3: fields of the runs that train them, images per class, draws of the noise.
+        networks: of Fig. 3: fields of the runs that train them, models, images per class, draws of the noise.
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
     """
 
@@ -138,6 +138,14 @@ class DeeperScale:
         return text_of(name, {**shape, **others})
 
 
+def plain_cnns(width: int) -> dict[str, str]:
+    """Label → model of Fig. 3, in pairs, shallow first: widths that double twice, or the one in the middle for all."""
+    depths = {4: "4-layer CNN", 8: "8-layer CNN"}
+    growing = {label: f"cnn{depth}(width={width})" for depth, label in depths.items()}
+    constant = {f"{label} of one width": f"cnn{d}(width={2 * width}, growth=1)" for d, label in depths.items()}
+    return growing | constant
+
+
 SLIM = {"width": 8, "stem": "7x7", "maxpool": True}
 TINY = {"width": 2, "stem": "7x7", "maxpool": True}
 
@@ -166,7 +174,7 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "digits(examples=240, test_examples=60)", "rounds": 1, "engine": "serial", "workers": 1},
-            "models": {"4-layer CNN": "cnn4(width=2)", "8-layer CNN": "cnn8(width=2)"},
+            "models": plain_cnns(2),
             "images": 6,
             "draws": 8,
         },
@@ -195,7 +203,7 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
-            "models": {"4-layer CNN": "cnn4(width=16)", "8-layer CNN": "cnn8(width=16)"},
+            "models": plain_cnns(16),
             "images": 100,
             "draws": 200,
         },
@@ -224,7 +232,7 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
-            "models": {"4-layer CNN": "cnn4(width=16)", "8-layer CNN": "cnn8(width=16)"},
+            "models": plain_cnns(16),
             "images": 100,
             "draws": 200,
         },
@@ -243,7 +251,7 @@ SCALES = {
         transformers={"ViT": "vit", "Swin": "swin"},
         networks={
             "run": {"dataset": "mnist", "rounds": 1, "lr": 0.05, "device": "cuda"},
-            "models": {"4-layer CNN": "cnn4", "8-layer CNN": "cnn8"},
+            "models": plain_cnns(32),
             "images": 1000,
             "draws": 1000,
         },
