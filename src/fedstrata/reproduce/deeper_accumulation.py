@@ -112,7 +112,11 @@ def _claims(found: SeedFigures, networks: Sequence[str], measure: Measure, kind:
 
 def log_means(layers: Mapping[str, Sequence[float]]) -> list[float]:
     """Layer by layer: log10 of the mean over the classes."""
-    return [math.log10(max(statistics.fmean(values), 1e-30)) for values in layers.values()]
+    return [_log10(statistics.fmean(values)) for values in layers.values()]
+
+
+def _log10(value: float) -> float:
+    return math.log10(max(value, 1e-30))
 
 
 def _growing_shares(lines: Mapping[int, Sequence[float]]) -> dict[int, float]:
@@ -154,13 +158,12 @@ def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -
             for at, label in enumerate(networks):
                 layers = [mine[label]["trained"][kind][measure.name] for mine in found.values()]
                 _plot_line(axes, [[value for mine in layers for value in mine[name]] for name in layers[0]], at, label)
-            axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_title(f"{diversity}, {measure.claim}", loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].legend(frameon=False, fontsize=8)
     figure.supxlabel("layer, from the input", fontsize=9)
-    figure.supylabel("standard deviation of the gradient", fontsize=9)
+    figure.supylabel("standard deviation of the gradient, log10", fontsize=9)
     save(figure, path)
 
 
@@ -168,5 +171,6 @@ def _plot_line(axes: Any, every: Sequence[Sequence[float]], at: int, label: str)
     """One network's: the pairs of networks are told apart by their lines, the shallow and the deep one by colour."""
     places, colour = range(1, len(every) + 1), (PART, FULL)[at % 2]
     line = ("o-", "s--", "^:")[at // 2 % 3]
-    axes.plot(places, [statistics.fmean(values) for values in every], line, color=colour, label=label, markersize=4)
-    axes.fill_between(places, [*map(min, every)], [*map(max, every)], color=colour, alpha=0.12, linewidth=0)
+    mean, least, most = ([_log10(of(values)) for values in every] for of in (statistics.fmean, min, max))
+    axes.plot(places, mean, line, color=colour, label=label, markersize=4)
+    axes.fill_between(places, least, most, color=colour, alpha=0.12, linewidth=0)
