@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.reproduce import deeper_accumulation, deeper_divergence
+from fedstrata.reproduce import deeper_accumulation, deeper_divergence, deeper_terms
 from fedstrata.reproduce.claims import GAINS, Check, above, cell, fewest
 from fedstrata.reproduce.deeper_divergence import SettingFigures, figures_of_setting, rounds_to_share
 from fedstrata.reproduce.deeper_measures import EQ1, GRADIENTS, MEASURES, NOTE
@@ -51,8 +51,8 @@ def parts(scale: str) -> list[Part]:
     chosen = SCALES[scale]
     tables = [_grid(chosen, *table) for table in _paper_tables(chosen).items()]
     if scale != "evidence":
-        return [_accumulation(chosen), _rounds(chosen), *tables]
-    found: list[Part] = [_accumulation(chosen), *tables, _rounds(chosen)]
+        return [_accumulation(chosen), _terms(chosen), _rounds(chosen), *tables]
+    found: list[Part] = [_accumulation(chosen), *tables, _rounds(chosen), _terms(chosen)]
     return [replace(part, headline=part.name in HEADLINE) for part in found]
 
 
@@ -62,7 +62,7 @@ HEADLINE = ("accumulation", "depth")
 
 def _accumulation(scale: DeeperScale) -> OwnWork:
     given = scale.networks
-    run = {**given["run"], "partition": "iid", "clients": 1, "model": next(iter(given["models"].values()))}
+    run = _network_run(scale, given["models"])
     return OwnWork(
         "accumulation",
         "how far apart gradients are in CNNs, layer by layer, under noise and within a class",
@@ -71,6 +71,22 @@ def _accumulation(scale: DeeperScale) -> OwnWork:
         deeper_accumulation.work,
         deeper_accumulation.assess,
         draws=True,
+    )
+
+
+def _network_run(scale: DeeperScale, models: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of the runs that train networks one by one."""
+    return {**scale.networks["run"], "partition": "iid", "clients": 1, "model": next(iter(models.values()))}
+
+
+def _terms(scale: DeeperScale) -> OwnWork:
+    return OwnWork(
+        "terms",
+        "what of a layer's deviation comes back from the next layer, and what from its inputs (Eq. 11, Assumption 1)",
+        {**scale.terms, "run": _network_run(scale, scale.terms["models"])},
+        scale.seeds,
+        deeper_terms.work,
+        deeper_terms.assess,
     )
 
 

@@ -98,6 +98,8 @@ class DeeperScale:
         transformers: label → model.
         seeds: all of them.
         networks: of Fig. 3: fields of the runs that train them, models, images per class, draws of the noise.
+        terms: of Eq. 11: networks, which are trained as those of Fig. 3, classes that have a prototype, images of each
+            class, draws of the noise.
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
     """
 
@@ -111,6 +113,7 @@ class DeeperScale:
     slim: tuple[str, Mapping[str, Any]]
     transformers: Mapping[str, str]
     networks: Mapping[str, Any]
+    terms: Mapping[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
     trials: tuple[float, ...] = ()
 
@@ -178,6 +181,12 @@ SCALES = {
             "images": 6,
             "draws": 8,
         },
+        terms={
+            "models": {"MLP": "mlp(hidden=(8, 8))", "4-layer CNN": "cnn4(width=2)"},
+            "prototypes": 2,
+            "images": 4,
+            "draws": 4,
+        },
         seeds=(0,),
     ),
     "small": DeeperScale(
@@ -206,6 +215,12 @@ SCALES = {
             "models": plain_cnns(16),
             "images": 100,
             "draws": 200,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
+            "prototypes": 10,
+            "images": 50,
+            "draws": 50,
         },
         seeds=(4, 5, 6),
     ),
@@ -236,6 +251,12 @@ SCALES = {
             "images": 100,
             "draws": 200,
         },
+        terms={
+            "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
+            "prototypes": 10,
+            "images": 50,
+            "draws": 50,
+        },
         seeds=(4, 5, 6, 7, 8),
         trials=(0.01, 0.02, 0.05),
     ),
@@ -252,6 +273,12 @@ SCALES = {
         networks={
             "run": {"dataset": "mnist", "rounds": 1, "lr": 0.05, "device": "cuda"},
             "models": plain_cnns(32),
+            "images": 1000,
+            "draws": 1000,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(512, 512, 512))", **plain_cnns(32)},
+            "prototypes": 10,
             "images": 1000,
             "draws": 1000,
         },

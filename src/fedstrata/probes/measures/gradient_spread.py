@@ -176,7 +176,7 @@ def _spread(
         first = inputs[:2].to(device)
         _check_labels(scratch, first, labels)
         names = [n for stratum in strata for n in stratum.params]
-        gradients = _single_gradients(scratch, names, first, labels[:2].to(device))
+        gradients = single_gradients(scratch, names, first, labels[:2].to(device))
         size = max(1, min(_TOGETHER, _ENTRIES // sum(p.numel() for p in scratch.parameters())))
         found = []
         for images, row in groups:
@@ -232,7 +232,7 @@ def _deviation(parts: Iterable[Tensors], strata: Sequence[Stratum]) -> dict[str,
     return found
 
 
-def _single_gradients(
+def single_gradients(
     model: nn.Module, names: Sequence[str], x: Tensor, y: Tensor
 ) -> Callable[[Tensor, Tensor], Tensors]:
     """(inputs, labels) → each example's own gradient, examples first; `x` and `y` are one batch to try.
