@@ -15,11 +15,12 @@ from torch import nn
 from fedstrata.compare import plan
 from fedstrata.compare.runner import read_finished_records
 from fedstrata.config.schema import RunConfig, validate_settings
+from fedstrata.data.examples import TensorExamples
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, reestimate_statistics, relative_divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
 from fedstrata.reproduce.deeper import _paper_tables
-from fedstrata.reproduce.deeper_accumulation import assess, gradient_spreads, log_means
+from fedstrata.reproduce.deeper_accumulation import assess, first_of_each_class, gradient_spreads, log_means
 from fedstrata.reproduce.deeper_divergence import (
     SettingFigures,
     assess_rounds,
@@ -204,6 +205,12 @@ def test_spreads_within_a_class_are_by_hand() -> None:
     assert log_means({"a": [0.1, 0.01, 0.19]}) == [pytest.approx(-1)]
 
 
+def test_the_first_images_of_the_first_classes() -> None:
+    data = TensorExamples(torch.arange(7.0).unsqueeze(1), torch.tensor([2, 0, 2, 5, 0, 2, 0]))
+    x, y = first_of_each_class(data, classes=2, count=2)
+    assert (x.flatten().tolist(), y.tolist()) == ([1.0, 4.0, 0.0, 2.0], [0, 0, 2, 2])
+
+
 def test_halves_are_from_the_input() -> None:
     assert layer_halves({"a": 1.0, "b": 3.0, "c": 7.0}) == (2.0, 7.0)
     assert layer_halves({"a": 1.0, "b": 3.0}) == (1.0, 3.0)
@@ -375,6 +382,12 @@ def test_the_papers_settings() -> None:
     networks = found["accumulation"]
     assert isinstance(networks, OwnWork)
     assert (networks.settings["run"]["dataset"], networks.settings["draws"]) == ("mnist", 1000)
+    assert list(networks.settings["models"].values()) == [
+        "cnn4(width=32)",
+        "cnn8(width=32)",
+        "cnn4(width=64, growth=1)",
+        "cnn8(width=64, growth=1)",
+    ]
 
 
 def test_seed_1_is_for_finding_settings() -> None:

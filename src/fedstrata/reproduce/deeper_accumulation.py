@@ -39,7 +39,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     for label, model in settings["models"].items():
         federation = open_run(build_config(settings, seed, resources, model=model), None)
         with compute_with(1):
-            images = first_of_each_class(federation.clients[0], settings["images"])
+            images = first_of_each_class(federation.clients[0], settings["classes"], settings["images"])
             new = gradient_spreads(federation.model, *images, settings["draws"], seed)
             federation.fit()
             found[label] = {"trained": gradient_spreads(federation.model, *images, settings["draws"], seed), "new": new}
@@ -47,12 +47,11 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     return found
 
 
-def first_of_each_class(data: Examples, count: int) -> tuple[Tensor, Tensor]:
-    """The first so many examples of each class."""
+def first_of_each_class(data: Examples, classes: int, count: int) -> tuple[Tensor, Tensor]:
+    """The first so many examples of each of the first so many classes."""
     labels = data.labels()
-    return data.batch(
-        torch.cat([torch.nonzero(labels == label).flatten()[:count] for label in sorted(set(labels.tolist()))])
-    )
+    chosen = sorted(set(labels.tolist()))[:classes]
+    return data.batch(torch.cat([torch.nonzero(labels == label).flatten()[:count] for label in chosen]))
 
 
 def gradient_spreads(
@@ -159,6 +158,7 @@ def plot_accumulation(found: SeedFigures, networks: Sequence[str], path: Path) -
                 layers = [mine[label]["trained"][kind][measure.name] for mine in found.values()]
                 _plot_line(axes, [[value for mine in layers for value in mine[name]] for name in layers[0]], at, label)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.set_title(f"{diversity}, {measure.claim}", loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].legend(frameon=False, fontsize=8)

@@ -234,14 +234,15 @@ def plot_rounds(rounds: Mapping[str, Sequence[Mapping[str, float]]], seed: int, 
 
     names = list(next(iter(rounds.values()))[0])
     figure = Figure(figsize=(3.6 * len(rounds) + 1, 1.6 + 0.11 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(rounds), sharey=True)
+    panels = figure.subplots(1, len(rounds))
     for axes, (label, found) in zip(panels, rounds.items(), strict=True):
         values = [[math.log10(max(layers[name], 1e-30)) for layers in found] for name in names]
         extent = (0.5, len(found) + 0.5, len(names) - 0.5, -0.5)
         shown = axes.imshow(values, aspect="auto", cmap="viridis", extent=extent)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_yticks([])
         axes.set_title(label, loc="left", fontsize=10)
-        figure.colorbar(shown, ax=axes)
+        figure.colorbar(shown, ax=axes, ticks=MaxNLocator(5))
     panels[0].set_yticks(range(len(names)), names, fontsize=6)
     figure.supxlabel(f"round (seed {seed}); divergence, log10", fontsize=9)
     save(figure, path)

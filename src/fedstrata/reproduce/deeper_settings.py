@@ -97,9 +97,9 @@ class DeeperScale:
         slim: name and arguments of the ResNet that is compared by width, residual links and channels.
         transformers: label → model.
         seeds: all of them.
-        networks: of Fig. 3: fields of the runs that train them, models, images per class, draws of the noise.
-        terms: of Eq. 11: networks, which are trained as those of Fig. 3, classes that have a prototype, images of each
-            class, draws of the noise.
+        networks: of Fig. 3: fields of the runs that train them, models, classes, images of each, draws of the noise.
+        terms: of Eq. 11: networks, which are trained as those of Fig. 3, classes, images of each, draws of the
+            noise.
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
     """
 
@@ -178,12 +178,13 @@ SCALES = {
         networks={
             "run": {"dataset": "digits(examples=240, test_examples=60)", "rounds": 1, "engine": "serial", "workers": 1},
             "models": plain_cnns(2),
+            "classes": 3,
             "images": 6,
             "draws": 8,
         },
         terms={
             "models": {"MLP": "mlp(hidden=(8, 8))", "4-layer CNN": "cnn4(width=2)"},
-            "prototypes": 2,
+            "classes": 2,
             "images": 4,
             "draws": 4,
         },
@@ -213,12 +214,13 @@ SCALES = {
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
             "models": plain_cnns(16),
+            "classes": 10,
             "images": 100,
             "draws": 200,
         },
         terms={
             "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
-            "prototypes": 10,
+            "classes": 10,
             "images": 50,
             "draws": 50,
         },
@@ -248,12 +250,13 @@ SCALES = {
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
             "models": plain_cnns(16),
+            "classes": 10,
             "images": 100,
             "draws": 200,
         },
         terms={
             "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
-            "prototypes": 10,
+            "classes": 10,
             "images": 50,
             "draws": 50,
         },
@@ -273,12 +276,13 @@ SCALES = {
         networks={
             "run": {"dataset": "mnist", "rounds": 1, "lr": 0.05, "device": "cuda"},
             "models": plain_cnns(32),
+            "classes": 10,
             "images": 1000,
             "draws": 1000,
         },
         terms={
             "models": {"MLP": "mlp(hidden=(512, 512, 512))", **plain_cnns(32)},
-            "prototypes": 10,
+            "classes": 10,
             "images": 1000,
             "draws": 1000,
         },

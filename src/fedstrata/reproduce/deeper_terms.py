@@ -160,8 +160,8 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     for label, model in settings["models"].items():
         federation = open_run(build_config(settings, seed, resources, model=model), None)
         with compute_with(1):
-            images = first_of_each_class(federation.clients[0], settings["images"])
-            sets = list(_deviating(*images, settings["prototypes"], settings["draws"], seed))
+            images = first_of_each_class(federation.clients[0], settings["classes"], settings["images"])
+            sets = list(_deviating(*images, settings["draws"], seed))
             new = _terms_by_kind(federation.model, sets)
             federation.fit()
             found[label] = {"trained": _terms_by_kind(federation.model, sets), "new": new}
@@ -172,9 +172,9 @@ Deviating = tuple[str, Tensor, Tensor, int]
 """(kind of diversity, prototype, images that deviate from it, their class)."""
 
 
-def _deviating(x: Tensor, y: Tensor, classes: int, draws: int, seed: int) -> Iterator[Deviating]:
-    """For the first classes: the class's first image under noise, and its images around their mean."""
-    for label in sorted(set(y.tolist()))[:classes]:
+def _deviating(x: Tensor, y: Tensor, draws: int, seed: int) -> Iterator[Deviating]:
+    """For each class: its first image under noise, and its images around their mean."""
+    for label in sorted(set(y.tolist())):
         own = x[y == label].cpu()
         rng = generator("deeper_terms", seed, label)
         noise = torch.randn((draws, *own.shape[1:]), generator=rng, dtype=own.dtype)
