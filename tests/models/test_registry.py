@@ -232,6 +232,18 @@ def test_cnn8_keeps_its_signal() -> None:
     assert 0.1 < tap(model, torch.randn(8, 1, 28, 28), "layer3").std() < 10
 
 
+@pytest.mark.parametrize(("growth", "widths"), [(1, [4] * 7), (2, [4, 4, 8, 8, 16, 16, 16])])
+def test_plain_cnns_grow_or_keep_their_width(growth: int, widths: list[int]) -> None:
+    model = build_model(f"cnn8(width=4, growth={growth})", (1, 8, 8), 10, seed=0)
+    assert [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)] == widths
+    assert model.head.in_features == widths[-1]
+
+
+def test_plain_cnns_double_their_width_unless_told() -> None:
+    default, told = (build_model(f"cnn4({text})", (1, 8, 8), 10, seed=0) for text in ("width=4", "width=4, growth=2"))
+    assert all(torch.equal(*pair) for pair in zip(default.parameters(), told.parameters(), strict=True))
+
+
 def test_split_after_layer2_is_possible() -> None:
     for name in ("cnn2", "cnn4", "vgg9", "resnet8", "resnet18", "swin"):
         model = build_model(small(name), (3, 32, 32), 5, seed=0).eval()

@@ -104,6 +104,73 @@ def test_divergence_of_two_clients_by_hand():
     assert measures.divergence(clients, LAYERS) == pytest.approx(expected, abs=1e-12)
 
 
+def test_three_measures_of_two_clients_by_hand():
+    """As above: one has 3 parameters, both clients are √5 away from a mean of length √(4 + 4 + 25) = √33.
+
+    two: 2 parameters, both are 5 away from (3, 4), of length 5.
+    """
+    clients = [
+        {"one.weight": torch.tensor([[1.0, 2.0]]), "one.bias": torch.tensor([3.0]), "two.weight": torch.zeros(2)},
+        {"one.weight": torch.tensor([[3.0, 2.0]]), "one.bias": torch.tensor([7.0]), "two.weight": torch.tensor([6, 8])},
+    ]
+    assert measures.unscaled_divergence(clients, LAYERS) == pytest.approx({"one": math.sqrt(5), "two": 5.0}, abs=1e-12)
+    relative = {"one": math.sqrt(5 / 33), "two": 1.0}
+    assert measures.relative_divergence(clients, LAYERS) == pytest.approx(relative, abs=1e-12)
+    longer = [{n: 10 * t for n, t in mine.items()} for mine in clients]
+    assert measures.relative_divergence(longer, LAYERS) == pytest.approx(relative, abs=1e-12)
+
+
+def test_the_relative_measure_where_the_mean_is_zero():
+    """−1 and 1 differ and have nothing in common; 0 and 0 do not differ at all."""
+    clients = [{"one.weight": torch.tensor([v]), "two.weight": torch.zeros(2)} for v in (-1.0, 1.0)]
+    assert measures.relative_divergence(clients, LAYERS) == {"one": math.inf, "two": 0.0}
+
+
+def test_all_measures_compare_sub_models_in_what_they_share():
+    """two: 1 and 5, mean 3, both 2 away. one: what client 0 alone holds does not count; 2 and 6, mean 4."""
+    clients = [
+        {"one.weight": torch.tensor([2.0]), "one.bias": torch.tensor([9.0]), "two.weight": torch.tensor([1.0])},
+        {"one.weight": torch.tensor([6.0])},
+        {"two.weight": torch.tensor([5.0]), "three.weight": torch.ones(2)},
+    ]
+    assert measures.unscaled_divergence(clients, LAYERS) == pytest.approx({"one": 2.0, "two": 2.0}, abs=1e-12)
+    assert measures.relative_divergence(clients, LAYERS) == pytest.approx({"one": 1 / 2, "two": 2 / 3}, abs=1e-12)
+
+
+def test_reestimated_statistics_by_hand():
+    """Clients hold 0, 2 and 4, 6, 8: mean 4, unbiased variance (16 + 4 + 0 + 4 + 16)/4 = 10, in one batch of all.
+
+    The second norm sees what the first makes of the batch: mean 0, variance 1, and unbiased 5/4.
+    """
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.BatchNorm1d(1, momentum=0.3), nn.Linear(1, 2)).double()
+    data = [
+        (torch.tensor(rows, dtype=torch.float64).unsqueeze(1), torch.zeros(len(rows), dtype=torch.int64))
+        for rows in ([0.0, 2.0], [4.0, 6.0, 8.0])
+    ]
+    before = everything(model)
+    found = measures.reestimate_statistics(model, data)
+    assert same(everything(model), before)
+    first, second = found[0], found[2]
+    assert (first.running_mean.item(), first.running_var.item()) == pytest.approx((4.0, 10.0), rel=1e-6)
+    assert (second.running_mean.item(), second.running_var.item()) == pytest.approx((0.0, 1.25), rel=1e-5, abs=1e-9)
+    assert (first.momentum, second.momentum, found.training) == (0.1, 0.3, model.training)
+
+
+def test_reestimated_statistics_weigh_batches_by_their_examples():
+    """In batches of 2 and 3 (a last batch of one joins the one before) the mean is still that of all five: 4."""
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
+    x, y = torch.tensor([[0.0], [2.0], [4.0], [6.0], [8.0]], dtype=torch.float64), torch.zeros(5, dtype=torch.int64)
+    found = measures.reestimate_statistics(model, [(x, y)], batch_size=2)
+    assert found[0].running_mean.item() == pytest.approx(4.0, rel=1e-12)
+
+
+def test_a_model_without_batch_norm_has_nothing_to_estimate():
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    found = measures.reestimate_statistics(model, [(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))])
+    assert found is not model
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in found.state_dict().items())
+
+
 def test_divergence_is_a_mean_of_roots_and_not_a_root_of_means():
     """Three clients with 0, 0 and 3: mean 1, distances 1, 1 and 2, so 4/3 and not √2."""
     clients = [{"two.weight": torch.tensor([value])} for value in (0.0, 0.0, 3.0)]
@@ -308,6 +375,22 @@ def test_the_default_is_the_papers():
         measures.input_noise(model, x, y, strata(model), **given) for given in ({}, {"std": 0.1, "draws": 1000})
     )
     assert default == same_one
+
+
+def test_spread_without_division_and_for_the_mean_gradients_length_by_hand():
+    """Logits of 0, so that ∂W = s·x with s = (−½, ½) for class 0. Images 1 and 3: gradients (∓0.5) and (∓1.5).
+
+    Their mean is (−1, 1), of length √2; each is √(2·0.25) = √0.5 away; d = 2, so that the figure is 0.5.
+    """
+    model = nn.Sequential(nn.Linear(1, 2, bias=False))
+    nn.init.zeros_(model[0].weight)
+    x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
+    found = measures.within_class(model, x, y, strata(model))
+    assert found.figures["0"] == pytest.approx((0.5,), rel=1e-6)
+    assert found.entries == {"0": 2}
+    assert found.lengths["0"] == pytest.approx((math.sqrt(2),), rel=1e-6)
+    assert found.unscaled["0"] == pytest.approx((math.sqrt(0.5),), rel=1e-6)
+    assert found.relative["0"] == pytest.approx((0.5,), rel=1e-6)
 
 
 def test_equal_images_have_no_spread():

@@ -15,20 +15,20 @@ from torch import nn
 from fedstrata.compare import plan
 from fedstrata.compare.runner import read_finished_records
 from fedstrata.config.schema import RunConfig, validate_settings
+from fedstrata.data.examples import TensorExamples
 from fedstrata.models.strata import strata
-from fedstrata.probes.measures import client_gradients, divergence
+from fedstrata.probes.measures import client_gradients, divergence, reestimate_statistics, relative_divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
 from fedstrata.reproduce.deeper import _paper_tables
+from fedstrata.reproduce.deeper_accumulation import assess, first_of_each_class, gradient_spreads, log_means
 from fedstrata.reproduce.deeper_divergence import (
     SettingFigures,
-    assess,
     assess_rounds,
-    gradient_spreads,
     layer_halves,
-    log_means,
     measure_rounds,
     rounds_to_share,
 )
+from fedstrata.reproduce.deeper_measures import EQ1, GRADIENTS, MEASURES, RELATIVE, UNSCALED, UPDATES
 from fedstrata.reproduce.deeper_settings import SCALES
 from fedstrata.reproduce.parts import Findings, Grid, OwnWork, PartResources
 from fedstrata.run import deal, models_of, open_run
@@ -36,6 +36,7 @@ from fedstrata.runs.records import Record
 
 PARTS = (
     "accumulation",
+    "terms",
     "rounds",
     "depth",
     "width",
@@ -63,21 +64,32 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.mark.parametrize(
     "claim",
     [
-        "4-layer CNN: the first layer diverges more than the last (noise on an image)",
-        "8-layer CNN: most layers diverge more than the next (images of one class)",
-        "the 8-layer CNN's first layer diverges more than the 4-layer CNN's (images of one class)",
-        "shallow layers diverge more than deep ones",
-        "deep layers' divergence grows",
+        "4-layer CNN: the first layer diverges more than the last (noise on an image), by Eq. 1",
+        "8-layer CNN: most layers diverge more than the next (images of one class), un-normalised",
+        "the 8-layer CNN's first layer diverges more than the 4-layer CNN's (images of one class), by Eq. 1",
+        "8-layer CNN of one width: most layers diverge more than the next (noise on an image), relative to the mean",
+        "4-layer CNN: Assumption 1 holds within a factor of 2 in every layer (noise on an image, trained)",
+        "MLP: divergence never falls towards the input (images of one class, before training)",
+        "shallow layers diverge more than deep ones, by Eq. 1",
+        "shallow layers diverge more than deep ones, un-normalised",
+        "shallow layers' divergence falls, relative to the mean",
+        "deep layers' divergence grows, from updates",
         "the gap is narrower with ResNet8 than with ResNet10 on digits",
         "FL's accuracy falls more from round to round with ResNet10 than with ResNet8 on digits",
         "FL is better with 3× width than with 1× width on digits",
-        "clients diverge less with 3×3 conv. than with base on digits",
+        "clients diverge less with 3×3 conv. than with base on digits, by Eq. 1",
+        "clients diverge less with 3×3 conv. than with base on digits, un-normalised",
+        "clients diverge less with 3×3 conv. than with base on digits, relative to the mean",
         "the gap is narrower with no max-pool than with base on digits",
-        "clients diverge less in deep layers with 16×16 than with 8×8 on digits",
+        "clients diverge less in deep layers with 16×16 than with 8×8 on digits, by Eq. 1",
+        "clients diverge less in deep layers with 16×16 than with 8×8 on digits, un-normalised",
+        "clients diverge less in deep layers with 16×16 than with 8×8 on digits, relative to the mean",
         "FL is better with RRC than with CJ on digits",
         "FL loses a smaller share of CL's accuracy with Swin than with ViT on digits",
         "FL needs fewer rounds to 90 % with residual links than with no links on digits",
-        "clients diverge less with normal than with reversed on digits",
+        "clients diverge less with normal than with reversed on digits, by Eq. 1",
+        "clients diverge less with normal than with reversed on digits, un-normalised",
+        "clients diverge less with normal than with reversed on digits, relative to the mean",
     ],
 )
 def test_every_claim_is_judged(claim: str, made: Made) -> None:
@@ -108,9 +120,10 @@ def test_what_is_equal_in_two_tables_is_run_once(made: Made) -> None:
 
 
 def test_the_tables_first_rows_have_nothing_to_gain(made: Made) -> None:
-    for section in made[0].sections[2:]:
+    for section in made[0].sections[3:]:
         (table,) = section.findings.tables
-        assert table.columns[2:] == ("Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", "Div., ×10⁻³")
+        assert table.columns[2:6] == ("Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points")
+        assert table.columns[6:] == ("Div., Eq. 1, ×10⁻³", "Div., un-normalised", "Div., relative")
         first, *others = table.rows
         assert first[5] == ""
         for row in others:
@@ -129,40 +142,73 @@ def test_divergence_is_that_of_the_finished_run(made: Made) -> None:
     config = validate_settings(RunConfig, {**rounds.settings["run"], "seed": 0})
     federation = open_run(config, None)
     federation.fit()
-    wanted = divergence(client_gradients(federation.model, list(federation.clients)), federation.strata)
+    clients, layers = list(federation.clients), federation.strata
+    wanted = divergence(client_gradients(federation.model, clients), layers)
+    relative = relative_divergence(client_gradients(reestimate_statistics(federation.model, clients), clients), layers)
     sections = {section.part.name: section.findings for section in made[0].sections}
-    assert sections["rounds"].data["0"]["rounds"][-1] == pytest.approx(wanted, rel=1e-4)
-    assert sections["depth"].data["layers"]["digits"]["ResNet10"][0] == pytest.approx(wanted, rel=1e-4)
+    watched, finished = (
+        {measure: rounds[-1] for measure, rounds in sections["rounds"].data["0"]["rounds"].items()},
+        sections["depth"].data["layers"]["digits"]["ResNet10"][0],
+    )
+    assert list(watched) == [measure.name for measure in MEASURES]
+    for found in (watched, finished):
+        assert found[EQ1.name] == pytest.approx(wanted, rel=1e-4)
+        assert found[RELATIVE.name] == pytest.approx(relative, rel=1e-3)
+        sizes = {s.name: sum(dict(federation.model.named_parameters())[n].numel() for n in s.params) for s in layers}
+        unscaled = {name: math.sqrt(sizes[name]) * value for name, value in wanted.items()}
+        assert found[UNSCALED.name] == pytest.approx(unscaled, rel=1e-4)
     assert depth.name == "depth"
 
 
 def test_watching_the_rounds_changes_nothing() -> None:
     run = {**SCALES["smoke"].run, "dataset": "digits", "partition": "iid", "model": "logreg", "augment": "none"}
     found = measure_rounds({"run": run}, 3, PartResources(None, 1))
-    assert len(found["rounds"]) == run["rounds"]
+    assert {name: len(rounds) for name, rounds in found["rounds"].items()} == dict.fromkeys(
+        [measure.name for measure in MEASURES], run["rounds"]
+    )
     config = validate_settings(RunConfig, {**run, "seed": 3})
     history = open_run(config, None).fit()
     dataset, dealt = deal(config)
     model, _ = models_of(config, dataset)
     model.load_state_dict(history.model.state_dict())
     wanted = divergence(client_gradients(model, list(dataset.train.split(dealt))), strata(model))
-    assert found["rounds"][-1] == pytest.approx(wanted, rel=1e-6)
+    assert found["rounds"][EQ1.name][-1] == pytest.approx(wanted, rel=1e-6)
     assert found["stages"] == {"head": "head"}
+
+
+def test_updates_are_those_of_the_round() -> None:
+    """One step of plain SGD on all of a client's examples: the update is −η·g, so that its divergence is η times Eq. 1
+    at the model before."""
+    run = {**SCALES["smoke"].run, "dataset": "digits(examples=60)", "partition": "iid", "model": "logreg"}
+    run |= {"augment": "none", "rounds": 1, "steps": 1, "batch_size": 60, "lr": 0.5}
+    found = measure_rounds({"run": run}, 3, PartResources(None, 1))
+    federation = open_run(validate_settings(RunConfig, {**run, "seed": 3}), None)
+    before = divergence(client_gradients(federation.model, list(federation.clients)), federation.strata)
+    assert found["rounds"][UPDATES.name] == [pytest.approx({"head": 0.5 * before["head"]}, rel=1e-4)]
 
 
 def test_spreads_within_a_class_are_by_hand() -> None:
     """Logits (w·x, 0) with w = 0: the loss's gradient of w is −x/2 for class 0 and +x/2 for class 1.
 
     Class 0 has x = 1 and 3, gradients −0.5 and −1.5 and, for the second row of the weight, +0.5 and +1.5: standard
-    deviation 0.5. Class 1 has x = 2 twice: none.
+    deviation 0.5. Class 1 has x = 2 twice: none. There are 2 weights: √2 times as much un-normalised. Class 0's mean
+    gradient is (−1, 1), of length √2: 0.5 relative to it.
     """
     model = nn.Sequential(nn.Linear(1, 2, bias=False))
     nn.init.zeros_(model[0].weight)
     x, y = torch.tensor([[1.0], [3.0], [2.0], [2.0]]), torch.tensor([0, 0, 1, 1])
     found = gradient_spreads(model, x, y, 200, 0)
-    assert found["class"] == {"0": pytest.approx((0.5, 0.0), abs=1e-6)}
-    assert found["noise"]["0"] == pytest.approx((0.05, 0.05), rel=0.2)
+    assert found["class"][EQ1.name] == {"0": pytest.approx((0.5, 0.0), abs=1e-6)}
+    assert found["class"][UNSCALED.name] == {"0": pytest.approx((math.sqrt(0.5), 0.0), abs=1e-6)}
+    assert found["class"][RELATIVE.name] == {"0": pytest.approx((0.5, 0.0), abs=1e-6)}
+    assert found["noise"][EQ1.name]["0"] == pytest.approx((0.05, 0.05), rel=0.2)
     assert log_means({"a": [0.1, 0.01, 0.19]}) == [pytest.approx(-1)]
+
+
+def test_the_first_images_of_the_first_classes() -> None:
+    data = TensorExamples(torch.arange(7.0).unsqueeze(1), torch.tensor([2, 0, 2, 5, 0, 2, 0]))
+    x, y = first_of_each_class(data, classes=2, count=2)
+    assert (x.flatten().tolist(), y.tolist()) == ([1.0, 4.0, 0.0, 2.0], [0, 0, 2, 2])
 
 
 def test_halves_are_from_the_input() -> None:
@@ -174,7 +220,8 @@ def test_halves_are_from_the_input() -> None:
 
 
 def _network(*layers: float) -> dict[str, Any]:
-    figures = {str(at): [10**value] * 3 for at, value in enumerate(layers)}
+    layer = {str(at): [10**value] * 3 for at, value in enumerate(layers)}
+    figures = {measure.name: layer for measure in GRADIENTS}
     return {
         "trained": {"noise": figures, "class": figures},
         "new": {"noise": figures, "class": figures},
@@ -185,11 +232,23 @@ def _network(*layers: float) -> dict[str, Any]:
 def test_accumulation_is_judged() -> None:
     """The deep one's first layer is at 10⁻¹, the shallow one's at 10⁻²; each layer has more than the next."""
     found = assess(_five({"4": _network(-2, -3), "8": _network(-1, -2, -3, -4)}))
-    assert [check.holds for check in found.checks] == [True] * 10
+    assert [check.holds for check in found.checks] == [True] * 5 * 2 * 3
     assert found.checks[0].figures.startswith("-2.0000 ± 0.0000 against -3.0000 ± 0.0000, +1.0000")
     assert [row[1] for row in found.tables[0].rows] == ["-2.0000 ± 0.0000", "-3.0000 ± 0.0000", "", ""]
     found = assess(_five({"4": _network(-2, -1), "8": _network(-4, -3, -2, -1)}))
-    assert [check.holds for check in found.checks] == [False] * 10
+    assert [check.holds for check in found.checks] == [False] * 5 * 2 * 3
+
+
+def test_networks_are_compared_in_pairs() -> None:
+    """By 2 kinds and 3 measures: 4 networks have 2 claims each, 2 pairs one."""
+    lines = {"4": (-2, -3), "8": (-1, -2, -3), "4 of one width": (-5, -4), "8 of one width": (-6, -5, -4)}
+    found = assess(_five({label: _network(*line) for label, line in lines.items()}))
+    assert len(found.checks) == 2 * 3 * (4 * 2 + 2)
+    between = [check for check in found.checks if check.name.startswith("the ")]
+    assert {check.name.partition(" (")[0]: check.holds for check in between} == {
+        "the 8's first layer diverges more than the 4's": True,
+        "the 8 of one width's first layer diverges more than the 4 of one width's": False,
+    }
 
 
 def _five(figures: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -198,23 +257,30 @@ def _five(figures: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def _watched(*rounds: tuple[float, float]) -> dict[str, Any]:
-    return {"rounds": [{"a": one, "b": other} for one, other in rounds], "stages": {"a": "a", "b": "b"}}
+    """Un-normalised it is the other way round: layers are then as far apart as the other layer is by other measures."""
+    straight, turned = ([{"a": pair[at], "b": pair[1 - at]} for pair in rounds] for at in (0, 1))
+    figures = {measure.name: turned if measure is UNSCALED else straight for measure in MEASURES}
+    return {"rounds": figures, "stages": {"a": "a", "b": "b"}}
 
 
 def test_rounds_are_judged() -> None:
-    """Layer a falls from 0.008 to 0.004, layer b grows from 0.001 to 0.003."""
+    """Layer a falls from 0.008 to 0.004, layer b grows from 0.001 to 0.003; un-normalised b falls, and a grows."""
     found = assess_rounds(_five(_watched((0.008, 0.001), (0.004, 0.003))))
-    assert [check.holds for check in found.checks] == [True] * 3
+    assert [check.holds for check in found.checks] == [True] * 3 + [False] * 3 + [True] * 6
     assert found.checks[0].figures.startswith("6.000 ± 0.000 against 2.000 ± 0.000, +4.000")
     found = assess_rounds({0: _watched((0.008, 0.001), (0.004, 0.003))})
-    assert found.tables[0].rows == (
-        ("shallow half", "8.000", "4.000"),
-        ("deep half", "1.000", "3.000"),
-        ("a", "8.000", "4.000"),
-        ("b", "1.000", "3.000"),
+    assert found.tables[0].columns[1:5] == (
+        "Eq. 1, ×10⁻³, first half",
+        "Eq. 1, ×10⁻³, second half",
+        "un-normalised, first half",
+        "un-normalised, second half",
     )
-    found = assess_rounds(_five(_watched((0.001, 0.004), (0.002, 0.003))))
-    assert [check.holds for check in found.checks] == [False] * 3
+    assert [row[:5] for row in found.tables[0].rows] == [
+        ("shallow half", "8.000", "4.000", "0.0010", "0.0030"),
+        ("deep half", "1.000", "3.000", "0.0080", "0.0040"),
+        ("a", "8.000", "4.000", "0.0010", "0.0030"),
+        ("b", "1.000", "3.000", "0.0080", "0.0040"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +290,8 @@ def record(made: Made) -> Record:
 
 def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> SettingFigures:
     rounds = [replace(record, round=at, accuracy=value, metrics={}) for at, value in enumerate(curve, start=1)]
-    return SettingFigures(
-        {0: cl}, {0: max(curve)}, {0: {str(at): value for at, value in enumerate(layers)}}, {0: rounds}
-    )
+    figures = {str(at): value for at, value in enumerate(layers)}
+    return SettingFigures({0: cl}, {0: max(curve)}, {0: {measure.name: figures for measure in GRADIENTS}}, {0: rounds})
 
 
 def _of_five_seeds(cell: SettingFigures) -> SettingFigures:
@@ -240,8 +305,8 @@ def test_a_cell(record: Record) -> None:
     assert cell.gap == {0: pytest.approx(0.2)}
     assert cell.loss == {0: pytest.approx(0.25)}
     assert cell.falls == {0: pytest.approx(0.1)}
-    assert cell.div == {0: pytest.approx(0.0025)}
-    assert cell.deep == {0: pytest.approx(0.002)}
+    assert cell.div(UNSCALED) == {0: pytest.approx(0.0025)}
+    assert cell.deep(EQ1) == {0: pytest.approx(0.002)}
     assert replace(cell, cl={1: 0.9}).gap == {}
 
 
@@ -252,7 +317,7 @@ def test_rounds_to_what_both_reach(record: Record) -> None:
     assert rounds_to_share({**cells, "c": replace(cells["a"], fl={})}, 0.9) == {"a": {}, "b": {}, "c": {}}
 
 
-@pytest.mark.parametrize("name", PARTS[2:])
+@pytest.mark.parametrize("name", PARTS[3:])
 def test_a_table_is_judged(name: str, record: Record) -> None:
     """Where everything is as the paper has it every claim holds, and none where everything is the other way round."""
     sheet = _paper_tables(SCALES["small"])[name]
@@ -317,6 +382,12 @@ def test_the_papers_settings() -> None:
     networks = found["accumulation"]
     assert isinstance(networks, OwnWork)
     assert (networks.settings["run"]["dataset"], networks.settings["draws"]) == ("mnist", 1000)
+    assert list(networks.settings["models"].values()) == [
+        "cnn4(width=32)",
+        "cnn8(width=32)",
+        "cnn4(width=64, growth=1)",
+        "cnn8(width=64, growth=1)",
+    ]
 
 
 def test_seed_1_is_for_finding_settings() -> None:
@@ -325,12 +396,13 @@ def test_seed_1_is_for_finding_settings() -> None:
 
 def test_findings_are_numbers(made: Made) -> None:
     """Divergences are finite, and above zero wherever clients differ."""
-    tables: list[Findings] = [section.findings for section in made[0].sections[2:]]
+    tables: list[Findings] = [section.findings for section in made[0].sections[3:]]
     values = [
         value
         for findings in tables
         for cells in findings.data["layers"]["digits"].values()
-        for value in cells[0].values()
+        for figures in cells[0].values()
+        for value in figures.values()
     ]
     assert all(math.isfinite(value) and value >= 0 for value in values)
     assert sum(value > 0 for value in values) > 0.9 * len(values)

@@ -97,7 +97,9 @@ class DeeperScale:
         slim: name and arguments of the ResNet that is compared by width, residual links and channels.
         transformers: label → model.
         seeds: all of them.
-        networks: of Fig. 3: fields of the runs that train them, images per class, draws of the noise.
+        networks: of Fig. 3: fields of the runs that train them, models, classes, images of each, draws of the noise.
+        terms: of Eq. 11: networks, which are trained as those of Fig. 3, classes, images of each, draws of the
+            noise.
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
     """
 
@@ -111,6 +113,7 @@ class DeeperScale:
     slim: tuple[str, Mapping[str, Any]]
     transformers: Mapping[str, str]
     networks: Mapping[str, Any]
+    terms: Mapping[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
     trials: tuple[float, ...] = ()
 
@@ -136,6 +139,14 @@ class DeeperScale:
         """The slim ResNet, with these arguments instead of its own."""
         name, shape = self.slim
         return text_of(name, {**shape, **others})
+
+
+def plain_cnns(width: int) -> dict[str, str]:
+    """Label → model of Fig. 3, in pairs, shallow first: widths that double twice, or the one in the middle for all."""
+    depths = {4: "4-layer CNN", 8: "8-layer CNN"}
+    growing = {label: f"cnn{depth}(width={width})" for depth, label in depths.items()}
+    constant = {f"{label} of one width": f"cnn{d}(width={2 * width}, growth=1)" for d, label in depths.items()}
+    return growing | constant
 
 
 SLIM = {"width": 8, "stem": "7x7", "maxpool": True}
@@ -166,9 +177,16 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "digits(examples=240, test_examples=60)", "rounds": 1, "engine": "serial", "workers": 1},
-            "models": {"4-layer CNN": "cnn4(width=2)", "8-layer CNN": "cnn8(width=2)"},
+            "models": plain_cnns(2),
+            "classes": 3,
             "images": 6,
             "draws": 8,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(8, 8))", "4-layer CNN": "cnn4(width=2)"},
+            "classes": 2,
+            "images": 4,
+            "draws": 4,
         },
         seeds=(0,),
     ),
@@ -195,9 +213,16 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
-            "models": {"4-layer CNN": "cnn4(width=16)", "8-layer CNN": "cnn8(width=16)"},
+            "models": plain_cnns(16),
+            "classes": 10,
             "images": 100,
             "draws": 200,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
+            "classes": 10,
+            "images": 50,
+            "draws": 50,
         },
         seeds=(4, 5, 6),
     ),
@@ -224,9 +249,16 @@ SCALES = {
         },
         networks={
             "run": {"dataset": "mnist(examples=4000, test_examples=1000)", "rounds": 2, "lr": 0.05},
-            "models": {"4-layer CNN": "cnn4(width=16)", "8-layer CNN": "cnn8(width=16)"},
+            "models": plain_cnns(16),
+            "classes": 10,
             "images": 100,
             "draws": 200,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(128, 128, 128))", **plain_cnns(16)},
+            "classes": 10,
+            "images": 50,
+            "draws": 50,
         },
         seeds=(4, 5, 6, 7, 8),
         trials=(0.01, 0.02, 0.05),
@@ -243,7 +275,14 @@ SCALES = {
         transformers={"ViT": "vit", "Swin": "swin"},
         networks={
             "run": {"dataset": "mnist", "rounds": 1, "lr": 0.05, "device": "cuda"},
-            "models": {"4-layer CNN": "cnn4", "8-layer CNN": "cnn8"},
+            "models": plain_cnns(32),
+            "classes": 10,
+            "images": 1000,
+            "draws": 1000,
+        },
+        terms={
+            "models": {"MLP": "mlp(hidden=(512, 512, 512))", **plain_cnns(32)},
+            "classes": 10,
             "images": 1000,
             "draws": 1000,
         },

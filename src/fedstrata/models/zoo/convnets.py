@@ -44,16 +44,19 @@ def cnn2(input_shape: tuple[int, ...], classes: int, *, width: int = 32, hidden:
     )
 
 
-def _plain(model: str, input_shape: tuple[int, ...], classes: int, width: int, convs: Sequence[int]) -> nn.Sequential:
-    """Three layers of 3×3 convolutions, `convs` in each, widths doubling, then the classifier."""
+def _plain(
+    model: str, input_shape: tuple[int, ...], classes: int, width: int, growth: int, convs: Sequence[int]
+) -> nn.Sequential:
+    """Three layers of 3×3 convolutions, `convs` in each, each `growth` times as wide as the last; the classifier."""
     channels, height, breadth = check_images(model, input_shape, classes, smallest=8)
-    check_positive(model, width=width)
+    check_positive(model, width=width, growth=growth)
+    second, third = width * growth, width * growth**2
     net = sequential(
         ("layer1", _layer(channels, [width] * convs[0])),
-        ("layer2", _layer(width, [2 * width] * convs[1])),
-        ("layer3", _layer(2 * width, [4 * width] * convs[2])),
+        ("layer2", _layer(width, [second] * convs[1])),
+        ("layer3", _layer(second, [third] * convs[2])),
         ("flatten", nn.Flatten()),
-        ("head", nn.Linear(4 * width * (height // 8) * (breadth // 8), classes)),
+        ("head", nn.Linear(third * (height // 8) * (breadth // 8), classes)),
     )
     for module in net.modules():
         if isinstance(module, nn.Conv2d):  # without norm layers, PyTorch's default lets eight layers fade out
@@ -63,21 +66,21 @@ def _plain(model: str, input_shape: tuple[int, ...], classes: int, width: int, c
     return net
 
 
-def cnn4(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.Sequential:
+def cnn4(input_shape: tuple[int, ...], classes: int, *, width: int = 32, growth: int = 2) -> nn.Sequential:
     """Three 3×3 convolutions and a classifier: the shallow CNN of the divergence study.
 
     The study ("4-layer CNN", Fig. 3) gives no widths: here `width`, 2·`width`, 4·`width`, a max-pool after
-    each.
+    each; with `growth` 1 all are `width`, with 3 they are `width`, 3·`width`, 9·`width`.
     """
-    return _plain("cnn4", input_shape, classes, width, (1, 1, 1))
+    return _plain("cnn4", input_shape, classes, width, growth, (1, 1, 1))
 
 
-def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.Sequential:
+def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32, growth: int = 2) -> nn.Sequential:
     """Seven 3×3 convolutions and a classifier: the deep CNN of the divergence study.
 
     As `cnn4` ("8-layer CNN", Fig. 3), with 2, 2 and 3 convolutions between the max-pools.
     """
-    return _plain("cnn8", input_shape, classes, width, (2, 2, 3))
+    return _plain("cnn8", input_shape, classes, width, growth, (2, 2, 3))
 
 
 def vgg9(

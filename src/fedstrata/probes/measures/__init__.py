@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fedstrata.probes.measures.crossing import Crossing, crossing
 from fedstrata.probes.measures.depth import dead_units, relative_gradients
-from fedstrata.probes.measures.divergence import divergence, update_cosine
+from fedstrata.probes.measures.divergence import divergence, relative_divergence, unscaled_divergence, update_cosine
 from fedstrata.probes.measures.exchange import Exchange, exchange
 from fedstrata.probes.measures.feature_map import Embedding, embedding
 from fedstrata.probes.measures.features import (
@@ -37,7 +37,7 @@ from fedstrata.probes.measures.gradients import (
 from fedstrata.probes.measures.neurons import Drift, neuron_drift
 from fedstrata.probes.measures.rates import RateSearch, search_rates
 from fedstrata.probes.measures.reading import BATCH, Labelled
-from fedstrata.probes.measures.running_statistics import statistics_spread
+from fedstrata.probes.measures.running_statistics import reestimate_statistics, statistics_spread
 from fedstrata.probes.measures.similarity import LayerSimilarity, cka, layer_similarity, minibatch_cka
 from fedstrata.probes.measures.visits import VisitTable, compare_visits, statistics_distances
 from fedstrata.probes.measures.weights import (
@@ -88,11 +88,14 @@ __all__ = [
     "mean_wasserstein",
     "minibatch_cka",
     "neuron_drift",
+    "reestimate_statistics",
+    "relative_divergence",
     "relative_gradients",
     "search_rates",
     "shared_gradient",
     "statistics_distances",
     "statistics_spread",
+    "unscaled_divergence",
     "update_cosine",
     "weight_divergence",
     "weight_divergence_by_stratum",

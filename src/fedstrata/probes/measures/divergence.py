@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
@@ -40,19 +41,66 @@ def divergence(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[st
             nothing, its update.
         strata: of the whole model.
     """
+    found = _compare(tensors, strata)
+    return {name: fmean(math.sqrt(one.square / one.entries) for one in mine) for name, mine in found.items()}
+
+
+def unscaled_divergence(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:
+    """Stratum name → (1/N) Σ_i ‖g_i − ḡ‖: Eq. 1 without its division by √d_L, in the same names and clients.
+
+    It is what Theorem 1 is about, whose divergence of a layer is E‖ε‖; Eq. 1 is smaller by √d_L, so that large layers
+    look calmer by it.
+    """
+    found = _compare(tensors, strata)
+    return {name: fmean(math.sqrt(one.square) for one in mine) for name, mine in found.items()}
+
+
+def relative_divergence(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:
+    """Stratum name → (1/N) Σ_i ‖g_i − ḡ‖/‖ḡ‖: how far clients are apart for what they have in common.
+
+    Neither the number of parameters nor the gradients' length counts. It is 0 where all clients hold the same, even if
+    that is nothing but zeros, and infinite where they differ and their mean is zero.
+    """
+    found = _compare(tensors, strata)
+    return {name: fmean(relative_length(one.square, one.mean) for one in mine) for name, mine in found.items()}
+
+
+def relative_length(square: float, mean: float) -> float:
+    """√(square/mean) of two squared lengths; 0 if there is nothing above the line, infinite if nothing below it."""
+    return 0.0 if square == 0 else math.sqrt(square / mean) if mean > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class _Deviation:
+    """A client's in a stratum: ‖g_i − ḡ‖², ‖ḡ‖² and d_L, over the names that it shares with other clients."""
+
+    square: float
+    mean: float
+    entries: float
+
+
+def _compare(tensors: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[str, list[_Deviation]]:
+    """Stratum name → what is found of each client that holds it."""
     squares = deviations(tensors, None)[1]
-    holders: dict[str, int] = {}
-    for mine in squares:
+    holders: dict[str, list[Tensor]] = {}
+    for client, mine in enumerate(squares):
         for name in mine:
-            holders[name] = holders.get(name, 0) + 1
-    compared = [{n: value for n, value in mine.items() if holders[n] > 1} for mine in squares]
-    sizes = [{n: tensors[i][n].numel() for n in mine} for i, mine in enumerate(compared)]
+            holders.setdefault(name, []).append(tensors[client][name])
     check_names(holders, params_of(strata), "the strata have")
-    apart, entries = per_stratum(compared, strata), per_stratum(sizes, strata)
-    return {
-        name: fmean(math.sqrt(square / d) for square, d in zip(apart[name], entries[name], strict=True))
-        for name in apart
-    }
+    shared = {name: held for name, held in holders.items() if len(held) > 1}
+    means = {name: float(_mean(held).square().sum()) for name, held in shared.items()}
+    compared = [{n: square for n, square in mine.items() if n in shared} for mine in squares]
+    apart = per_stratum(compared, strata)
+    common = per_stratum([{n: means[n] for n in mine} for mine in compared], strata)
+    entries = per_stratum([{n: shared[n][0].numel() for n in mine} for mine in compared], strata)
+    return {s: [_Deviation(*one) for one in zip(apart[s], common[s], entries[s], strict=True)] for s in apart}
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].detach().double()
+    for tensor in tensors[1:]:
+        total = total + tensor.detach().double()
+    return total / len(tensors)
 
 
 def update_cosine(deltas: Sequence[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:

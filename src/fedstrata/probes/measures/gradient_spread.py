@@ -24,6 +24,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError, positive
+from fedstrata.probes.measures.divergence import relative_length
 from fedstrata.probes.measures.features import LIMIT
 from fedstrata.probes.measures.reading import (
     check_labelled,
@@ -51,10 +52,27 @@ class GradientSpread:
     Attributes:
         labels: the image's class, or the class.
         figures: stratum name → a figure for each of these.
+        lengths: stratum name → ‖ḡ‖, the length of the mean gradient, for each of these.
+        entries: stratum name → d_L.
     """
 
     labels: tuple[int, ...]
     figures: dict[str, tuple[float, ...]]
+    lengths: dict[str, tuple[float, ...]]
+    entries: dict[str, int]
+
+    @property
+    def unscaled(self) -> dict[str, tuple[float, ...]]:
+        """Stratum name → √((1/K) Σ_k ‖g_k − ḡ‖²): the figures without their division by √d_L."""
+        return {name: tuple(math.sqrt(self.entries[name]) * f for f in mine) for name, mine in self.figures.items()}
+
+    @property
+    def relative(self) -> dict[str, tuple[float, ...]]:
+        """Stratum name → √((1/K) Σ_k ‖g_k − ḡ‖²)/‖ḡ‖."""
+        return {
+            name: tuple(relative_length(u**2, n**2) for u, n in zip(mine, self.lengths[name], strict=True))
+            for name, mine in self.unscaled.items()
+        }
 
     @property
     def means(self) -> dict[str, float]:
@@ -158,7 +176,7 @@ def _spread(
         first = inputs[:2].to(device)
         _check_labels(scratch, first, labels)
         names = [n for stratum in strata for n in stratum.params]
-        gradients = _single_gradients(scratch, names, first, labels[:2].to(device))
+        gradients = single_gradients(scratch, names, first, labels[:2].to(device))
         size = max(1, min(_TOGETHER, _ENTRIES // sum(p.numel() for p in scratch.parameters())))
         found = []
         for images, row in groups:
@@ -166,7 +184,9 @@ def _spread(
             parts = (gradients(x.to(device), label.expand(len(x))) for x in _stacks(images(), size))
             found.append(_deviation(parts, strata))
     kept = tuple(int(labels[row]) for _, row in groups)
-    return GradientSpread(kept, {s.name: tuple(mine[s.name] for mine in found) for s in strata})
+    figures, lengths = ({s.name: tuple(mine[s.name][at] for mine in found) for s in strata} for at in (0, 1))
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    return GradientSpread(kept, figures, lengths, {s.name: sum(sizes[n] for n in s.params) for s in strata})
 
 
 def _check_labels(model: nn.Module, x: Tensor, labels: Tensor) -> None:
@@ -187,8 +207,8 @@ def _stacks(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
         yield torch.stack(stack)
 
 
-def _deviation(parts: Iterable[Tensors], strata: Sequence[Stratum]) -> dict[str, float]:
-    """Stratum name → √((1/K) Σ_k ‖g_k − ḡ‖²/d_L) = √((E‖g − a‖² − ‖E(g − a)‖²)/d_L).
+def _deviation(parts: Iterable[Tensors], strata: Sequence[Stratum]) -> dict[str, tuple[float, float]]:
+    """Stratum name → (√((1/K) Σ_k ‖g_k − ḡ‖²/d_L) = √((E‖g − a‖² − ‖E(g − a)‖²)/d_L), ‖ḡ‖).
 
     With the first gradient as a, which keeps the numbers small, one pass over the gradients is enough.
     """
@@ -206,11 +226,13 @@ def _deviation(parts: Iterable[Tensors], strata: Sequence[Stratum]) -> dict[str,
     found = {}
     for stratum in strata:
         square = sum(squares[n] / count - float((sums[n] / count).square().sum()) for n in stratum.params)
-        found[stratum.name] = math.sqrt(max(square, 0.0) / sum(first[n].numel() for n in stratum.params))
+        mean = sum(float((first[n] + sums[n] / count).square().sum()) for n in stratum.params)
+        spread = math.sqrt(max(square, 0.0) / sum(first[n].numel() for n in stratum.params))
+        found[stratum.name] = spread, math.sqrt(mean)
     return found
 
 
-def _single_gradients(
+def single_gradients(
     model: nn.Module, names: Sequence[str], x: Tensor, y: Tensor
 ) -> Callable[[Tensor, Tensor], Tensors]:
     """(inputs, labels) → each example's own gradient, examples first; `x` and `y` are one batch to try.

@@ -1,4 +1,4 @@
-"""How far apart local training takes the running statistics of norm layers."""
+"""Running statistics of norm layers: how far apart local training takes them, and what they should be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstrata.core.types import Stratum
+from fedstrata.data.examples import join_examples
 from fedstrata.errors import UsageError
 from fedstrata.probes.measures.reading import (
+    BATCH,
+    Data,
+    batches,
+    check_clients,
     check_names,
+    scratch_copy,
 )
 
 EPSILON = 1e-5
@@ -53,3 +60,34 @@ def _shifts(buffers: Sequence[Mapping[str, Tensor]], mean: str) -> dict[int, Ten
     middle = torch.stack(means).mean(0)
     deviation = (torch.stack(variances).mean(0) + EPSILON).sqrt()
     return {client: (mine - middle) / deviation for client, mine in zip(holders, means, strict=True)}
+
+
+def reestimate_statistics(model: nn.Module, clients: Sequence[Data], batch_size: int = BATCH) -> nn.Module:
+    """A copy of the model whose batch norms have the statistics of all clients' data under its present weights.
+
+    What an averaged model holds are averages of statistics that clients took on the way to other weights. Here all
+    examples, whoever holds them, pass through in batches of a fixed random order, normalised by the batch as in
+    training; a running statistic is the mean of the batches', each by its number of examples. Dropout and all other
+    layers are as in evaluation.
+
+    Args:
+        model: whose weights are used; it stays as it is.
+        clients: their data, in any form that `Federation` takes.
+        batch_size: the larger it is, the nearer are the statistics to those of the whole data.
+    """
+    data = join_examples(check_clients(clients))
+    with scratch_copy(model) as scratch:
+        norms = [m for m in scratch.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        before = [(norm.training, norm.momentum) for norm in norms]
+        for norm in norms:
+            norm.train()
+        seen = 0
+        with torch.no_grad():
+            for _, x, y in batches(scratch, data, batch_size) if norms else ():
+                seen += len(y)
+                for norm in norms:
+                    norm.momentum = len(y) / seen
+                scratch(x)
+        for norm, (training, momentum) in zip(norms, before, strict=True):
+            norm.training, norm.momentum = training, momentum
+        return scratch.train(model.training)
