@@ -19,6 +19,9 @@ Finite = Annotated[Real, Field(ge=-MOST, le=MOST)]
 Whole = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
 Count = Annotated[Whole, Field(ge=0)]
 
+NOT_FINITE = "it holds NaN or infinite numbers"
+"""Why most refused updates are: who reads a run tells these from others."""
+
 
 def _check_refusal(row: dict[str, Any]) -> dict[str, Any]:
     """An update that was not used, if that is what this is."""

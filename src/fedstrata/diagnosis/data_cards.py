@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from fedstrata.diagnosis.evidence import percent_text, times_text
-from fedstrata.diagnosis.input_groups import LEAST, Inputs, Judged, read_part
+from fedstrata.diagnosis.input_groups import LEAST, Inputs, Judged, Part, read_part
 from fedstrata.diagnosis.outliers import FEW
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
@@ -53,16 +53,19 @@ def odd_inputs(saved: SavedRun) -> dict[int, OddInputs]:
 def _inputs(saved: SavedRun, cards: Mapping[int, Mapping[str, Any]]) -> Inputs:
     """What is known of everybody's inputs; of labels by the facts or, where these are no classes, by the cards."""
     whole = {client: read_part(card) for client, card in cards.items()}
-    groups = {
-        client: {name: part for name, group in card.get("groups", {}).items() if (part := read_part(group)).width}
-        for client, card in cards.items()
-    }
+    groups = {client: _read_groups(card, whole[client].width) for client, card in cards.items()}
     table = saved.facts.get("counts", [])
     if table:
         return Inputs(whole, groups, {client: table[client] for client in cards if client < len(table)})
     names = sorted({name for parts in groups.values() for name in parts})
     held = {client: [parts[name].count if name in parts else 0.0 for name in names] for client, parts in groups.items()}
     return Inputs(whole, groups, held if names else {})
+
+
+def _read_groups(card: Mapping[str, Any], width: int) -> dict[str, Part]:
+    """A card's groups; one that has not the card's columns was edited, and does not count."""
+    parts = {name: read_part(group) for name, group in card.get("groups", {}).items()}
+    return {name: part for name, part in parts.items() if part.width == width > 0}
 
 
 def _corrected(score: float, columns: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedstrata.core.results import NOT_FINITE
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.evidence import Evidence, client_text
 from fedstrata.diagnosis.findings import Remedy
@@ -11,7 +12,6 @@ from fedstrata.diagnosis.learning import has_blown_up
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
-from fedstrata.server.validation import NOT_FINITE
 
 LATE = ("did not come", "did not answer", "answers round")
 """Words of a refusal that say that an update was late, or never came."""

@@ -18,10 +18,11 @@ from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.aggregation.strata import reduce_updates
 from fedstrata.core.method import Method
+from fedstrata.core.results import NOT_FINITE
 from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Absence, Assignment, Reducer, Slots, Stratum, Update, replace_fields
-from fedstrata.server.validation import NOT_CARRIED, NOT_FINITE, RoundValidator, believable_flops
+from fedstrata.server.validation import NOT_CARRIED, RoundValidator, believable_flops
 from fedstrata.system.timing import timed
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedstrata import wire
 from fedstrata.core.method import Method
+from fedstrata.core.results import NOT_FINITE
 from fedstrata.core.stacks import Assignments, UpdateStack
 from fedstrata.core.tensors import all_finite, mismatch
 from fedstrata.core.types import Assignment, Slots, Update, Work
 from fedstrata.server.state import Architecture
 
-NOT_FINITE = "it holds NaN or infinite numbers"
 NOT_CARRIED = "its slots hold a type of numbers that messages do not carry"
 COUNT_LIMIT = 2**53
 """Largest number of examples or steps that is believed: every whole number up to it is a float."""
