@@ -79,6 +79,17 @@ def test_clients_are_not_blamed_for_what_a_remedy_brings() -> None:
     assert "does not show that it costs anything" in measured.sentence
 
 
+def test_clients_whom_everybody_needs_explain_nothing() -> None:
+    blamed = Finding("broken-labels", 0.4, "Broken.", {}, clients=(2,))
+    other = Finding("opposed-updates", 0.6, "Opposed.", {}, explained_by=("broken-labels", "label-skew"))
+    without = Reference(name="without client 2", leaves_out=(2,), **gain(-0.004, -0.006, -0.001))
+    first, second = measure_findings([blamed, other], SAVED, tried(references=(without,)))
+    assert first.severity == 0.1
+    assert second.explained_by == ("label-skew",)
+    harmful = without.model_copy(update={"gained": 0.2, "low": 0.1, "high": 0.3})
+    assert measure_findings([blamed, other], SAVED, tried(references=(harmful,)))[1] == other
+
+
 def test_pooled_data_tells_how_much_there_is_to_gain() -> None:
     assert reference_note(None) == []
     (note,) = reference_note(tried(references=(Reference(name="centralised", **gain(0.3, 0.2, 0.4)),)))

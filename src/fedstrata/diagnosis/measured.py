@@ -15,8 +15,17 @@ from fedstrata.runs.tried import Gain, Tried
 
 
 def measure_findings(findings: Sequence[Finding], saved: SavedRun, tried: Tried | None) -> list[Finding]:
-    """The findings with what each costs, by what was tried against it; others stay as they are."""
-    return [finding if tried is None else _measure(finding, saved, tried) for finding in findings]
+    """The findings with what each costs, by what was tried against it; others stay as they are.
+
+    Clients without whom everybody else is worse off explain nothing that is wrong.
+    """
+    if tried is None:
+        return list(findings)
+    measured = [_measure(finding, saved, tried) for finding in findings]
+    needed = {one.name for one in measured if one.clients and one.harm is not None and one.harm.high < 0}
+    return [
+        replace(one, explained_by=tuple(name for name in one.explained_by if name not in needed)) for one in measured
+    ]
 
 
 def _measure(finding: Finding, saved: SavedRun, tried: Tried) -> Finding:
