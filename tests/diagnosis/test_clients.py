@@ -246,6 +246,16 @@ def test_a_client_whose_training_fails_and_who_says_so_is_not_hostile() -> None:
         assert blamed(run([row], facts())) == named
 
 
+@pytest.mark.parametrize(("method", "named"), [("scaffold", {}), ("fedprox(mu=0.1)", {"hostile-updates": (3,)})])
+def test_steps_by_control_variates_need_not_lower_the_clients_own_loss(method: str, named: Any) -> None:
+    """With a cosine of -0.15, which accuses nobody by itself."""
+    row = visits(cosine=odd(0.1, -0.15), loss=[0.15] * 8) | exchanged(
+        own_after=odd(0.1, 1.5), shared_after=odd(0.1, 1.5)
+    )
+    saved = run([row], facts())
+    assert blamed(replace(saved, config={**saved.config, "method": method})) == named
+
+
 def test_an_honest_client_may_go_another_way() -> None:
     """Its update lowers the loss on its own examples, as training does: a note says why it is rare, and no more."""
     counts = [[100] * 10 if k != 3 else [1000, *[0] * 9] for k in CROWD]

@@ -43,7 +43,9 @@ from fedstrata.diagnosis.outliers import (
 from fedstrata.diagnosis.refusals import refused_updates
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import REPORTED, SLIGHT, STANDING, THRESHOLDS
+from fedstrata.errors import UsageError
 from fedstrata.runs.reader import SavedRun
+from fedstrata.techniques import method
 
 CERTAIN = 2.33
 """Standard errors that a client's loss must exceed the others' by, which happens once in a hundred by chance: the loss
@@ -273,6 +275,18 @@ def _rises(row: Mapping[str, Any]) -> dict[int, float]:
     return {client: after[client] - own[client] for client in own.keys() & after.keys()}
 
 
+def is_steered(saved: SavedRun) -> bool:
+    """Whether local steps go by more than the client's own loss, which they then need not lower: control variates.
+
+    That is so where a technique sends something along, or has clients remember something.
+    """
+    try:
+        steered = method(saved.method)
+    except UsageError:
+        return True  # somebody's own technique, of which nothing is known here
+    return any(any(steered.at(door)) for door in ("send", "validate_memory"))
+
+
 def opposed_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     """Client → (score, why) of those whose updates go against everybody's, though their own loss says otherwise."""
     rows = recent_rows(saved, "visits")
@@ -284,7 +298,7 @@ def opposed_clients(saved: SavedRun) -> dict[int, tuple[float, str]]:
     )
     middle = median(cosines.values()) if cosines else 0.0
     own, after = _exchanged(saved, "own"), _exchanged(saved, "own_after")
-    rises = over_rounds(_rises(row) for row in recent_rows(saved, "exchange"))
+    rises = {} if is_steered(saved) else over_rounds(_rises(row) for row in recent_rows(saved, "exchange"))
     usual = max(median(rises.values()), 0.0) if rises else 0.0
     told: dict[int, tuple[float, str]] = {}
     for client, score in scores.items():
