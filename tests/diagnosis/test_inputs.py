@@ -94,6 +94,21 @@ def test_the_largest_of_many_columns_counts_for_less() -> None:
     assert scores[30] == pytest.approx((scores[1] ** 2 - 6.802) ** 0.5, rel=1e-3)
 
 
+def test_a_column_that_hardly_varies_anywhere_accuses_nobody() -> None:
+    """The corners of pictures: five of eight clients each have one grey pixel where all others have none.
+
+    Together they would be most clients, of whom nobody is named, and hide the one whose inputs are multiplied.
+    """
+    cards = []
+    for client in range(8):
+        std = [1.0] * 20 + [0.0] * 8
+        if client < 5:
+            std[20 + client] = 0.05
+        cards.append({**card(), "mean": [0.0] * 28, "std": [s * (255 if client == 6 else 1) for s in std]})
+    assert blamed(facts(cards=cards)) == (6,)
+    assert blamed(facts(cards=cards[:6])) == ()
+
+
 def columns(count: int, mean: float) -> dict[str, Any]:
     return {**card(), "mean": [mean, *[0.0] * (count - 1)], "std": [1.0] * count}
 

@@ -84,11 +84,22 @@ def _by_scale(inputs: Inputs) -> dict[int, OddInputs]:
             continue
         for at, scores in enumerate(judged):
             if client in scores and scores[client][0] > 0:
-                score, apart = scores[client]
+                score, apart = _beyond_usual(scores[client], inputs, part, at)
                 where = "" if len(judged) == 1 else f" in column {at}"
                 score = _corrected(score, len(judged))
                 _keep(found, client, _multiplied(score, math.exp(apart), where, part.std[at]))
     return found
+
+
+def _beyond_usual(judged: tuple[float, float], inputs: Inputs, part: Part, at: int) -> tuple[float, float]:
+    """What is left of a score and a distance where only what exceeds the usual deviation counts.
+
+    In a column that hardly varies anywhere, such as the corner of a picture, a single number makes a hundred times of
+    nothing.
+    """
+    score, apart = judged
+    own = math.log(max((part.std[at] or 0.0) / inputs.usual(at), 1.0))
+    return (score, apart) if own >= apart else (score * own / apart, own)
 
 
 def _all_columns(client: int, inputs: Inputs, judged: Sequence[Judged]) -> OddInputs | None:
