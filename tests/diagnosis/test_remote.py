@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from fedstrata.config.identity import AT_SITES
+from fedstrata.config.schema import Settings
 from fedstrata.diagnosis import diagnose
-from fedstrata.diagnosis.remedies import AT_SITES, RemedyBuilder
+from fedstrata.diagnosis.remedies import RemedyBuilder
+from fedstrata.errors import UsageError
 from tests.diagnosis.test_diagnosis import facts, odd, run, visits
 
 
@@ -37,9 +41,11 @@ def test_what_a_flower_server_refuses_is_said_in_words() -> None:
 
 def test_the_settings_are_those_that_the_server_refuses() -> None:
     pytest.importorskip("flwr")
-    from fedstrata.flower.server import AT_HOME
+    from fedstrata.flower import server_app
 
-    assert AT_SITES == AT_HOME
+    for name in AT_SITES:
+        with pytest.raises(UsageError, match=f"'{name}' has no meaning here"):
+            server_app(torch.nn.Linear(2, 2), **{name: Settings.model_fields[name].default})
 
 
 @pytest.mark.parametrize(

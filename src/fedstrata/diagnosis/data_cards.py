@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from fedstrata.diagnosis.evidence import percent_text, times_text
+from fedstrata.diagnosis.evidence import absent_clients, percent_text, times_text
 from fedstrata.diagnosis.input_groups import LEAST, Inputs, Judged, Part, read_part
 from fedstrata.diagnosis.outliers import FEW
 from fedstrata.diagnosis.thresholds import THRESHOLDS
@@ -34,8 +34,8 @@ class OddInputs:
 
 def odd_inputs(saved: SavedRun) -> dict[int, OddInputs]:
     """Client → what is most unlike about its inputs; without clients that have no card, and if few have one."""
-    absent = str(saved.config.get("without") or "").split(",")
-    cards = {c: card for c, card in enumerate(saved.facts.get("cards", ())) if card and str(c) not in absent}
+    absent = absent_clients(saved)
+    cards = {c: card for c, card in enumerate(saved.facts.get("cards", ())) if card and c not in absent}
     if len(cards) < FEW:
         return {}
     inputs = _inputs(saved, cards)

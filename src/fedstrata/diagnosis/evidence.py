@@ -77,6 +77,11 @@ def is_remote(saved: SavedRun) -> bool:
     return saved.config.get("engine") == "flower"
 
 
+def absent_clients(saved: SavedRun) -> set[int]:
+    """Whom the run does without; run.toml may have been edited."""
+    return {int(c) for c in str(saved.config.get("without") or "").split(",") if c.strip().isdecimal()}
+
+
 def recent_rounds(saved: SavedRun, probe: str) -> list[Any]:
     """What a probe found in the last third of its rounds, and in the last three at least."""
     found = list(saved.series(probe).values())

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedstrata.config.identity import ENGINE_FIELDS
+from fedstrata.config.identity import AT_SITES
 from fedstrata.config.schema import RunConfig, Settings, validate_values
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parameters, parse_call, text_of
 from fedstrata.core.technique import non_default_fields
-from fedstrata.diagnosis.evidence import is_remote, trained_strata
+from fedstrata.diagnosis.evidence import absent_clients, is_remote, trained_strata
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS, build_model
@@ -46,17 +46,13 @@ SHALLOW = ("resnet34", "resnet26", "resnet18", "resnet14", "resnet10", "resnet8"
 """What a network may be replaced by, from deep to shallow; of its own kind."""
 
 
-AT_SITES = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples", "standardise", "without"}
-"""Settings that a Flower server refuses: they need the clients' data, or say how to train them on the server."""
-
-
 class RemedyBuilder:
     """Builds remedies for one run: each is checked against the run's method and model, and None if it does not fit."""
 
     def __init__(self, saved: SavedRun) -> None:
         self.config = saved.config
         self.facts = saved.facts
-        self.remote = is_remote(saved)
+        self.remote, self.absent = is_remote(saved), absent_clients(saved)
 
     @cached_property
     def own(self) -> Method | None:
@@ -127,8 +123,7 @@ class RemedyBuilder:
 
     def leave_out(self, clients: Sequence[int]) -> Remedy | None:
         """The run without some of its clients, beside those that it does without already."""
-        absent = {int(c) for c in str(self.config.get("without") or "").split(",") if c.strip().isdecimal()}
-        together = ",".join(map(str, sorted(absent | {*clients})))
+        together = ",".join(map(str, sorted(self.absent | {*clients})))
         if self.remote:
             sites = "the site of client" if len(clients) == 1 else "the sites of clients"
             numbers = ", ".join(map(str, clients))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedstrata import techniques
-from fedstrata.config.identity import ENGINE_FIELDS
+from fedstrata.config.identity import AT_SITES
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, validate_settings, validate_values
 from fedstrata.core.method import Method
@@ -40,9 +40,6 @@ from fedstrata.server.validation import UpdateValidator
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
-
-AT_HOME = ENGINE_FIELDS | {"eval_clients", "faults", "holdout", "probe_examples", "standardise", "without"}
-"""Settings that need the clients' data, or say how to train them, on the server."""
 
 
 def server_app(
@@ -154,7 +151,7 @@ class ServerSpec:
         given = validate_values(Given, {name: said.get(name, value) for name, value in self.given.items()}).model_dump()
         settings = {**self.settings, **{name: said[name] for name in Settings.model_fields if name in said}}
         for name in settings:
-            if name in AT_HOME:
+            if name in AT_SITES:
                 raise UsageError(f"'{name}' has no meaning here: clients and their data are at other sites")
             if name not in Settings.model_fields:
                 raise UsageError(f"there is no setting '{name}'{did_you_mean(name, Settings.model_fields)}")

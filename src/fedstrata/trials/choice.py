@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedstrata.config.schema import parse_clients
 from fedstrata.core.method import Method
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy
+from fedstrata.diagnosis.evidence import absent_clients
 from fedstrata.errors import UsageError
 from fedstrata.faults import parse_faults, write_faults
 from fedstrata.faults.fault import SHARE, acts
@@ -137,12 +138,7 @@ def _leaves_out(changes: Mapping[str, Any], saved: SavedRun) -> tuple[int, ...]:
     """Whom a change leaves out, beside those that the run does without; nobody if it changes anything else."""
     if changes.keys() != {"without"}:
         return ()
-    return tuple(sorted({*parse_clients(changes["without"])} - _absent_clients(saved)))
-
-
-def _absent_clients(saved: SavedRun) -> set[int]:
-    """Whom the run does without; run.toml may have been edited."""
-    return {int(c) for c in str(saved.config.get("without") or "").split(",") if c.strip().isdecimal()}
+    return tuple(sorted({*parse_clients(changes["without"])} - absent_clients(saved)))
 
 
 def guilty_clients(diagnosis: Diagnosis) -> tuple[int, ...]:
@@ -154,7 +150,7 @@ def guilty_clients(diagnosis: Diagnosis) -> tuple[int, ...]:
 def _references(diagnosis: Diagnosis, saved: SavedRun, pinned: Mapping[str, Any]) -> Iterator[Trial]:
     """Pooled data, and everybody but the clients that are named."""
     guilty = guilty_clients(diagnosis)
-    others = {"without": ",".join(map(str, sorted({*guilty, *_absent_clients(saved)})))} if guilty else {}
+    others = {"without": ",".join(map(str, sorted({*guilty, *absent_clients(saved)})))} if guilty else {}
     whom = f"without client{'s' * (len(guilty) > 1)} {', '.join(map(str, guilty))}"
     if not _is_centralised(saved.method):
         data = _data_faults(pinned.get("faults"))
