@@ -14,7 +14,7 @@ from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.run import open_run
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.tried import read_tried
-from fedstrata.trials import Budget, Trial, choose_trials, summarise_trials, tried_text, try_federation
+from fedstrata.trials import Budget, Trial, choose_trials, summarise_trials, tried_text, try_federation, try_remedies
 from fedstrata.trials.outcome import Guessing, TrialScore, judge_gain
 from tests.small_runs import config, fedstrata, one_sentence
 
@@ -84,6 +84,19 @@ def test_faults_of_updates_are_no_part_of_pooled_data() -> None:
     trials, _ = choose_trials(Diagnosis("run", "fedavg", ()), saved, 1, ())
     assert trials[0].changes == {"faults": "signflip(clients=(1,)) + inputs(clients=(2,))"}
     assert trials[1].changes["faults"] == "inputs(clients=(2,))"
+
+
+def test_clients_of_different_depth_are_tried_like_others(tmp_path: Path) -> None:
+    """Who pools everybody's data has the deepest of the models."""
+    archs = {"archs": "resnet10(width=2); resnet18(width=2)", "method": "heteroavg", "model": ""}
+    given = {**PLANTED, **archs, "clients": 4, "rounds": 1, "epochs": 1, "steps": 1, "probe": "visits"}
+    open_run(config(**given | {"faults": "inputs(gain=255, clients=(3,))"}), tmp_path / "run").fit()
+    saved = SavedRun.read(tmp_path / "run")
+    finding = Finding("broken-inputs", 1.0, "", {}, (remedy(without="3"),), (), (3,))
+    tried = try_remedies(tmp_path / "run", Diagnosis("run", "heteroavg", (finding,)), Budget(1, 1, 1))
+    assert saved.config["archs"]
+    assert all(one.scores[0] is not None for one in (*tried.references, *tried.remedies))
+    assert [one.name for one in tried.references] == ["centralised, without client 3"]
 
 
 # What it says -------------------------------------------------------------------------------------------------

@@ -155,8 +155,7 @@ def _references(diagnosis: Diagnosis, saved: SavedRun, pinned: Mapping[str, Any]
     if not _is_centralised(saved.method):
         data = _data_faults(pinned.get("faults"))
         name = f"centralised, {whom}" if guilty else "centralised"
-        given = {**pinned, **others, "faults": data, "method": "centralised", "buffers": None, "archs": None}
-        given = {n: v for n, v in given.items() if n != "archs" or saved.config.get("archs")}
+        given = {**pinned, **others, "faults": data, "method": "centralised", "buffers": None}
         yield Trial("reference", name, {n: v for n, v in given.items() if n != "faults" or pinned.get("faults")})
     if guilty:
         yield Trial("reference", whom, {**pinned, **others}, leaves_out=guilty)
