@@ -43,6 +43,13 @@ def positive(what: str, **values: float) -> None:
             raise UsageError(f"{what}'s {name} must be above 0, not {value}")
 
 
+def whole_number(what: str, least: int, **values: int) -> None:
+    """Refuse settings that are not whole numbers of at least so much."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{what}'s {name} must be a whole number, {least} or more, not {value!r}")
+
+
 def one_of(what: str, choices: Sequence[str], **values: object) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():

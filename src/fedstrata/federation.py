@@ -171,6 +171,7 @@ class Federation:
             self.method.centralised,
             drop_single=normalises_batches(setup.models[""]),
             without=s.left_out,
+            newcomers=s.newcomers,
         )
 
     def _build_server(self, setup: Setup) -> Server:

@@ -29,7 +29,7 @@ from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Keep, Pace, Pull, Turn
+from tests.contract.standins import Limit, Pace, Pull, Turn
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -327,7 +327,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "output": (FedRS(),),
     "scale": (Pace(),),
     "gradient elsewhere": (FedSpeed(),),
-    "memory": (Keep(limit=0.05),),
+    "memory": (Limit(limit=0.05),),
     "one layer at a time": (Turn(), Pull(mu=0.5)),
     "mean over rows": (Moon(),),
     "mean over rows, a layer's output": (Moon(stage="0"), Scaffold()),
@@ -341,7 +341,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "a pass over all examples": (FedNLR(),),
     "a pass with a model of one's own": (FedNLR(), OwnBody()),
     "server": (FedNova(), FedAvgM()),
-    "many": (Pull(mu=0.5), Scaffold(), FedRS(), Pace(), FedDyn(), Keep(limit=0.05), FedNova(), Turn()),
+    "many": (Pull(mu=0.5), Scaffold(), FedRS(), Pace(), FedDyn(), Limit(limit=0.05), FedNova(), Turn()),
 }
 
 
@@ -370,7 +370,7 @@ def test_techniques_beside_dropout(method: str, how: dict[str, Any]) -> None:
 
 
 def test_what_clients_remember_equals() -> None:
-    settings: dict[str, Any] = {"method": fs.chain(Scaffold(), Keep()), "rounds": 4}
+    settings: dict[str, Any] = {"method": fs.chain(Scaffold(), Limit()), "rounds": 4}
     found, reference = run(**settings, engine="vmap"), run(**settings, engine="serial")
     compared = 0
     for client in range(len(SIZES)):
@@ -634,7 +634,7 @@ def test_a_client_does_not_feel_who_is_beside_it(method: str) -> None:
 
 
 def test_stopped_and_resumed(tmp_path: Any) -> None:
-    settings: dict[str, Any] = {"engine": "vmap", "method": fs.chain(Scaffold(), Keep()), "rounds": 4}
+    settings: dict[str, Any] = {"engine": "vmap", "method": fs.chain(Scaffold(), Limit()), "rounds": 4}
     whole = run(**settings)
     stopped = federation(**settings, out=tmp_path / "run", checkpoint_seconds=0)
     rounds = stopped.rounds()

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedstrata.core.technique import Technique
+from fedstrata.techniques.apfl import APFL
 from fedstrata.techniques.ccvr import CCVR
+from fedstrata.techniques.ditto import Ditto
 from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.fedbabu import FedBABU
+from fedstrata.techniques.fedbn import FedBN
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -15,10 +19,15 @@ from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedstrata.techniques.fedpart import FedPart
+from fedstrata.techniques.fedper import FedPer
 from fedstrata.techniques.fedprox import FedProx
+from fedstrata.techniques.fedrep import FedRep
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
+from fedstrata.techniques.keep import Keep
+from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.references import Centralised, Local
@@ -37,6 +46,7 @@ class Row:
         refits: parameters that it changes on the server although no client trained them.
         idle: True if it changes nothing where all clients have the same model.
         serial: why many clients cannot be trained with it at once; empty if they can.
+        like: the technique that it is with other settings, which pairs are asked of in its place.
     """
 
     technique: Technique
@@ -45,12 +55,13 @@ class Row:
     refits: frozenset[str] = frozenset()
     idle: bool = False
     serial: str = ""
+    like: str = ""
 
 
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
-    Row(standins.Keep(limit=0.01), standins.Keep(limit=1e9), order_free=False),
+    Row(standins.Limit(limit=0.01), standins.Limit(limit=1e9), order_free=False),
     Row(FedProx(mu=0.5), FedProx(mu=0.0)),
     Row(Scaffold(), None),
     Row(FedNova(), None),
@@ -72,6 +83,15 @@ ROWS = [
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
     Row(Perturb(), Perturb(noise=0.0)),
+    Row(Keep(), Keep(strata=())),
+    Row(FedPer(), None, like="keep"),
+    Row(FedBN(), None, like="keep"),
+    Row(LGFedAvg(), None, like="keep"),
+    Row(FedRep(head_epochs=2), None),
+    Row(FedBABU(epochs=1), None, like="finetune"),
+    Row(FineTune(epochs=1), FineTune(epochs=0), idle=True),
+    Row(Ditto(lambda_=0.5), Ditto(lambda_=0.0), idle=True),
+    Row(APFL(), APFL(alpha=0.0), idle=True, like="ditto"),
     Row(Centralised(), None),
     Row(Local(), None),
 ]

@@ -62,10 +62,10 @@ class Pace(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep(Technique):
+class Limit(Technique):
     """Doors memory and `needs_deltas`: a client remembers its last delta; the server limits the largest (as Krum)."""
 
-    name: ClassVar[str] = "keep"
+    name: ClassVar[str] = "limit"
     vectorises: ClassVar[bool] = True
     needs_deltas: ClassVar[bool] = True
     limit: float = 1.0

@@ -20,7 +20,7 @@ import fedstrata as fs
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Keep
+from tests.contract.standins import Limit
 from tests.engines.worlds import check_same, children, federation, flat, points, run
 from tests.small_runs import fedstrata, one_sentence, options
 
@@ -89,7 +89,7 @@ def plain(client: int) -> list[Any]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_once_leaves_no_trace(tmp_path: Path, how: signal.Signals, workers: int) -> None:
     """With memories and states, which must not be written twice."""
-    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Keep(limit=0.05))}
+    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Limit(limit=0.05))}
     marker = tmp_path / "dead"
     clients = with_client(2, Fatal(flat()[2], how, marker))
     found = run(clients=clients, engine="processes", workers=workers, **settings)
@@ -230,7 +230,7 @@ def test_a_run_can_go_on_after_its_workers_died(tmp_path: Path) -> None:
                 die(signal.SIGKILL)
             return self.x[index], int(self.y[index])
 
-    settings: dict[str, Any] = {"participation": 1.0, "rounds": 4, "eval_every": 4, "method": fs.chain(Keep())}
+    settings: dict[str, Any] = {"participation": 1.0, "rounds": 4, "eval_every": 4, "method": fs.chain(Limit())}
     clients = with_client(4, Later(flat()[4], 0))
     fed = federation(clients=clients, engine="processes", workers=2, out=tmp_path / "run", **settings)
 

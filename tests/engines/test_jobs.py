@@ -17,7 +17,7 @@ from fedstrata.engines import pool
 from fedstrata.engines.processes import Processes
 from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory
 from fedstrata.engines.worker import _ResultWriter
-from tests.contract.standins import Keep, Turn
+from tests.contract.standins import Limit, Turn
 from tests.engines.worlds import SIZES, check_same, convnet, federation, flat, pictures, run, staged
 
 Worlds = dict[str, Callable[[], dict[str, Any]]]
@@ -33,7 +33,7 @@ WORLDS: Worlds = {
     "running statistics": images,
     "own running statistics": lambda: {**images(), "method": "fedavg(buffers='local')"},
     "control variates": lambda: {"method": "scaffold"},
-    "one layer at a time": lambda: {"method": fs.chain(Turn(), Keep(limit=0.05))},
+    "one layer at a time": lambda: {"method": fs.chain(Turn(), Limit(limit=0.05))},
     "noise on what travels": lambda: {"method": "perturb(noise=0.3)"},
     "only a part travels": lambda: {"method": "local"},
     "all deltas are needed": lambda: {"method": "fednova + fedavgm"},

@@ -31,7 +31,7 @@ from fedstrata.engines import ray as actors
 from fedstrata.engines.tensor_store import OwnMemory, SegmentedMemory, SharedMemory, plan_layout
 from fedstrata.run import deal, models_of, open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Keep
+from tests.contract.standins import Limit
 from tests.engines.worlds import EIGHT, check_same, convnet, federation, flat, pictures, points, run, seeded, staged
 from tests.forks import SERVER, write_script
 from tests.small_runs import LONG, fedstrata, one_sentence, options, process
@@ -163,7 +163,7 @@ def mixed(method: str) -> dict[str, Any]:
     ("world", "workers"),
     [
         (lambda: {**images(), "method": "fedavg(buffers='local') + fedpart(warmup=1) + fednlr"}, 1),
-        (lambda: {"model": two_types(), "method": fs.chain(Scaffold(), Keep(limit=0.05)), "participation": 1.0}, 2),
+        (lambda: {"model": two_types(), "method": fs.chain(Scaffold(), Limit(limit=0.05)), "participation": 1.0}, 2),
         (lambda: {"model": staged(), "method": EIGHT, "rounds": 5}, 2),
         (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
@@ -292,7 +292,7 @@ def test_an_actor_that_dies_leaves_no_trace(tmp_path: Path, on_ray: dict[str, An
     With memories and states, which must not be written twice.
     """
     doomed = Doomed(main=os.getpid(), marker=str(tmp_path / "dead"))
-    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Keep(limit=0.05), doomed)}
+    settings: dict[str, Any] = {"participation": 1.0, "method": fs.chain(Scaffold(), Limit(limit=0.05), doomed)}
     fed = federation(**settings, **on_ray, workers=2)
     killed = []
 

@@ -17,7 +17,7 @@ import fedstrata as fs
 from fedstrata.engines import pool, processes
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.rows import ROWS, Row
-from tests.contract.standins import Keep
+from tests.contract.standins import Limit
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -77,7 +77,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "target": lambda: {"target": 0.3, "rounds": 6},
     "stop at target": lambda: {"target": 0.6, "stop_at_target": True, "rounds": 20, "lr": 0.2},
     "large test set": lambda: {"test": points(1300, 99)},  # of three batches
-    "states and memories": lambda: {"method": fs.chain(Scaffold(), Keep(limit=0.05)), "rounds": 4},
+    "states and memories": lambda: {"method": fs.chain(Scaffold(), Limit(limit=0.05)), "rounds": 4},
 }
 
 
@@ -166,7 +166,7 @@ def test_resuming_with_another_number_of_workers(tmp_path: Path, buffers: Any) -
     out = tmp_path / "run"
     settings = {
         "model": staged(),
-        "method": fs.chain(Scaffold(), Keep(limit=0.05), buffers=buffers),
+        "method": fs.chain(Scaffold(), Limit(limit=0.05), buffers=buffers),
         "rounds": 6,
         "checkpoint_seconds": 0,
     }
@@ -284,7 +284,7 @@ def test_many_small_updates_wait_within_a_usual_limit_of_open_files(tmp_path: Pa
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_many_clients_of_unequal_size_in_a_narrow_window(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [60 if client % 9 == 8 else 1 + client % 4 for client in range(40)]
-    settings: dict[str, Any] = {"clients": flat(*sizes), "participation": 1.0, "method": fs.chain(Keep(), Scaffold())}
+    settings: dict[str, Any] = {"clients": flat(*sizes), "participation": 1.0, "method": fs.chain(Limit(), Scaffold())}
     reference = run(**settings, engine="serial")
     monkeypatch.setattr(pool, "AHEAD_BYTES", 0)
     found = run(**settings, engine="processes", workers=workers)
@@ -306,7 +306,7 @@ def test_models_much_larger_than_their_data() -> None:
     settings: dict[str, Any] = {
         "model": model,
         "rounds": 2,
-        "method": fs.chain(Keep()),
+        "method": fs.chain(Limit()),
         "optimizer": "adam",
         "lr": 1e-3,
     }
@@ -335,7 +335,7 @@ def test_messages_longer_than_a_pipe(engine: str) -> None:
         "clients": flat(*[2] * 20),
         "participation": 1.0,
         "rounds": 2,
-        "method": fs.chain(Scaffold(), Keep()),
+        "method": fs.chain(Scaffold(), Limit()),
     }
     reference = run(**settings, engine="serial" if engine == "processes" else "vmap")
     check_same(run(**settings, engine=engine, workers=2), reference)
@@ -363,7 +363,7 @@ def test_sub_models_of_very_different_size() -> None:
 
 def test_nothing_that_was_handed_out_changes_later() -> None:
     """States and memories of earlier rounds are the server's own, not views of what workers write into."""
-    fed = federation(engine="processes", workers=2, rounds=4, method=fs.chain(Scaffold(), Keep()), model=staged())
+    fed = federation(engine="processes", workers=2, rounds=4, method=fs.chain(Scaffold(), Limit()), model=staged())
     seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
     memories: list[tuple[Any, Any]] = []
     for _ in fed.rounds():

@@ -16,7 +16,7 @@ from torch.utils.backend_registration import rename_privateuse1_backend
 
 import fedstrata as fs
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Keep
+from tests.contract.standins import Limit
 from tests.engines.worlds import EIGHT, SIZES, check_close, check_same, convnet, flat, noisy, pictures, run
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -58,7 +58,7 @@ def main() -> None:
     for world in worlds:
         check_same(run(**world, engine="serial", device="toy:1"), run(**world, engine="serial"))
     print("serial")
-    remembering: dict[str, Any] = {"method": fs.chain(Scaffold(), Keep(limit=0.05)), "rounds": 4}
+    remembering: dict[str, Any] = {"method": fs.chain(Scaffold(), Limit(limit=0.05)), "rounds": 4}
     found = run(**remembering, engine="processes", workers=2, device="toy:1,toy:0")
     check_same(found, run(**remembering, engine="serial"))
     print("processes")

@@ -34,7 +34,7 @@ from fedstrata.flower.transport import Transport
 from fedstrata.runs.reader import SavedRun
 from fedstrata.tasks.registry import build_task
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.standins import Keep
+from tests.contract.standins import Limit
 from tests.engines.worlds import EIGHT, check_same, points, staged
 from tests.small_runs import edit, strays
 
@@ -122,12 +122,21 @@ def test_several_clients_at_one_site() -> None:
 
 
 def test_a_method_of_ones_own() -> None:
-    mine = fs.chain(Keep(limit=0.05), Scaffold())
+    mine = fs.chain(Limit(limit=0.05), Scaffold())
     check_same(silos(grid(method=mine), method=mine), serial(method=mine))
     refused = silos(grid(method=fs.method("fedavg")), method=mine, rounds=1).records[0].refused
     assert {row["why"] for row in refused} == {
         "it says: this site runs the method 'fedavg', and the server another one"
     }
+
+
+@pytest.mark.parametrize("method", ["fedper + scaffold", "fedrep(head_epochs=1)", "ditto", "fedprox + finetune"])
+def test_what_stays_at_a_site(method: str) -> None:
+    """Heads, models of its own, and what is trained after the last round: the server never has them."""
+    found = silos(grid(), method=method, **({"test": None} if fs.method(method).incomplete else {}))
+    reference = serial(method=method)
+    assert all(torch.equal(t, found.state.params[n]) for n, t in reference.state.params.items())
+    assert [r.train_loss for r in found.records] == [r.train_loss for r in reference.records]
 
 
 def test_nothing_but_numbers_and_settings_leaves_a_site() -> None:
@@ -504,6 +513,8 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"method": "fedavgg"}, "did you mean"),
         ({"method": "local"}, "'local' is a reference"),
         ({"method": "centralised"}, "'centralised' is a reference"),
+        ({"method": "fedper", "test": points(4, 0)}, "'fedper' keeps parts of the model at the sites"),
+        ({"newcomers": 0.2}, "'newcomers' has no meaning here"),
         ({"probe": "visits cka"}, "the probe 'cka' has no meaning here"),
         ({"probe": "visits", "secure": True}, "the server sees no client's update"),
         ({"probe_examples": 9}, "'probe_examples' has no meaning here"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,19 @@ def fairness_text(found: Fairness, metric: str, names: Sequence[str] = ()) -> st
     )
 
 
+def clients_rows(history: History, metric: str, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """What there is to say of clients that are judged for themselves, line by line."""
+    if history.fairness is not None:
+        own = "" if history.global_fairness is None else "own models: "
+        yield "clients", own + fairness_text(history.fairness, metric, names)
+    if history.global_fairness is not None:
+        yield "", f"the global model: {fairness_text(history.global_fairness, metric, names)}"
+    if history.newcomers:
+        kinds = {"global": "the global model", "own": "own models"}
+        told = [f"{kinds[kind]} {metric_text(metric, score)}" for kind, score in history.newcomers.items()]
+        yield "newcomers", ", ".join(reversed(told))
+
+
 def summary(history: History, out: Path | None, report: bool = False, names: Sequence[str] = ()) -> Group:
     """The end of a run: a table of its course, its totals, and where its files are; `names` are the clients'."""
     facts = Table.grid(padding=(0, 2))
@@ -136,8 +149,8 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     others = [f"{metric_title(n)} {metric_text(n, v)}" for n, v in s["metrics"].items() if n != metric]
     if others:
         facts.add_row("also", ", ".join(others))
-    if history.fairness is not None:
-        facts.add_row("clients", fairness_text(history.fairness, metric, names))
+    for title, told in clients_rows(history, metric, names):
+        facts.add_row(title, told)
     if s["target"] is not None:
         reached = s["rounds_to_target"]
         told = f"reached in round {reached}" if reached else "not reached"

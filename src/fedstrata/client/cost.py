@@ -32,7 +32,7 @@ class CostMeter:
         a = visit.assignment
         self.total = 0
         self._visit, self._known = visit, visit.context.flops
-        self._plan = (a.arch, a.trains)
+        self._plan = (a.arch, a.trains, a.is_after_training)
         self._estimate: FlopEstimate | None = None
         self._steps: dict[Any, int] | None = None
 

@@ -72,7 +72,7 @@ class ClientGroup:
     def kind(self) -> tuple[Any, ...]:
         """What decides how such a visit is computed."""
         a = self.template
-        plan = a.arch, a.trains, a.uploads, replace(a.work, lr=0.0)
+        plan = a.arch, a.trains, a.uploads, a.is_after_training, replace(a.work, lr=0.0)
         return *plan, structure_of(a.slots), self.memories.structures[0]
 
     def visit(self, place: int) -> ClientVisit:
@@ -180,3 +180,9 @@ class SharedAssignment(Assignment):
         if name in ("round", "client", "seed"):
             raise UsageError(f"a technique that vectorises cannot read its assignment's {name}: many clients share it")
         return super().__getattribute__(name)
+
+    @property
+    def is_after_training(self) -> bool:
+        """The same in all rounds that share it."""
+        there = vars(self)
+        return bool(there["round"] >= there["rounds"])

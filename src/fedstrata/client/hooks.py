@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ModelReplica
+from fedstrata.client.personal import personal_names
 from fedstrata.core.method import Method
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
@@ -24,10 +25,13 @@ class HookSet:
     Args:
         hooks: by technique.
         pack: what techniques make of their slots before these travel.
+        kept: parameters that train and do not travel: no technique corrects or sums up their gradients, since what it
+            would pull them towards is not theirs; steps in which nothing else trains are none of their affair.
     """
 
     hooks: Mapping[str, Hooks]
     pack: Mapping[str, Callable[[Tensors], Tensors]] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
 
     def all(self, kind: str) -> list[Any]:
         """Every technique's hook of a kind, left to right, where there is one."""
@@ -56,18 +60,28 @@ class HookSet:
         """What the techniques sum up over the steps, one step later."""
         if not self._tallies:
             return tallies
+        grads = self._shared(grads)
+        if self.kept and not grads:
+            return tallies
         return {n: tally(tallies.get(n, {}), grads, batch) for n, tally in self._tallies.items()}
+
+    def _shared(self, grads: Tensors) -> Tensors:
+        """The gradients of what travels."""
+        return {n: g for n, g in grads.items() if n not in self.kept} if self.kept else grads
 
     def correct_gradients(self, grads: Tensors, batch: Batch, own: bool = False) -> Tensors:
         """The gradients with every technique's correction, each computed from the raw gradients, added.
 
         Where the gradients are the caller's `own` it may be done in place, if no correction can hold them.
         """
-        terms = [correct(grads, batch) for correct in self._corrections]
+        shared = self._shared(grads)
+        if self.kept and not shared:
+            return grads
+        terms = [correct(shared, batch) for correct in self._corrections]
         plus = add_ if own and {*map(type, terms)} <= {Times} else add
         for term in terms:
-            grads = plus(grads, term.tensors, term.factor) if isinstance(term, Times) else plus(grads, term)
-        return grads
+            shared = plus(shared, term.tensors, term.factor) if isinstance(term, Times) else plus(shared, term)
+        return {**grads, **shared} if self.kept else shared
 
     def step_scales(self, moved: Tensors) -> list[Tensor] | None:
         """The product of the techniques' scales for each parameter that moves, or None where nobody scales."""
@@ -167,5 +181,5 @@ def build_hooks(
     method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots, answers: Answers
 ) -> HookSet:
     """Every technique's hooks for a visit; what they pack is left to the caller where a view is not of one client."""
-    views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.at("local")}
-    return HookSet({t.name: t.local(view) for t, view in views.items()})
+    views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.acting("local", a)}
+    return HookSet({t.name: t.local(view) for t, view in views.items()}, kept=frozenset(personal_names(a)))

@@ -12,7 +12,7 @@ from fedstrata.client.dense import known_chain
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import open_view
 from fedstrata.client.padded_batches import find_pool
-from fedstrata.client.visit import personal_names
+from fedstrata.client.personal import is_personal
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.stacks import UpdateStack
 from fedstrata.core.technique import ClientView, Technique, overrides
@@ -59,7 +59,8 @@ def _draw_normal(streams: Sequence[torch.Generator], shape: Sequence[int], dtype
 
 def open_views(group: ClientGroup) -> dict[Technique, list[ClientView]]:
     """Each client's own view, for techniques that draw random numbers in the steps, or pack what they send."""
-    chosen = [t for t in group.context.method.at("local") if overrides(t, "draws") or overrides(t, "pack")]
+    local = group.context.method.acting("local", group.template)
+    chosen = [t for t in local if overrides(t, "draws") or overrides(t, "pack")]
     visits = [group.visit(place) for place in range(len(group))] if chosen else []
     return {t: [visit.open_view(t) for visit in visits] for t in chosen}
 
@@ -143,7 +144,8 @@ class GroupPasses:
         """Everybody's inputs, client after client; None where they cannot go through the model as one batch."""
         group = self._group
         few = sum(group.examples_of_each) <= ROWS_AT_ONCE
-        if not few or personal_names(group.template) or known_chain(group) is None:
+        own = is_personal(group.template, group.memories.structures[0])
+        if not few or own or known_chain(group) is None:
             return None
         everything = [torch.arange(count) for count in group.examples_of_each]
         pool = find_pool(group)

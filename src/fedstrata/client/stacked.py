@@ -14,8 +14,8 @@ from fedstrata.client.gram import GramLayer, saves_work
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import PaddedBatches, StepBatch, find_pool
+from fedstrata.client.personal import is_personal
 from fedstrata.client.step import LocalSteps, is_plain
-from fedstrata.client.visit import personal_names
 from fedstrata.core.task import Task
 from fedstrata.core.technique import Batch, Buffers
 from fedstrata.core.tensors import Tensors
@@ -165,9 +165,9 @@ def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
     Where compiling is asked for, `torch.func` does whatever is quicker so: all but plain steps.
     """
     context, a = group.context, group.template
-    local = tuple(context.method.at("local"))
+    local = tuple(context.method.acting("local", a))
     uneven = len(set(group.steps)) > 1
-    if a.work.precision != "fp32" or personal_names(a):
+    if a.work.precision != "fp32" or is_personal(a, group.memories.structures[0]):
         return None
     if context.compile and (local or not is_plain(a.work)):
         return None
@@ -309,7 +309,7 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, moved: Tensors, star
 def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slots) -> HookSet:
     """The techniques' hooks, on stacked tensors."""
     context = group.context
-    if not any(context.method.at("local")):
+    if not any(context.method.acting("local", group.template)):
         return HookSet({})
     shared = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
     hooks = build_hooks(

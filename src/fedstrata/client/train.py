@@ -16,8 +16,9 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.large_params import LargeParams, find_large
+from fedstrata.client.personal import personal_names
 from fedstrata.client.step import AutogradSteps, CachedPrefix
-from fedstrata.client.visit import ClientVisit, owner_of, personal_names
+from fedstrata.client.visit import ClientVisit, owner_of
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.tensors import Tensors, all_finite, subtract
@@ -41,7 +42,7 @@ def train_client(context: ClientContext, assignment: Assignment, data: Examples,
         a = assignment_on(context.device, assignment)
         named = {"data": data, "memory": slots_on(context.device, memory), "replica": context.replica(a.arch)}
         visit = make_quickly(ClientVisit, context=context, assignment=a, **named)
-        large = find_large(visit) if visit.replica.large else NOTHING_LARGE
+        large = find_large(visit) if visit.replica.large and not a.turns else NOTHING_LARGE
         visit.prepare(but=large.names)
     if large is NOTHING_LARGE:
         return _train(visit, large)
@@ -54,7 +55,7 @@ def _train(visit: ClientVisit, large: LargeParams) -> tuple[Update, Slots]:
     context, a = visit.context, visit.assignment
     meter = CostMeter(visit)
     hooks = _build_hooks(visit, meter)
-    steps, loss = _take_steps(visit, hooks, meter, large)
+    steps, loss = _take_turns(visit, hooks, meter) if a.turns else _take_steps(visit, hooks, meter, large)
     delta = _compute_delta(visit, large)
     slots, remembers, sent = _finish(visit, steps, delta, meter)
     update = make_quickly(
@@ -90,14 +91,36 @@ def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
     return hooks
 
 
+def _take_turns(visit: ClientVisit, hooks: HookSet, meter: CostMeter) -> tuple[AutogradSteps, float]:
+    """Train one part of the model after the other: (the steps of the last turn, with what they all came to; loss)."""
+    total, taken = 0.0, 0
+    tallies: Slots = {}
+    a = visit.assignment
+    for number, (turn, work) in enumerate(zip(a.turns, a.works, strict=True)):
+        mine = replace_fields(a, trains=turn.trains, work=work, seed=derive(a.seed, "turn", number))
+        part = replace_fields(visit, assignment=mine)
+        part.freeze()
+        own = CostMeter(part)
+        steps, loss = _take_steps(part, hooks, own, NOTHING_LARGE, tallies)
+        meter.total += own.total
+        total, taken, tallies = total + loss * steps.taken, taken + steps.taken, steps.tallies
+    visit.freeze()
+    steps.taken = taken
+    return steps, total / max(taken, 1)
+
+
 def _take_steps(
-    visit: ClientVisit, hooks: HookSet, meter: CostMeter, large: LargeParams
+    visit: ClientVisit, hooks: HookSet, meter: CostMeter, large: LargeParams, tallies: Slots | None = None
 ) -> tuple[AutogradSteps, float]:
-    """Take the steps of a visit: (what they came to, the mean of the task's loss over them)."""
+    """Take the steps of a visit: (what they came to, the mean of the task's loss over them).
+
+    `tallies` are what techniques have summed up before.
+    """
     context, replica, a, data = visit.context, visit.replica, visit.assignment, visit.data
     foreign = replica.own_code or not isinstance(data, TensorExamples)  # may draw from Python's and NumPy's generators
     seed_global(derive(a.seed, "train"), context.device, everything=foreign)
     steps = _open_steps(visit, hooks, large)
+    steps.tallies = tallies or {}
     if not steps.names:
         return steps, 0.0
     order = list(batches(len(data), a.work, generator(a.seed, "order"), replica.batch_norm))
@@ -145,7 +168,8 @@ def _follow(
 def _open_steps(visit: ClientVisit, hooks: HookSet, large: LargeParams) -> AutogradSteps:
     """The steps of a visit; those of the last one, begun anew, if it was of the same kind and nothing is special."""
     context, replica, a = visit.context, visit.replica, visit.assignment
-    forward = replica.model if hooks.all("features") else replica.forward
+    plain = bool(hooks.all("features") or a.turns)  # a compiled step's cost is estimated on a replica made ready anew
+    forward = replica.model if plain else replica.forward
     if _is_plain(visit, hooks, large):
         kept: AutogradSteps | None = context.cache.pop(("steps", a.arch, a.trains), None)
         if kept is not None and kept.work == a.work:
@@ -168,6 +192,7 @@ def _is_plain(visit: ClientVisit, hooks: HookSet, large: LargeParams) -> bool:
         and large is NOTHING_LARGE
         and visit.replica.server.steady
         and not visit.assignment.cache_prefix
+        and not visit.assignment.turns
     )
 
 

@@ -24,11 +24,12 @@ from fedstrata.client.dropout import is_dropout
 from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExamples, shared_answers
 from fedstrata.client.hooks import HookSet, build_hooks
 from fedstrata.client.padded_batches import COMPILED_STEPS, PaddedBatches, draw_padded
+from fedstrata.client.personal import params_to_begin_with, personal_names, personal_params
 from fedstrata.client.preparing import draw_steps, open_views, pack_slots, prepare_group
 from fedstrata.client.stacked import chain_of, count_flops, find_prefix, run_links, train_stacked
 from fedstrata.client.step import FunctionalSteps
 from fedstrata.client.train import train_client
-from fedstrata.client.visit import count_classes, personal_names, personal_params
+from fedstrata.client.visit import count_classes
 from fedstrata.core.method import Method
 from fedstrata.core.stacks import Assignments, Memories, UpdateStack, structure_of
 from fedstrata.core.task import Task
@@ -235,6 +236,7 @@ class VectorisedVisit:
 
         work = replace_fields(self.assignment.work, lr=given.lr)
         assignment = replace_fields(self.assignment, params=given.params, slots=given.slots, work=work)
+        assignment = replace_fields(assignment, params=params_to_begin_with(assignment, given.memory))
         answers = shared_answers(given.prepared, given.drawn, counts)
         return build_hooks(self.method, self.replica, UnreadableExamples(), assignment, given.memory, answers)
 
@@ -271,7 +273,7 @@ def train_vectorised(
         together.setdefault((kinds[kind], structure), []).append(place)
     for places in together.values():
         template = assignments.template(places[0])
-        if template.trains:
+        if template.trains and not template.turns:
             places = _longest_first(places, template, assignments, clients)
             chosen, slots = assignments.select(places), [assignments.template(i).slots for i in places]
             about = chosen.clients, chosen.seeds, clients, slots, memories.select(places)

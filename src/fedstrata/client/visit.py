@@ -12,10 +12,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.hooks import Answers, HookSet, open_view
+from fedstrata.client.personal import params_to_begin_with, personal_names, personal_params
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import Batch, ClientView, Technique, overrides
 from fedstrata.core.tensors import Tensors, load, match_layout
-from fedstrata.core.types import BUFFERS, PERSONAL, Assignment, Examples, Slots, replace_fields
+from fedstrata.core.types import BUFFERS, Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
 from fedstrata.data.labels import check_range
 from fedstrata.errors import UsageError
@@ -57,15 +58,19 @@ class ClientVisit:
         if replica.buffers:
             load(replica.buffers, self._starting_buffers())
         load(*replica.constants)
-        trains = set(a.trains)
-        for name, p in replica.params.items():
-            p.grad = None  # of a step that was interrupted
-            if p.requires_grad is not (name in trains):
-                p.requires_grad_(name in trains)
+        self.freeze()
         if not all(module.training for module in replica.modules):
             replica.model.train()
         if a.update_buffers is not None:
             self._freeze_norms()
+
+    def freeze(self) -> None:
+        """Freeze what does not train."""
+        replica, trains = self.replica, set(self.assignment.trains)
+        for name, p in replica.params.items():
+            p.grad = None  # of a step that was interrupted
+            if p.requires_grad is not (name in trains):
+                p.requires_grad_(name in trains)
 
     def _freeze_norms(self) -> None:
         """Let norm layers whose running statistics stay as they are run as in evaluation."""
@@ -87,16 +92,20 @@ class ClientVisit:
         return tuple(n for n in self.replica.buffers if n not in moves)
 
     def build_hooks(self) -> HookSet:
-        """Every technique's hooks; they see the parameters in the replica's layout."""
-        a = replace_fields(self.assignment, params=match_layout(self.assignment.params, self.replica.params))
+        """Every technique's hooks; they see the parameters that training begins with, in the replica's layout."""
+        params = match_layout(params_to_begin_with(self.assignment, self.memory), self.replica.params)
+        a = replace_fields(self.assignment, params=params)
         method, answers = self.context.method, self._answers()
-        views = {t: open_view(t, method, self.replica, self.data, a, self.memory, answers) for t in method.at("local")}
+        chosen = method.acting("local", a)
+        views = {t: open_view(t, method, self.replica, self.data, a, self.memory, answers) for t in chosen}
         packs = {t.name: partial(t.pack, view=view) for t, view in views.items() if overrides(t, "pack")}
-        return HookSet({t.name: t.local(view) for t, view in views.items()}, packs)
+        kept = frozenset(personal_names(a))
+        return HookSet({t.name: t.local(view) for t, view in views.items()}, packs, kept)
 
     def open_view(self, technique: Technique) -> ClientView:
         """What a technique may see of this client."""
-        about = self.replica, self.data, self.assignment, self.memory
+        a = replace_fields(self.assignment, params=params_to_begin_with(self.assignment, self.memory))
+        about = self.replica, self.data, a, self.memory
         return open_view(technique, self.context.method, *about, self._answers())
 
     def _answers(self) -> Answers:
@@ -137,20 +146,6 @@ def _draw_step_by_step(technique: Technique, view: ClientView) -> Callable[[Batc
     """What draws the random numbers of each step of one client when it is taken."""
     draw = technique.draws(view)
     return lambda batch: {} if draw is None else draw(len(batch.y))
-
-
-def personal_names(assignment: Assignment) -> tuple[str, ...]:
-    """The parameters that train and do not travel: the client keeps them."""
-    if len(assignment.trains) == len(assignment.uploads):
-        return ()
-    sent = set(assignment.uploads)
-    return tuple(n for n in assignment.trains if n not in sent)
-
-
-def personal_params(assignment: Assignment, memory: Slots) -> Tensors:
-    """The parameters of its own that a client goes on with."""
-    held = memory.get(PERSONAL)
-    return {n: held[n] for n in personal_names(assignment) if n in held} if held else {}
 
 
 def count_classes(data: Examples, replica: ModelReplica) -> Tensor:

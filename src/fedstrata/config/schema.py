@@ -76,6 +76,9 @@ class Settings(BaseModel):
         None, description="what goes wrong at some clients, on purpose: 'signflip(share=0.3, scale=4) + drop(0.5)'"
     )
     without: str | None = Field(None, description="clients that never take part, by number: '3,5'")
+    newcomers: float | None = Field(
+        None, gt=0, lt=1, description="share of the clients that take part only after the last round, as in finetune"
+    )
     standardise: Literal["client"] | None = Field(
         None, description="client: every client's inputs by its own mean and deviation, test inputs by the median's"
     )
@@ -168,7 +171,7 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"faults", "holdout", "precision", "standardise", "task", "without"})
+ADDED_LATER = frozenset({"faults", "holdout", "newcomers", "precision", "standardise", "task", "without"})
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -191,6 +194,7 @@ class SettingsKeywords(TypedDict, total=False):
     seed: int
     faults: str | None
     without: str | None
+    newcomers: float | None
     standardise: Literal["client"] | None
     workers: int | str
     threads: int

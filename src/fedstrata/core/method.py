@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, Protocol
 
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Reducer, Slots, Weight
+from fedstrata.core.types import Assignment, Reducer, Slots, Weight
 from fedstrata.errors import UsageError
 
 
@@ -84,6 +85,12 @@ class Method:
             for other, why in refused:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+        for lacks, needs in product(self.techniques, repeat=2):
+            if lacks.incomplete and needs.needs_whole:
+                raise UsageError(
+                    f"'{lacks.name}' and '{needs.name}' cannot be combined: clients keep parts of the model to "
+                    f"themselves, and '{needs.name}' computes with whole models on the server"
+                )
 
     def _check_base(self) -> None:
         """Refuse arguments of the mean that have no meaning for a technique that stands alone."""
@@ -167,9 +174,30 @@ class Method:
         """True if every client has a model of its own."""
         return any(t.personalised for t in self.techniques)
 
+    @property
+    def incomplete(self) -> bool:
+        """True if clients keep parts of the model to themselves, so that the server has no whole one."""
+        return any(t.incomplete for t in self.techniques)
+
+    @property
+    def tunes(self) -> bool:
+        """True if clients train in the rounds after the last one, and keep what they train there."""
+        return any(t.tunes for t in self.techniques)
+
     def at(self, door: str) -> Iterator[Technique]:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
+
+    def acting(self, door: str, assignment: Assignment) -> Iterator[Technique]:
+        """Those of them that do it in an assignment's round: after the last round only those with an epilogue."""
+        after = assignment.is_after_training
+        return (t for t in self.at(door) if t.epilogue or not after)
+
+    def own(self, memory: Slots, params: Tensors) -> Tensors:
+        """A client's own model, by what it remembers, by all techniques from left to right."""
+        for technique in self.at("own"):
+            params = technique.own(memory.get(technique.name, {}), params)
+        return params
 
     def deploy(self, states: Slots, params: Tensors) -> Tensors:
         """The parameters that are evaluated and handed out, by all techniques from left to right."""

@@ -101,9 +101,12 @@ class EvalResult:
             without any.
         client_metrics: metrics and loss of the global model, or of the client's part of it, on each client's own test
             examples; None for clients without any. None if nobody has any, or there are too many to write.
-        own_metrics: the same of each client's own model, where there is one: under `local`, and with its own running
-            statistics.
-        fairness: of the primary metric over the clients, of their own models where there are any.
+        own_metrics: the same of each client's own model, where there is one: where it keeps a part of the model, or a
+            whole one beside it, and with its own running statistics.
+        fairness: of the primary metric over the clients that take part, of their own models where there are any.
+        global_fairness: the same of the global model, where `fairness` is of their own.
+        newcomers: mean of the primary metric over the clients that take part only after the last round, each on its own
+            test examples: of the `global` model, and of their `own` where there are any.
         attack_success: fault → share of test examples, marked as it would mark them, that the global model takes for
             what the fault is after; of faults that are after anything, such as `backdoor`.
     """
@@ -118,6 +121,8 @@ class EvalResult:
     client_metrics: list[dict[str, Real | None] | None] | None = None
     own_metrics: list[dict[str, Real | None] | None] | None = None
     fairness: Fairness | None = None
+    global_fairness: Fairness | None = None
+    newcomers: dict[str, Real | None] = field(default_factory=dict)
     attack_success: dict[str, Real | None] = field(default_factory=dict)
 
     @property

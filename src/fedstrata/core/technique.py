@@ -46,7 +46,7 @@ class Batch:
         x: the model's inputs.
         y: the labels.
         params: the sub-model's parameters at this step, by name (differentiable where they train).
-        step: number of the step in this visit, from 0.
+        step: number of the step in this visit, or in its turn, from 0.
         logits: the model's outputs, with the `output` hooks of the techniques to the left applied.
         gradient: parameters → the raw gradient of the whole local loss on this batch at those parameters.
         forward: (parameters, module name or "") → what the model, or that module of it, puts out for `x` at those
@@ -250,11 +250,16 @@ class Technique:
             win over them.
         refuses: technique name → why the two have no meaning together.
         exclusive: why it has no meaning together with any other technique; empty if it has.
-        epilogue: rounds after the last one, in which everybody takes part and nobody trains.
+        epilogue: rounds after the last one, in which everybody takes part. Nothing of the model travels then, nobody
+            trains unless it `tunes`, and techniques without an epilogue do nothing.
         centralised: True if one party holds everybody's examples and takes everybody's steps.
         branches: True if clients of one architecture share their parameters with nobody else.
-        personalised: True if clients train what they do not send, and keep it: every client then has a model of its
-            own, and the run is judged by their mean.
+        personalised: True if every client has a model of its own: because it trains what it does not send, and keeps
+            it, or by the door `own`.
+        incomplete: True if the server's model is no whole model, since clients keep parts of it to themselves: the run
+            is judged by the mean over the clients' own models.
+        needs_whole: True if it computes with whole models on the server; beside an `incomplete` one there are none.
+        tunes: True if clients train in its rounds after the last one, and keep all that they train there.
         caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         sums: `slot` or `delta` as a promise that `accumulate` adds up slots, or deltas, and nothing else. Beside a
@@ -280,6 +285,9 @@ class Technique:
     centralised: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     personalised: ClassVar[bool] = False
+    incomplete: ClassVar[bool] = False
+    needs_whole: ClassVar[bool] = False
+    tunes: ClassVar[bool] = False
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     sums: ClassVar[Literal["", "slot", "delta"]] = ""
@@ -297,12 +305,14 @@ class Technique:
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
         """Server, for every assignment: narrow what trains and travels, or the `work`.
 
-        The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`.
+        The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
+        one part of the model after the other.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
         may lack some, and names that it lacks do no harm.
 
-        What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit.
+        What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
+        technique corrects its gradients.
 
         The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
         """
@@ -382,6 +392,13 @@ class Technique:
 
     def deploy(self, state: Tensors, params: Tensors) -> Tensors:
         """The parameters that are evaluated and handed out, where these are not the ones that clients are sent."""
+        return params
+
+    def own(self, memory: Tensors, params: Tensors) -> Tensors:
+        """A client's own model, from what this technique remembers there; the same as given where there is none.
+
+        `params` are those of the client's part of the server's model, with what the client keeps to itself.
+        """
         return params
 
     def publish(self, state: Tensors) -> Figures:

@@ -6,7 +6,7 @@ Plain types without behaviour; what a technique may do with them is in `fedstrat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedstrata.core.tensors import Tensors
@@ -75,6 +75,17 @@ class Work:
     precision: Precision = "fp32"
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A part of a visit: for so many passes over the client's data these parameters train, and no others.
+
+    Its optimiser is made anew.
+    """
+
+    trains: tuple[str, ...]
+    epochs: int
+
+
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """What the server asks of one client in one round.
@@ -92,6 +103,8 @@ class Assignment:
         upload_buffers: names of the running statistics that travel back; None means all of the sub-model's.
         update_buffers: names of the running statistics that move; all others stay as they are, and their norm layers
             run as in evaluation. None means all.
+        turns: what trains one after the other, in the place of the work's epochs or steps; none if all of it trains at
+            once.
         cache_prefix: True if what the model computes below everything that trains may be computed once per visit.
         slots: what techniques send along.
         work: how to train.
@@ -118,6 +131,17 @@ class Assignment:
     cache_prefix: bool = False
     rounds: int = 1
     run_seed: int = 0
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """How to train, turn by turn; the work itself where there are none."""
+        return tuple(replace(self.work, epochs=turn.epochs, steps=None) for turn in self.turns) or (self.work,)
+
+    @property
+    def is_after_training(self) -> bool:
+        """True in the rounds after the last one."""
+        return self.round >= self.rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +196,7 @@ class Stratum:
         params: parameter names as in `model.named_parameters()`; the weight layer's own first, then those
             that joined.
         buffers: buffer names as in `model.named_buffers()`, in the same order.
+        norms: those of its parameters and buffers that are norm layers'.
         idle: True if no gradient of the outputs reaches it, because it never runs, its results are not used or it is
             detached; found by running the model, so never without a sample.
         classifies: True for the classifier; without a sample, for the last layer that tracing finds.
@@ -181,6 +206,7 @@ class Stratum:
     stage: str
     params: tuple[str, ...]
     buffers: tuple[str, ...]
+    norms: frozenset[str] = field(default=frozenset(), compare=False)
     idle: bool = field(default=False, compare=False)
     classifies: bool = field(default=False, compare=False)
 

@@ -113,7 +113,7 @@ def find_family(request: EngineRequest, model: nn.Module, even: bool) -> Family 
         return None
     local = list(request.context.method.at("local"))
     stacks = all(technique.stacks for technique in local) and (even or not local)
-    plain = request.work.precision == "fp32" and not request.context.method.personalised
+    plain = request.work.precision == "fp32" and not request.context.method.incomplete
     return "dense" if stacks and plain and find_chain(model, request.context.sample) else "dense, torch.func"
 
 

@@ -64,7 +64,7 @@ class Evaluator:
 
     def describe(self, state: ServerState, test: Examples) -> dict[str, Any]:
         """What a report shows of the global model beside its metrics; nothing where every client has its own."""
-        if self.method.personalised:
+        if self.method.incomplete:
             return {}
         seed = derive(self.seed, "evaluate", state.round - 1)
         request = EvalRequest(self._deploy(state), state.buffers, self.method.buffers, seed)
@@ -73,7 +73,7 @@ class Evaluator:
     def begin(self, state: ServerState) -> Callable[[], EvalResult]:
         """Begin to evaluate a state; what is returned waits for the result."""
         seed = derive(self.seed, "evaluate", state.round - 1)
-        if self.method.personalised:
+        if self.method.incomplete:
             return lambda: self._everybody(state, seed)
         whole = self.architectures[""]
         parts = {
@@ -99,8 +99,8 @@ class Evaluator:
     def _result(self, scores: Scores, state: ServerState, archs: dict[str, float]) -> EvalResult:
         in_common, own = self._on_tests(state)
         task = self.context.task
-        each = [None if found is None else found.get(task.primary) for found in own or in_common or ()]
-        told = len(each) <= MOST_CLIENTS
+        told = len(own or in_common or ()) <= MOST_CLIENTS
+        low = task.better == "lower"
         return EvalResult(
             accuracy=scores.metrics.get("accuracy"),
             loss=scores.loss,
@@ -111,9 +111,27 @@ class Evaluator:
             client_accuracy=self._on_clients(state),
             client_metrics=in_common if told else None,
             own_metrics=own if told else None,
-            fairness=fairness_of(each, task.better == "lower"),
+            fairness=fairness_of(self._score_members(own or in_common), low),
+            global_fairness=fairness_of(self._score_members(in_common), low) if own else None,
+            newcomers=self._score_newcomers(in_common, own),
             attack_success=self._on_attacks(state),
         )
+
+    def _score(self, found: ClientMetrics | None, client: int) -> float | None:
+        """A client's primary metric."""
+        mine = found[client] if found else None
+        return None if mine is None else mine.get(self.context.task.primary)
+
+    def _score_members(self, found: ClientMetrics | None) -> list[float | None]:
+        """Every client's primary metric; none of those that take part only after the last round."""
+        late = self.sampler.newcomers
+        return [None if client in late else self._score(found, client) for client in range(len(found or ()))]
+
+    def _score_newcomers(self, in_common: ClientMetrics | None, own: ClientMetrics | None) -> dict[str, float | None]:
+        """The mean of the primary metric over those, of the global model and of their own."""
+        late = sorted(self.sampler.newcomers)
+        judged = {"global": in_common, "own": own} if late else {}
+        return {kind: mean_of([self._score(found, c) for c in late]) for kind, found in judged.items() if found}
 
     def _on_attacks(self, state: ServerState) -> dict[str, float | None]:
         """How far attacks got with the global model."""
@@ -168,6 +186,7 @@ class Evaluator:
         """An architecture's part of the global model, to be evaluated, but for what a client remembers of its own."""
         kept = memory or {}
         params, buffers = {**self._deploy(state), **kept.get(PERSONAL, {})}, {**state.buffers, **kept.get(BUFFERS, {})}
+        params = self.method.own(kept, params) if kept else params
         held, policy = self.architectures[arch], self.method.buffers
         return EvalRequest(
             {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch

@@ -161,8 +161,12 @@ class ServerSpec:
             settings["probe"] = probes_of_updates(settings["probe"], given["secure"])
         if given["secure"]:
             check_sums(chosen, 1 + len(self.archs))
-        if chosen.personalised or chosen.centralised:
+        if chosen.centralised or any(technique.exclusive for technique in chosen.techniques):
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
+        if chosen.incomplete and self.test is not None:
+            raise UsageError(
+                f"'{chosen}' keeps parts of the model at the sites: give no test data, as none is whole here"
+            )
         plan = replace(self, given=given, settings=settings)
         plan.privacy.check(chosen, 1 + len(self.archs))
         return plan

@@ -47,7 +47,7 @@ from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.models.passes import Pass, preserve_model, run_pass
 from fedstrata.models.stages import is_plain_sequential, stage_of
-from fedstrata.models.units import Unit, find_units, is_whole, take_over
+from fedstrata.models.units import Unit, find_units, is_norm, is_whole, take_over
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -202,11 +202,14 @@ def _group(units: Sequence[Unit], begins: Collection[int], names: dict[int, str]
     """
     groups: list[tuple[str, list[str], list[str]]] = []
     waiting: tuple[list[str], list[str]] = ([], [])  # what comes before the first weight layer
+    norms: set[str] = set()
     anew = False
     free = dict(names)
     for index, unit in enumerate(units):
         params = [free.pop(id(p)) for p in unit.params if id(p) in free]
         buffers = [free.pop(id(b)) for b in unit.buffers if id(b) in free]
+        if is_norm(unit.module):
+            norms.update(params, buffers)
         anew = anew or index in begins
         if params and (unit.opens or anew):
             anew = False
@@ -219,7 +222,7 @@ def _group(units: Sequence[Unit], begins: Collection[int], names: dict[int, str]
     if waiting[0] or waiting[1]:  # not one weight layer: the norm layers are all there is
         groups.append((units[0].name, *waiting))
     return tuple(
-        Stratum(name=name, stage=stage_of(name), params=tuple(params), buffers=tuple(buffers))
+        Stratum(name, stage_of(name), tuple(params), tuple(buffers), frozenset(norms & {*params, *buffers}))
         for name, params, buffers in groups
     )
 

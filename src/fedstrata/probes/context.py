@@ -91,7 +91,7 @@ class ProbeContext:
     @cached_property
     def local_models(self) -> list[nn.Module]:
         """Each client's model after its training."""
-        if self.context.method.personalised:
+        if self.context.method.incomplete:
             raise UsageError("clients keep what they train: their models are not in their updates")
         return [self._local_model(visit) for visit in self.visits]
 

@@ -144,6 +144,18 @@ class History:
         last = _last_evaluated(self.records)
         return None if last is None else last.fairness
 
+    @property
+    def global_fairness(self) -> Fairness | None:
+        """The same of the global model, where `fairness` is of the clients' own."""
+        last = _last_evaluated(self.records)
+        return None if last is None else last.global_fairness
+
+    @property
+    def newcomers(self) -> dict[str, float | None]:
+        """The mean over the clients that took part only after the last round: of the global model, and of their own."""
+        last = _last_evaluated(self.records)
+        return {} if last is None else dict(last.newcomers)
+
     def rounds_to(self, target: float) -> int | None:
         """The first round whose primary metric reaches the target, or None."""
         return rounds_to(self.records, target)
@@ -175,7 +187,7 @@ def summarise(
     """A run in a few numbers."""
     measured = {"rounds": len(probes), "seconds": round(sum(sum(row["seconds"].values()) for row in probes), 3)}
     last = _last_evaluated(records)
-    fairness = {} if last is None or last.fairness is None else {"fairness": asdict(last.fairness)}
+    over_clients = {} if last is None else _over_clients(last)
     best = best_of(records)
     shown = records[-1] if records else None
     return {
@@ -197,6 +209,13 @@ def summarise(
         "refused": sum(len(r.refused) for r in records),
         "costs": asdict(Costs.of(records)),
         "notes": list(notes),
-        **fairness,
+        **over_clients,
         **({"probes": measured} if probes else {}),
     }
+
+
+def _over_clients(record: Record) -> dict[str, Any]:
+    """How the primary metric is spread over clients, as far as they are judged for themselves."""
+    found = {"fairness": record.fairness, "global_fairness": record.global_fairness}
+    told: dict[str, Any] = {name: asdict(fairness) for name, fairness in found.items() if fairness is not None}
+    return {**told, **({"newcomers": dict(record.newcomers)} if record.newcomers else {})}

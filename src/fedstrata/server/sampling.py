@@ -27,6 +27,7 @@ class ClientSampler:
         drop_single: a last batch of one example is left out.
         without: clients that are never asked, and whose examples nobody gets. Where fewer than `participation` are
             left, all of them are asked.
+        newcomers: share of the others that are asked only after the last round, drawn by the seed.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ClientSampler:
         centralised: bool,
         drop_single: bool,
         without: Collection[int] = (),
+        newcomers: float | None = None,
     ) -> None:
         self._size, everyone = sizes(clients), range(len(clients))
         _check_without(without, len(clients))
@@ -46,6 +48,10 @@ class ClientSampler:
         self._eligible = everyone if whole else [c for c in everyone if self._size(c) and c not in without]
         if without and not self._eligible:
             raise UsageError("without leaves no client that has examples")
+        self._all = self._eligible
+        self.newcomers = self._draw_newcomers(newcomers, seed, centralised) if newcomers is not None else frozenset()
+        if self.newcomers:
+            self._eligible = [c for c in self._all if c not in self.newcomers]
         count = participation if isinstance(participation, int) else max(1, round(participation * len(self._eligible)))
         if count > len(self._eligible) + sum(bool(self._size(client)) for client in without):
             raise UsageError(f"participation = {count}, but only {len(self._eligible)} clients have examples")
@@ -57,6 +63,15 @@ class ClientSampler:
         )
         self.arch_of: Callable[[int], str] = (lambda client: "") if centralised else arch_of
 
+    def _draw_newcomers(self, share: float, seed: int, centralised: bool) -> frozenset[int]:
+        """Who takes part only after the last round."""
+        if centralised:
+            raise UsageError("newcomers need clients: 'centralised' has one party that holds everybody's examples")
+        count = max(1, round(share * len(self._all)))
+        if count >= len(self._all):
+            raise UsageError(f"newcomers = {share} leaves none of {len(self._all)} clients to train the model")
+        return frozenset(random.Random(derive(seed, "newcomers")).sample(list(self._all), count))
+
     def _join(self, clients: Sequence[Examples]) -> Examples:
         return join_examples([clients[client] for client in self._eligible])
 
@@ -67,7 +82,7 @@ class ClientSampler:
 
     @property
     def everybody(self) -> Sequence[int]:
-        """All clients that have examples."""
+        """All clients that have examples and take part in rounds."""
         return [0] if self._centralised else self._eligible
 
     def _draw(self, number: int) -> list[int]:
@@ -75,7 +90,9 @@ class ClientSampler:
 
     def sample(self, number: int) -> Sequence[int]:
         """The clients of a round."""
-        return self.everybody if self._centralised or number >= self._rounds else self._draw(number)
+        if self._centralised or number < self._rounds:
+            return self.everybody if self._centralised else self._draw(number)
+        return self._all
 
     def work(self, number: int, work: Work) -> Work:
         """What a client of this round is asked to do: its share of the work, or all of it where one party does it."""

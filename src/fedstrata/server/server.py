@@ -18,7 +18,7 @@ from fedstrata.core.rng import derive, derive_each, seed_global
 from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
-from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Update, Work, replace_fields
+from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Turn, Update, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.kinds import AssignmentKinds
@@ -62,7 +62,7 @@ class Server:
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
-        self._plans, self._sends, self._applies = (tuple(method.at(door)) for door in ("plan", "send", "apply"))
+        self._sends, self._applies = (tuple(method.at(door)) for door in ("send", "apply"))
         self.validate = UpdateValidator(method, architectures)
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
@@ -99,7 +99,7 @@ class Server:
 
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
         """An assignment as techniques plan it, and with what they send along."""
-        for technique in self._plans:
+        for technique in self.method.acting("plan", assignment):
             assignment = self._apply_plan(technique, assignment)
         frozen = assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers
         if frozen and not holds_statistics:  # it must use some, and has none of its own yet
@@ -115,7 +115,7 @@ class Server:
         held = self.architectures[arch]
         last = state.round >= self.rounds
         sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
-        trains = () if last else tuple(n for n in held.params if n not in held.frozen)
+        movable = tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
         return Assignment(
             round=state.round,
@@ -125,8 +125,8 @@ class Server:
             arch=arch,
             params=state.params if whole else {n: state.params[n] for n in held.params},
             buffers={n: state.buffers[n] for n in held.buffers} if sends else {},
-            trains=trains,
-            uploads=trains,
+            trains=() if last and not self.method.tunes else movable,
+            uploads=() if last else movable,
             work=work,
             seed=0,
             method=self.digest,
@@ -153,6 +153,7 @@ class Server:
             if self.method.buffers == "average"
             else None,
             update_buffers=_intersect(held, before.update_buffers, after.update_buffers),
+            turns=_narrow_turns(after.turns, trains),
         )
 
     @cached_property
@@ -275,6 +276,12 @@ class Server:
     def owners(self, name: str) -> int:
         """How many of the population's sub-models hold a parameter."""
         return self._owners[name]
+
+
+def _narrow_turns(turns: tuple[Turn, ...], trains: set[str]) -> tuple[Turn, ...]:
+    """The turns as far as something trains in them."""
+    found = (replace(turn, trains=tuple(n for n in turn.trains if n in trains)) for turn in turns)
+    return tuple(turn for turn in found if turn.trains)
 
 
 def _intersect(

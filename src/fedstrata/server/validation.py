@@ -133,7 +133,7 @@ def _check_counts(assignment: Assignment, examples: int, steps: int) -> str | No
     least = 1 if assignment.trains else 0  # a plan may ask for a visit without training
     if not (1 <= examples <= COUNT_LIMIT and least <= steps <= COUNT_LIMIT):
         return f"it took {str(steps)[:20]} steps on {str(examples)[:20]} examples"
-    most = _most_steps(examples, assignment.work)
+    most = sum(_most_steps(examples, work) for work in assignment.works)
     if steps > most:
         return f"it took {str(steps)[:20]} steps, and {str(most)[:20]} were asked for"
     return None

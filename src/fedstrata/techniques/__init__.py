@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from fedstrata.core.method import Method
 from fedstrata.core.spec import Registry
+from fedstrata.techniques.apfl import APFL
 from fedstrata.techniques.ccvr import CCVR
+from fedstrata.techniques.ditto import Ditto
 from fedstrata.techniques.fedavg import FedAvg, parse
 from fedstrata.techniques.fedavgm import FedAvgM
+from fedstrata.techniques.fedbabu import FedBABU
+from fedstrata.techniques.fedbn import FedBN
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -15,10 +19,15 @@ from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedstrata.techniques.fedpart import FedPart
+from fedstrata.techniques.fedper import FedPer
 from fedstrata.techniques.fedprox import FedProx
+from fedstrata.techniques.fedrep import FedRep
 from fedstrata.techniques.fedrs import FedRS
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
+from fedstrata.techniques.keep import Keep
+from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.references import Centralised, Local
@@ -46,6 +55,15 @@ TECHNIQUES: Registry = {
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
+    "keep": Keep,
+    "fedper": FedPer,
+    "lgfedavg": LGFedAvg,
+    "fedbn": FedBN,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "ditto": Ditto,
+    "apfl": APFL,
+    "finetune": FineTune,
     "perturb": Perturb,
     "centralised": Centralised,
     "local": Local,

@@ -122,6 +122,7 @@ class CCVR(Technique):
     """
 
     name: ClassVar[str] = "ccvr"
+    needs_whole: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     epilogue: ClassVar[int] = 1
     vectorises: ClassVar[bool] = True

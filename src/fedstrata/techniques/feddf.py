@@ -50,6 +50,7 @@ class FedDF(Technique):
     """
 
     name: ClassVar[str] = "feddf"
+    needs_whole: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     needs_deltas: ClassVar[bool] = True
     noise: bool = False

@@ -56,7 +56,7 @@ class FedDyn(Technique):
 
     def local(self, view: ClientView) -> Hooks:
         """Every gradient plus −h_k + α(w_k − w); at the end, h_k ← h_k − α(w_k − w)."""
-        names, anchor = view.assignment.trains, view.assignment.params
+        names, anchor = view.assignment.uploads, view.assignment.params
         if not names:
             return Hooks()
         mine = view.recall(names)

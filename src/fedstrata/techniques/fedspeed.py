@@ -56,7 +56,7 @@ class FedSpeed(Technique):
 
     def local(self, view: ClientView) -> Hooks:
         """Every gradient as g̃ − ĝ_k + (w_k − w)/λ; the upload is w_k − λ·ĝ_k."""
-        names, anchor = view.assignment.trains, view.assignment.params
+        names, anchor = view.assignment.uploads, view.assignment.params
         if not names:
             return Hooks()
         mine = view.recall(names)

@@ -36,6 +36,7 @@ class Local(Technique):
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
     exclusive: ClassVar[str] = _ALONE
     personalised: ClassVar[bool] = True
+    incomplete: ClassVar[bool] = True
     caveat: ClassVar[str] = "accuracy: local is the mean of the clients' own models on the whole test set"
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:

@@ -52,11 +52,11 @@ class Scaffold(Technique):
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
         """c of what trains."""
-        return {n: state[n] for n in assignment.trains}
+        return {n: state[n] for n in assignment.uploads}
 
     def local(self, view: ClientView) -> Hooks:
         """Every gradient plus c − c_k; at the end, c_k⁺ − c_k travels and c_k⁺ stays."""
-        names = view.assignment.trains
+        names = view.assignment.uploads
         if not names:
             return Hooks()
         mine = view.recall(names)
@@ -87,7 +87,7 @@ class Scaffold(Technique):
 
     def validate(self, slot: Tensors, assignment: Assignment) -> str | None:
         """Refuse control variates of other names or shapes than what trained."""
-        if slot.keys() != set(assignment.trains):
+        if slot.keys() != set(assignment.uploads):
             return "its control variates are not those of what it trained"
         wrong = next((n for n, t in slot.items() if t.shape != assignment.params[n].shape), None)
         return None if wrong is None else f"its control variate of '{wrong}' has another shape"

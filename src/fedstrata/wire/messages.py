@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Assignment, Slots, Update, Work
+from fedstrata.core.types import Assignment, Slots, Turn, Update, Work
 from fedstrata.wire.packing import FEW, Names, NotHeld, WireError, distinct, pack, sections, slots_of, unpack
 
 Head = TypeVar("Head", bound=BaseModel)
@@ -43,6 +43,8 @@ class _AssignmentHead(BaseModel):
     reports: list[str] | None = None
     moves: list[str] | None = None
     reuse: bool = False
+    turns: list[list[str]] = []
+    turn_epochs: list[int] = []
 
 
 _FIRST_WORK = ("epochs", "steps", "batch_size", "optimizer", "lr", "clip")
@@ -108,7 +110,11 @@ def common_part(a: Assignment) -> tuple[Any, ...]:
     # A plan that lets everything train and travel is the usual case: null says so.
     trains = None if len(a.trains) == len(a.params) else a.trains
     travels = None if a.uploads == a.trains else a.uploads
-    plan = (("reports", a.upload_buffers, None), ("moves", a.update_buffers, None), ("reuse", a.cache_prefix, False))
+    plan: tuple[tuple[str, Any, Any], ...] = (
+        *(("reports", a.upload_buffers, None), ("moves", a.update_buffers, None)),
+        *(("reuse", a.cache_prefix, False), ("turns", tuple(turn.trains for turn in a.turns), ())),
+        ("turn_epochs", tuple(turn.epochs for turn in a.turns), ()),
+    )
     unusual = tuple((name, value) for name, value, usual in plan if value != usual)
     first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
     return *first, trains, travels, a.to_send is not None, *last
@@ -186,6 +192,7 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
         upload_buffers=None if head.reports is None else distinct(head.reports, "names to report"),
         update_buffers=None if head.moves is None else distinct(head.moves, "names to move"),
         cache_prefix=head.reuse,
+        turns=_read_turns(head, set(trains)),
     )
 
 
@@ -195,6 +202,16 @@ def _read_head(kind: type[Head], raw: dict[str, Any], what: str) -> Head:
         return kind.model_validate(raw)
     except ValidationError:
         raise WireError(f"the message is not {what}") from None
+
+
+def _read_turns(head: _AssignmentHead, trains: set[str]) -> tuple[Turn, ...]:
+    """What trains one after the other."""
+    if len(head.turns) != len(head.turn_epochs) or min(head.turn_epochs, default=0) < 0:
+        raise WireError("the assignment does not say how long each of its turns is")
+    if not all(trains.issuperset(names) for names in head.turns):
+        raise WireError("the assignment has turns of what does not train")
+    lengths = zip(head.turns, head.turn_epochs, strict=True)
+    return tuple(Turn(distinct(names, "names of a turn"), epochs) for names, epochs in lengths)
 
 
 def _read_work(head: _AssignmentHead) -> Work:
