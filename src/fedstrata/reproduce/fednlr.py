@@ -10,17 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.reproduce import fednlr_drift
+from fedstrata.reproduce import fednlr_checks, fednlr_depth, fednlr_drift, fednlr_equal_loss, fednlr_temperatures
 from fedstrata.reproduce.claims import GAINS, Check, above, always_above, best, cell
 from fedstrata.reproduce.fednlr_layers import layers
 from fedstrata.reproduce.fednlr_settings import (
+    EQUAL_LOSS,
     FIXED,
     FORMULAS,
     OTHERS,
     REFITTED,
     SCALES,
+    SHOWN,
     TABLE_1,
     TABLE_3,
+    THEORY,
     FedNLRScale,
     PaperRow,
     skew_name,
@@ -46,12 +49,14 @@ def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
     usual: list[Part] = [_clients(chosen), _permuted(chosen), _lr(chosen), _mu(chosen), layers(chosen)]
+    neurons: list[Part] = [_temperatures(chosen), _depth_drift(chosen), _equal_loss(chosen), _theory(chosen)]
     if scale != "evidence":
-        return [_table(chosen), *usual, _drift(chosen)]
+        return [_table(chosen), *usual, _drift(chosen), *neurons]
     others: list[Part] = [
         _table(chosen, "methods"),
         _table(chosen, "cifar-10", FOUR, dataset="cifar-10(examples=20000, test_examples=2000)"),
         *usual,
+        *neurons,
     ]
     return [_table(chosen, "table", FOUR), _drift(chosen), *(replace(part, headline=False) for part in others)]
 
@@ -267,13 +272,63 @@ def _assess_mu(scale: FedNLRScale, comparison: Comparison) -> Findings:
 # --- neurons ---------------------------------------------------------------------------------------------------------
 
 
+VISITED, OTHER = 1, 2
+"""The paper's pair of classes: that of the client, and that of the neurons."""
+
+
 def _drift(scale: FedNLRScale) -> OwnWork:
-    visited, other = 1, 2
     return OwnWork(
         "drift",
         "Appendix A: bound neurons of one class after a visit to a client of another",
         {"run": dict(scale.neurons), "even": fednlr_drift.EVEN},
-        scale.neuron_seeds or scale.seeds,
+        scale.watched_seeds,
         fednlr_drift.work,
-        lambda found: fednlr_drift.assess(found, visited, other),
+        lambda found: fednlr_drift.assess(found, VISITED, OTHER),
+    )
+
+
+def _equal_loss(scale: FedNLRScale) -> OwnWork:
+    return OwnWork(
+        "equal-loss",
+        "the control of `drift`: FedAvg that has learnt as much as FedNLR at the end of a visit",
+        {"run": dict(scale.neurons), **EQUAL_LOSS},
+        scale.watched_seeds,
+        fednlr_equal_loss.work,
+        lambda found: fednlr_equal_loss.assess(found, VISITED, OTHER),
+    )
+
+
+def _depth_drift(scale: FedNLRScale) -> OwnWork:
+    return OwnWork(
+        "depth-drift",
+        "bound neurons of a deep network after visits to clients that lack their classes, layer by layer",
+        {"run": {**scale.run, **scale.deep}, "methods": fednlr_drift.METHODS, "shown": SHOWN},
+        scale.seeds,
+        fednlr_depth.work,
+        fednlr_depth.assess,
+    )
+
+
+def _temperatures(scale: FedNLRScale) -> OwnWork:
+    return OwnWork(
+        "temperatures",
+        "Fig. 3: the temperature of every layer, round by round",
+        {"run": {**scale.run, "partition": scale.partitions[0], "method": scale.nlr}},
+        scale.seeds,
+        fednlr_temperatures.work,
+        lambda found: fednlr_temperatures.assess(found, scale.last),
+        draws=True,
+    )
+
+
+def _theory(scale: FedNLRScale) -> OwnWork:
+    """It needs no federation: what `run` says is where the images come from."""
+    run = {name: value for name, value in scale.neurons.items() if "target" not in name}
+    return OwnWork(
+        "theory",
+        "Example 1, Theorem 2, Lemma 4 and Eq. 16, checked with numbers",
+        {"run": {**run, "rounds": 1}, **THEORY, **scale.theory},
+        scale.watched_seeds,
+        fednlr_checks.work,
+        fednlr_checks.assess,
     )

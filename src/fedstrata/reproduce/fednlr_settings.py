@@ -87,6 +87,26 @@ LAYERS = (
 
 TUNING_SEED = 0
 
+DEEP = {
+    "partition": "shards(classes=1)",
+    "clients": 10,
+    "participation": 1.0,
+    "rounds": 200,
+    "steps": 5,
+    "batch_size": 64,
+    "lr": 0.05,
+    "eval_every": 1,
+    "target": 0.7,
+    "stop_at_target": True,
+}
+"""A class for each client, as in Appendix A, and the model of a round in which it is good."""
+SHOWN = 2000
+"""Test examples that a deep network's neurons are judged on."""
+THEORY = {"classes": [1, 2], "images": 200, "hidden": 25, "steps": 300, "lr": 0.1, "draws": 500}
+"""The two classes of Appendix A, and as many hidden neurons."""
+EQUAL_LOSS = {"within": 1e-4, "most": 40}
+"""How far the local losses may be apart, as a share, and how many visits may be made to bring them so near."""
+
 
 @dataclass(frozen=True)
 class FedNLRScale:
@@ -107,8 +127,8 @@ class FedNLRScale:
         many_partitions: their kinds of label skew.
         many_last: their accuracy is the mean of so many last evaluations.
         layer_mus: the ratios μ that single layers are given.
-        visits: the part `depth-drift`: fields of the runs instead of `run`'s, and of the visits.
-        theory: the numerical checks of the theory.
+        deep: fields of the runs of the part `depth-drift`, instead of `run`'s.
+        theory: settings of the numerical checks of the theory, instead of `THEORY`'s.
     """
 
     run: Mapping[str, Any]
@@ -125,8 +145,13 @@ class FedNLRScale:
     many_partitions: tuple[str, ...] = MANY_PARTITIONS
     many_last: int = 3
     layer_mus: tuple[float, ...] = (2.0,)
-    visits: Mapping[str, Any] = field(default_factory=dict)
+    deep: Mapping[str, Any] = field(default_factory=lambda: dict(DEEP))
     theory: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def watched_seeds(self) -> tuple[int, ...]:
+        """Of the runs whose neurons are looked at."""
+        return self.neuron_seeds or self.seeds
 
     @property
     def tuning(self) -> Tuning | None:
@@ -173,6 +198,8 @@ SCALES = {
         many={"clients": 20, "participation": 4},
         many_partitions=("shards(classes=4)", "dirichlet(alpha=0.1, min_size=1)"),
         many_last=1,
+        deep={**DEEP, "rounds": 2, "target": None, "stop_at_target": False},
+        theory={"images": 40, "steps": 50, "draws": 40},
     ),
     "small": FedNLRScale(
         {
@@ -190,6 +217,7 @@ SCALES = {
         seeds=(1, 2, 3),
         neuron_seeds=(1, 2, 3, 4, 5),
         many_partitions=tuple(text.replace("min_size=5", "min_size=1") for text in MANY_PARTITIONS),
+        deep={**DEEP, "dataset": "fashion-mnist(examples=4000, test_examples=2000)"},
     ),
     "evidence": FedNLRScale(
         {
@@ -231,5 +259,6 @@ SCALES = {
         last=5,
         many_last=30,
         layer_mus=FIXED,
+        deep={**DEEP, "rounds": 1000},
     ),
 }
