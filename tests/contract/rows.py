@@ -66,6 +66,7 @@ ROWS = [
     Row(Scaffold(), None),
     Row(FedNova(), None),
     Row(FedDyn(alpha=0.5), None, order_free=False),
+    Row(FedDyn(alpha=0.5, mean_examples=20), None, order_free=False),
     Row(Moon(), Moon(mu=0.0)),
     Row(FedRS(), FedRS(alpha=1.0), order_free=False),
     Row(FedLC(), FedLC(tau=0.0), order_free=False),

@@ -67,3 +67,28 @@ def test_the_mean_of_the_clients_may_be_judged() -> None:
     differ(mean(ends), theta)
     with pytest.raises(UsageError, match="judge"):
         run("feddyn(judge='nobody')", clients)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vmap"])
+def test_alpha_scaled_by_relative_size(engine: str) -> None:
+    """Clients of 3, 5 and 2 examples, whose mean is 10/3: α_k = 0.3·(10/3)/n_k is 1/3, 1/5 and 1/2.
+
+    As in the authors' code both the step, ∇L_k(θ) − h_k + α_k(θ − θ^t), and h_k ← h_k − α_k(θ_k − θ^t) have α_k, and
+    the server subtracts what clients could not do: θ^{t+1} = mean_{k∈P} θ_k + (1/N) Σ of all changes so far.
+    """
+    clients = parties()
+    fed = run("feddyn(alpha=0.3, mean_examples=3.3333333333333335)", clients, participation=2, rounds=4, engine=engine)
+    assert returns(present(fed))
+    strengths = [1 / 3, 1 / 5, 1 / 2]
+    theta = flat(linear())
+    changes, own = np.zeros_like(theta), [np.zeros_like(theta) for _ in clients]
+    for took_part in present(fed):
+        ends = []
+        for k in took_part:
+            c, h_k, a, centre = clients[k], own[k], strengths[k], theta
+            ends.append(descend(theta, lambda v, c=c, h=h_k, a=a, o=centre: gradient(v, c) - h + a * (v - o)))
+            own[k] = h_k - a * (ends[-1] - theta)
+        changes = changes + sum(end - theta for end in ends) / len(clients)
+        theta = mean(ends) + changes
+    agree(fed, theta)
+    differ(theta, flat(run("feddyn(alpha=0.3)", clients, participation=2, rounds=4)))

@@ -139,6 +139,10 @@ class UnreadableExamples:
         """Refused."""
         raise UsageError(_REFUSAL)
 
+    def sizes(self) -> Tensor:
+        """Refused."""
+        raise UsageError(_REFUSAL)
+
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Refused."""
         raise UsageError("a technique that vectorises draws random numbers in its doors prepare and draws alone")
@@ -170,6 +174,7 @@ def shared_answers(prepared: Slots, drawn: Slots, counts: Callable[[], Tensor] |
         outputs=data.outputs,
         observe=data.observe,
         sum_rows=data.sum_rows,
+        sizes=data.sizes,
     )
 
 

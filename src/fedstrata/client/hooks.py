@@ -133,7 +133,7 @@ class Answers:
         prepare: (technique, its view) → what its door `prepare` gives.
         draws: (technique, its view) → what gives the random numbers of a step.
         normal: (a technique's name, its random stream) → `ClientView.normal`.
-        counts, outputs, observe, sum_rows: as `ClientView` has them.
+        counts, outputs, observe, sum_rows, sizes: as `ClientView` has them.
     """
 
     rng: Callable[[str], torch.Generator]
@@ -144,6 +144,7 @@ class Answers:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+    sizes: Callable[[], Tensor]
 
 
 def open_view(
@@ -171,6 +172,7 @@ def open_view(
         outputs=answers.outputs,
         observe=answers.observe,
         sum_rows=answers.sum_rows,
+        sizes=answers.sizes,
         normal=answers.normal(technique.name, rng),
         prepare=partial(answers.prepare, technique),
         draws=partial(answers.draws, technique),

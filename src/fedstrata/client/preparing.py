@@ -41,6 +41,7 @@ def prepare_group(group: ClientGroup, slots: Slots, memory: Slots) -> Slots:
         shared_answers({}, {}),
         observe=passes.observe,
         sum_rows=passes.sum_rows,
+        sizes=lambda: torch.tensor(group.examples_of_each),
         normal=lambda name, rng: partial(_draw_normal, [generator(seed, name) for seed in group.seeds]),
     )
     a = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))

@@ -130,6 +130,7 @@ class ClientVisit:
             outputs=outputs,
             observe=observe,
             sum_rows=lambda rows: (rows.sum(0), len(rows)),
+            sizes=lambda: torch.tensor(len(self.data)),
         )
 
     def passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:

@@ -135,6 +135,8 @@ class ClientView:
             its place whenever the model runs it.
         sum_rows: what such a function made of the rows that it was shown → (their sum, how many they are): of one
             client, or of each of many, a row per client, where `prepare` is asked once for all of them.
+        sizes: how many examples the client has, as a tensor without axes; in `prepare`, which is asked once for many
+            clients, one number for each. For `prepare` alone, if the technique is to vectorise.
         normal: (shape, type) → numbers of N(0, 1) from this technique's own stream: of one client, or of each of many,
             a row per client, where `prepare` is asked once for all of them.
         prepare, draws: the technique's own doors, as `prepared` and `draw` go through them.
@@ -153,6 +155,7 @@ class ClientView:
     outputs: Callable[[str], Iterator[tuple[Tensor, Tensor]]]
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
+    sizes: Callable[[], Tensor]
     normal: Callable[[Sequence[int], torch.dtype], Tensor]
     prepare: Callable[[ClientView], Tensors]
     draws: Callable[[ClientView], Callable[[Batch], Tensors]]

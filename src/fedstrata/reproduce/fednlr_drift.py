@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedstrata.reproduce.claims import POINTS, Check, above, beyond
 from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.run import deal, open_run
+from fedstrata.runs.records import History
 
 METHODS = {"FedAvg": "fedavg", "FedNLR": "fednlr"}
 CONTROL = "FedAvg, a client of all classes"
@@ -25,7 +27,7 @@ EVEN = {"partition": "iid"}
 HIDDEN = "fc1"
 """The stage whose outputs are the hidden neurons' activations."""
 
-_WITHOUT = {"method", "rounds", "target", "stop_at_target", "eval_every"}
+_WITHOUT = {"method", "rounds", "target", "stop_at_target", "eval_every", "participation"}
 
 
 def activations(model: nn.Module, examples: TensorExamples) -> Tensor:
@@ -54,32 +56,60 @@ def strictly_bound(ranges: Sequence[Sequence[Sequence[float]]]) -> list[int]:
     return [int((low[c] > above).sum()) for c, above in enumerate(others)]
 
 
+@dataclass(frozen=True)
+class Start:
+    """What all visits begin with.
+
+    Args:
+        config: of the run that the model is from.
+        history: that run.
+        clients: class → the data of the client that holds it alone.
+    """
+
+    config: RunConfig
+    history: History
+    clients: Mapping[int, TensorExamples]
+
+    def visit(self, method: str, data: TensorExamples, **others: Any) -> nn.Module:
+        """The model after a visit to one client."""
+        return visit(self.history.model, data, self.config, method, **others)
+
+    def activations(self, model: nn.Module) -> list[list[float]]:
+        """Class → the mean activation of each hidden neuron."""
+        return [activations(model, self.clients[c]).tolist() for c in sorted(self.clients)]
+
+
+def train_start(settings: Mapping[str, Any], seed: int, resources: PartResources) -> Start:
+    """The global model that the visits begin with, and its clients, each of one class."""
+    own = {"seed": seed, "data_dir": resources.data_dir, "workers": 1}
+    config = validate_settings(RunConfig, {**settings["run"], **own})
+    history = open_run(config, None).fit()
+    dataset, parts = deal(config)
+    return Start(config, history, {int(d.labels()[0]): d for d in (dataset.train.select(part) for part in parts)})
+
+
+def visit(model: nn.Module, data: TensorExamples, config: RunConfig, method: str, **others: Any) -> nn.Module:
+    """The model after a visit to one client, trained as a configuration says, or with other settings."""
+    settings = {name: getattr(config, name) for name in Settings.model_fields if name not in _WITHOUT}
+    return Federation(model, [data], **{**settings, **others, "method": method, "rounds": 1}).fit().model
+
+
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:
     """Activations on every class before a visit, and after one to each class's client and to a client of all classes.
 
     The last, by FedAvg, is the control: the same model and as many steps, but no class is missing.
     """
-    own = {"seed": seed, "data_dir": resources.data_dir, "workers": 1}
-    config = validate_settings(RunConfig, {**settings["run"], **own})
-    history = open_run(config, None).fit()
-    dataset, parts = deal(config)
-    every = range(dataset.classes)
-    clients = {int(data.labels()[0]): data for data in (dataset.train.select(part) for part in parts)}
-    even = [
-        dataset.train.select(part) for part in deal(validate_settings(RunConfig, {**config.model_dump(), **EVEN}))[1]
-    ]
-    visit = {n: getattr(config, n) for n in Settings.model_fields if n not in _WITHOUT}
-
-    def after(method: str, data: TensorExamples) -> list[list[float]]:
-        model = Federation(history.model, [data], **visit, method=method, rounds=1).fit().model
-        return [activations(model, clients[c]).tolist() for c in every]
-
+    start = train_start(settings, seed, resources)
+    history, clients, every = start.history, start.clients, sorted(start.clients)
+    dataset, even = deal(validate_settings(RunConfig, {**start.config.model_dump(), **EVEN}))
     return {
         "accuracy": history.accuracy,
         "rounds": len(history.records),
-        "before": [activations(history.model, clients[c]).tolist() for c in every],
-        "after": {label: [after(text, clients[c]) for c in every] for label, text in METHODS.items()},
-        "even": [after("fedavg", even[c]) for c in every],
+        "before": start.activations(history.model),
+        "after": {
+            label: [start.activations(start.visit(text, clients[c])) for c in every] for label, text in METHODS.items()
+        },
+        "even": [start.activations(start.visit("fedavg", dataset.train.select(even[c]))) for c in every],
         "ranges": [activation_range(history.model, clients[c]) for c in every],
     }
 
@@ -99,24 +129,38 @@ def activation_gain(
 
 def drifts(found: SeedFigures, visits: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Seeds]:
     """Method, or the control → seed → the mean change over visits, each a (visited class, other classes)."""
-    means: dict[str, dict[int, float]] = {label: {} for label in (*METHODS, CONTROL)}
+    after = {label: {s: figures["after"][label] for s, figures in found.items()} for label in METHODS}
+    after[CONTROL] = {seed: figures["even"] for seed, figures in found.items()}
+    return {label: mean_gains(found, of, visits) for label, of in after.items()}
+
+
+def mean_gains(
+    found: SeedFigures, after: Mapping[int, Sequence[Any]], visits: Sequence[tuple[int, Sequence[int]]]
+) -> dict[int, float]:
+    """Seed → the mean change over visits, by activations after each of them; seeds where none is known have none."""
+    means = {}
     for seed, figures in found.items():
-        for label, by_seed in means.items():
-            after = figures["even"] if label == CONTROL else figures["after"][label]
-            values = [activation_gain(figures["before"], after[visited], visited, others) for visited, others in visits]
-            known = [value for value in values if value is not None]
-            if known:
-                by_seed[seed] = statistics.fmean(known)
-    return dict(means)
+        given = after[seed]
+        values = [activation_gain(figures["before"], given[v], v, others) for v, others in visits if given[v]]
+        known = [value for value in values if value is not None]
+        if known:
+            means[seed] = statistics.fmean(known)
+    return means
+
+
+def places(classes: int, visited: int, other: int) -> dict[str, list[tuple[int, list[int]]]]:
+    """The paper's pair of classes, and every client against all other classes."""
+    every = range(classes)
+    return {
+        f"clients {visited} and {other}": [(visited, [other])],
+        f"all {classes} clients": [(v, [c for c in every if c != v]) for v in every],
+    }
 
 
 def assess(found: SeedFigures, visited: int, other: int) -> Findings:
     """The paper's pair of classes, and every client against all other classes."""
-    every = range(len(next(iter(found.values()))["before"]))
-    where = {
-        f"clients {visited} and {other}": drifts(found, [(visited, [other])]),
-        f"all {len(every)} clients": drifts(found, [(v, [c for c in every if c != v]) for v in every]),
-    }
+    visits = places(len(next(iter(found.values()))["before"]), visited, other)
+    where = {place: drifts(found, those) for place, those in visits.items()}
     strict = {seed: strictly_bound(figures["ranges"]) for seed, figures in found.items() if "ranges" in figures}
     summary = tuple((place, *(POINTS.cell(seeds) for seeds in means.values())) for place, means in where.items())
     seed, first = next(iter(found.items()))

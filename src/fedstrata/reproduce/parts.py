@@ -225,6 +225,22 @@ def mean_of_last(count: int) -> Callable[[list[Record]], float | None]:
     return mean
 
 
+def accuracy_at_end(count: int) -> Callable[[list[Record]], float | None]:
+    """The mean accuracy of the last few evaluations; of a run that ends with a round in which nobody trained, its.
+
+    Such a round is a technique's epilogue, which makes another model of the trained one.
+    """
+    mean = mean_of_last(count)
+    return lambda rounds: mean(rounds[-1:] if rounds and not rounds[-1].steps else rounds)
+
+
+def accuracy_before_epilogue(rounds: list[Record]) -> float | None:
+    """The accuracy after the last round of training of a run that has an epilogue; None if it has none."""
+    if len(rounds) < 2 or rounds[-1].steps:
+        return None
+    return [record.accuracy for record in rounds if record.steps][-1]
+
+
 def figures_by_label(comparison: Comparison, of: Callable[[list[Record]], float | None]) -> dict[str, Seeds]:
     """Method → seed → a figure, of a comparison that varies nothing else."""
     return {row.method: figures_by_seed(row, of) for row in comparison.rows}

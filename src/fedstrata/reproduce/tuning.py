@@ -104,5 +104,10 @@ def _tuning_of(part: Grid) -> Tuning:
 
 def _tuning_text(tuning: Tuning) -> str:
     tried = ", ".join(f"{lr:g}" for lr in tuning.lrs)
-    fields = "".join(f", {name} {value}" for name, value in tuning.fields.items())
+    fields = "".join(f", {name} {_value_text(value)}" for name, value in tuning.fields.items())
     return f"learning rates chosen on seed {tuning.seed}, which is not reported, from {tried} for every method{fields}"
+
+
+def _value_text(value: Any) -> str:
+    """A field's value; of several, that the trials are made under all of them."""
+    return f"in the mean over {', '.join(map(str, value))}" if isinstance(value, list) else str(value)

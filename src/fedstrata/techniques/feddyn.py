@@ -7,14 +7,22 @@ ICLR 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import one_of, positive
 from fedstrata.techniques.fedprox import pull
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
+
+
+def scaled_alpha(alpha: float, mean_examples: float, sizes: Tensor) -> Tensor:
+    """α_k = α·Σn/(N·n_k): the larger a client, the weaker the pull beside its mean loss."""
+    return alpha * mean_examples / sizes.double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,9 @@ class FedDyn(Technique):
         alpha: α, the strength; the paper uses 0.1, 0.01 and 0.001. It cannot be 0: h/α does not vanish with it.
         judge: which model is evaluated and handed out: the `server`'s w, which clients are sent, or the mean of the
             `clients`' models of the last round, w + h/α, as in the authors' code.
+        mean_examples: Σn/N, how many examples a client has in the mean. With it α is scaled by relative size, as in the
+            authors' code: client k has α_k = α·Σn/(N·n_k) in both of its terms, so that α_k·n_k is the same for all. On
+            the server nothing changes: h/α = −(1/N) Σ (w_k − w), summed over rounds, has no α in it. None: α for all.
 
     The authors' code has the part α/2·‖w_k‖² of the pull as weight decay of the optimiser; that is this α, and not one
     more setting.
@@ -45,20 +56,35 @@ class FedDyn(Technique):
     sums: ClassVar[Literal["", "slot", "delta"]] = "delta"
     alpha: float = 0.1
     judge: Literal["server", "clients"] = "server"
+    mean_examples: float | None = None
 
     def __post_init__(self) -> None:
         positive("feddyn", alpha=self.alpha)
+        if self.mean_examples is not None:
+            positive("feddyn", mean_examples=self.mean_examples)
         one_of("feddyn", ("server", "clients"), judge=self.judge)
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """h = 0."""
         return zeros_like(params)
 
+    def prepare(self, view: ClientView) -> Tensors:
+        """α_k, shaped so that it multiplies a parameter; nothing if all clients have the same α."""
+        if self.mean_examples is None:
+            return {}
+        strengths, params = scaled_alpha(self.alpha, self.mean_examples, view.sizes()), view.assignment.params
+        return {
+            n: strengths.to(params[n].dtype).view(*strengths.shape, *[1] * params[n].dim())
+            for n in view.assignment.uploads
+        }
+
     def local(self, view: ClientView) -> Hooks:
         """Every gradient plus −h_k + α(w_k − w); at the end, h_k ← h_k − α(w_k − w)."""
         names, anchor = view.assignment.uploads, view.assignment.params
         if not names:
             return Hooks()
+        if self.mean_examples is not None:
+            return self._scaled_hooks(view)
         mine = view.recall(names)
         home = add({n: anchor[n] for n in names}, mine, 1 / self.alpha)
 
@@ -67,6 +93,18 @@ class FedDyn(Technique):
 
         def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
             return {}, {**view.memory, **add({n: mine[n] for n in delta}, delta, alpha=-self.alpha)}
+
+        return Hooks(correct=correct, finish=finish)
+
+    def _scaled_hooks(self, view: ClientView) -> Hooks:
+        """The same with α_k."""
+        anchor, mine, own = view.assignment.params, view.recall(view.assignment.uploads), view.prepared
+
+        def correct(grads: Tensors, batch: Batch) -> Tensors:
+            return {n: own[n] * (batch.params[n] - anchor[n]) - mine[n] for n in grads}
+
+        def finish(delta: Tensors, tally: Tensors) -> tuple[Tensors, Tensors | None]:
+            return {}, {**view.memory, **{n: mine[n] - own[n] * change for n, change in delta.items()}}
 
         return Hooks(correct=correct, finish=finish)
 

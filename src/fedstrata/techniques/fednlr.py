@@ -40,6 +40,11 @@ def pace(activations: Tensor, mu: float) -> Tensor:
     return torch.where(spread > 0, factors, torch.ones_like(factors))
 
 
+def temperature(activations: Tensor, mu: float) -> Tensor:
+    """T = (h̄_max − h̄_min)/ln μ of a layer's neurons, which are the last axis; the smaller, the more rates differ."""
+    return (activations.amax(-1) - activations.amin(-1)) / math.log(mu)
+
+
 @dataclass(eq=False)
 class _Layer:
     """A layer's neurons, and what they do during the pass: sums over samples and positions, and how many these are.
@@ -116,12 +121,16 @@ class _Layer:
             self.total, self.plain, self.count = self.total + total, self.plain + plain, self.count + count
         self.output = self.waiting = None
 
-    def scales(self, mu: float, trains: set[str], draw: Draw | None) -> Tensors:
-        """The factors of the parameters of all neurons that train; dealt by lot, if something is given to draw with."""
+    def activations(self) -> Tensor:
+        """h̄ of every neuron."""
         self.settle()
         total = self.plain if self.stratum.classifies and self.width == self.classes else self.total
         assert isinstance(total, torch.Tensor)
-        factors = pace(total / self.count, mu)
+        return total / self.count
+
+    def scales(self, mu: float, trains: set[str], draw: Draw | None) -> Tensors:
+        """The factors of the parameters of all neurons that train; dealt by lot, if something is given to draw with."""
+        factors = pace(self.activations(), mu)
         if draw is not None:
             factors = factors.gather(-1, draw([self.width], torch.float64).argsort(-1))
         kernel = [1] * self.weight.weight.dim()
@@ -216,6 +225,18 @@ class FedNLR(Technique):
 
     def prepare(self, view: ClientView) -> Tensors:
         """The factors of all neurons' learning rates, from one pass over the client's data."""
+        trains: set[str] = set(view.assignment.trains)
+        scales: Tensors = {}
+        for layer, mu in self._watch(view):
+            scales |= layer.scales(mu, trains, view.normal if self.shuffle else None)
+        return scales
+
+    def temperatures(self, view: ClientView) -> dict[str, tuple[Tensor, float]]:
+        """Layer → (T_l, μ_l), as `prepare` has them, from one pass over the client's data."""
+        return {layer.stratum.name: (temperature(layer.activations(), mu), mu) for layer, mu in self._watch(view)}
+
+    def _watch(self, view: ClientView) -> Iterator[tuple[_Layer, float]]:
+        """The layers that run and are to have rates, each with its ratio, after one pass over the client's data."""
         trains = set(view.assignment.trains)
         layers = [
             _Layer(
@@ -229,15 +250,12 @@ class FedNLR(Technique):
             for stratum, module in _neurons(view.model, view.strata)
         ]
         if self.mu == 1 or not any(layer.counts for layer in layers):
-            return {}
+            return
         view.observe({place: look for layer in layers for place, look in layer.watch()})
         layers = [layer for layer in layers if layer.runs]
-        scales: Tensors = {}
         for index, layer in enumerate(layers, 1):
             if layer.counts:
-                mu = self.ratio(index, len(layers), layer.width)
-                scales |= layer.scales(mu, trains, view.normal if self.shuffle else None)
-        return scales
+                yield layer, self.ratio(index, len(layers), layer.width)
 
     def local(self, view: ClientView) -> Hooks:
         """The factors multiply the steps."""
