@@ -110,8 +110,9 @@ def _grid(scale: DeeperScale, name: str, table: PaperTable) -> Grid:
     if table.axis != "dataset":
         axes[table.axis] = list(dict.fromkeys(value for _, value in places))
     fixed = {} if table.model is None else {"model": table.model}
-    methods = [{"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL, **watched(scale)}]
-    values = {**scale.run, "partition": "iid", "method": methods, "seed": list(scale.seeds), **fixed, **axes}
+    methods = [{"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL}]
+    common = {**scale.run, **watched(scale), "partition": "iid", "seed": list(scale.seeds)}
+    values = {**common, "method": methods, **fixed, **axes}
     return Grid(
         name,
         ABOUT[name.partition("-")[0]] + "".join(f", on {data}" for data in table.datasets if data in scale.elsewhere),

@@ -5,7 +5,7 @@ base; at the scale `small` it is 2 points below, while centralised training gain
 taken away by itself, and it is asked how much max-pool still gains the federation:
 
 - running statistics that do not fit the averaged weights: they are estimated again;
-- too few rounds for maps of four times the size: the best after a quarter of the rounds against the best of all;
+- too few rounds for maps of four times the size: FL on a plateau against a quarter of the rounds that lead to it;
 - a rate that suits only the base: each model at the best of several rates, seed by seed;
 - clients that drift apart on their own data: one local epoch, with as many steps in all;
 - nothing of the federation: does centralised training, too, lose without max-pool after as few sequential steps?
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow
 from fedstrata.compare.runner import read_finished_records
@@ -46,21 +47,24 @@ FACTORS = (0.5, 2.5)
 LEFT = 0.01
 """What max-pool may still gain where the reason for it is said to be found."""
 EARLY = 4
-"""The share of the rounds that is early: one in so many."""
+"""The share of the rounds to the plateau that is early: one in so many."""
 
 
 def part(scale: DeeperScale) -> Grid:
     """The deep ResNet with max-pool and without, at several rates, and with the fewest local steps."""
-    federated = {"method": "fedavg", **watched(scale)}
+    federated = {"method": "fedavg"}
     one, fields = fewer_steps(scale)[1:]
-    methods = [
+    methods: list[dict[str, Any]] = [
         {"method": "centralised", "label": CL},
         {"label": FL, **federated},
         *({"label": _rate_label(rate), "lr": rate, **federated} for rate in _rates(scale)),
         {"label": f"{FL}, {one}", **federated, **fields},
     ]
+    if scale.plateau is not None:
+        methods.append({"label": _long_label(scale), "rounds": scale.plateau, **federated})
     values = {
         **scale.run,
+        **watched(scale),
         "dataset": scale.data(scale.among("cifar-10")[0]),
         "model": [scale.resnet(scale.deep), scale.resnet(scale.deep, maxpool=False)],
         "partition": "iid",
@@ -79,6 +83,11 @@ def _rate_label(rate: float) -> str:
     return f"{FL}, lr {rate:g}"
 
 
+def _long_label(scale: DeeperScale) -> str:
+    """The federated run that goes on to the plateau; at some scales every run does."""
+    return FL if scale.plateau is None else f"{FL}, {scale.plateau} rounds"
+
+
 # --- what is read of the runs ----------------------------------------------------------------------------------------
 
 
@@ -88,7 +97,8 @@ class ModelFigures:
 
     Args:
         setting: CL and FL as they are.
-        early: FL's best until a quarter of the rounds.
+        early: FL's best in a quarter of the rounds to the plateau.
+        long: FL's best in all of them.
         last: FL's last model.
         tuned: FL's best at the best of all rates.
         short: FL's best with the fewest local steps.
@@ -97,6 +107,7 @@ class ModelFigures:
 
     setting: SettingFigures
     early: Seeds
+    long: Seeds
     last: Seeds
     tuned: Seeds
     short: Seeds
@@ -105,12 +116,14 @@ class ModelFigures:
 
 def read_model(rows: Mapping[str, ComparisonRow], scale: DeeperScale) -> ModelFigures:
     """Label of a method → its row, of one model."""
+    long = rows[_long_label(scale)]
     rates = [figures_by_seed(rows[label], highest_accuracy) for label in (FL, *map(_rate_label, _rates(scale)))]
     ends = {r.seed: read_finished_records(Path(r.directory))[-1] for r in rows[FL].sound_results}
     losses = {seed: record.train_loss for seed, record in ends.items()}
     return ModelFigures(
         figures_of_setting(rows[CL], rows[FL]),
-        figures_by_seed(rows[FL], best_until(max(scale.run["rounds"] // EARLY, 1))),
+        figures_by_seed(long, best_until(max(long.run.rounds // EARLY, 1))),
+        figures_by_seed(long, highest_accuracy),
         figures_by_seed(rows[FL], last_accuracy),
         best_of(rates),
         figures_by_seed(rows[f"{FL}, {fewer_steps(scale)[1]}"], highest_accuracy),
@@ -154,7 +167,8 @@ def ways(pooled: ModelFigures, bare: ModelFigures, one: str) -> dict[str, Way]:
         "cl": ("CL, best", lambda m: m.setting.cl),
         "cl early": ("CL at FL's sequential steps", lambda m: m.setting.cl_early),
         "fl": ("FL, best", lambda m: m.setting.fl),
-        "early": (f"FL, best in the first of {EARLY} parts of the rounds", lambda m: m.early),
+        "early": ("FL, best in a quarter of the rounds to the plateau", lambda m: m.early),
+        "long": ("FL, best in all of them", lambda m: m.long),
         "last": ("FL, last model", lambda m: m.last),
         "again": ("FL, last model, statistics estimated again", lambda m: m.setting.fl_again),
         "tuned": ("FL, at the best of the rates", lambda m: m.tuned),
@@ -165,7 +179,7 @@ def ways(pooled: ModelFigures, bare: ModelFigures, one: str) -> dict[str, Way]:
 
 REASONS = (
     ("running statistics", "last", "again", "once they are estimated again"),
-    ("too few rounds", "early", "fl", "after all rounds"),
+    ("too few rounds", "early", "long", "on the plateau"),
     ("the learning rate", "fl", "tuned", "at each one's best rate"),
     ("local drift", "fl", "short", "with the fewest local steps"),
 )

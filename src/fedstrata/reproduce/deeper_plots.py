@@ -41,7 +41,7 @@ def plot_table(cells: Mapping[str, SettingFigures], title: str, path: Path) -> N
         lines = {name: by_layer(cell, measure) for name, cell in cells.items()}
         _plot_lines(axes, f"divergence, {measure.column}", "layer, from the input", lines)
         if any(value > 0 for line in lines.values() for value in line.values()):
-            axes.set_yscale("log")
+            _scale_by_logarithm(axes)
     above[1].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     save(figure, path)
@@ -76,6 +76,15 @@ def _plot_lines(axes: Any, title: str, across: str, lines: Mapping[str, Curve]) 
     axes.set_title(title, loc="left", fontsize=9)
     axes.set_xlabel(across, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scale_by_logarithm(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 # --- the lines -------------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ class DeeperScale:
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
         elsewhere: name → arguments: datasets that some tables are made on besides.
         draws: whether there are pictures of the tables.
+        plateau: rounds after which FL learns no more; None if the scale's are as many.
     """
 
     run: Mapping[str, Any]
@@ -122,6 +123,7 @@ class DeeperScale:
     trials: tuple[float, ...] = ()
     elsewhere: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     draws: bool = True
+    plateau: int | None = None
 
     @property
     def tuning(self) -> Tuning | None:
@@ -148,7 +150,10 @@ class DeeperScale:
 
 
 def watched(scale: DeeperScale) -> dict[str, Any]:
-    """The fields of a federated run whose clients' updates are compared in every round, which changes no result."""
+    """The fields of runs whose clients' updates are compared in every round, which changes no result.
+
+    Centralised training, which has but one, finds nothing.
+    """
     return {"probe": "proxy", "probe_clients": scale.run["clients"]}
 
 
@@ -209,6 +214,7 @@ SCALES = {
         },
         seeds=(0,),
         draws=False,
+        plateau=4,
     ),
     "small": DeeperScale(
         {
@@ -245,6 +251,7 @@ SCALES = {
             "draws": 50,
         },
         seeds=(4, 5, 6),
+        plateau=24,
     ),
     "evidence": DeeperScale(
         {

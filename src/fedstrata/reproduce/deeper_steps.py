@@ -27,6 +27,7 @@ def part(scale: DeeperScale) -> Grid:
     """The deep ResNet with all local steps and with the fewest, and at the rate and at a quarter of it."""
     values = {
         **scale.run,
+        **watched(scale),
         "dataset": scale.data(scale.among("cifar-10")[0]),
         "model": scale.resnet(scale.deep),
         "partition": "iid",
@@ -42,7 +43,7 @@ def _ways(scale: DeeperScale) -> dict[str, tuple[dict[str, Any], dict[str, Any]]
     many, one, fields = fewer_steps(scale)
     rate = scale.run["lr"] / SHRINK
     slower = {"lr": rate}
-    central, federated = {"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL, **watched(scale)}
+    central, federated = {"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL}
     return {
         f"{many}, lr {scale.run['lr']:g}": (central, federated),
         f"{one}, lr {scale.run['lr']:g}": (central, {**federated, "label": f"{FL}, {one}", **fields}),

@@ -151,6 +151,12 @@ def _by_depth(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check
         *_nearer(table, cells, data, shallow, deep),
         _faster(cells, data, shallow, deep),
         above(name, cells[deep].falls, cells[shallow].falls, unit=GAINS),
+        above(
+            f"FL gains more by re-estimated statistics with {deep} than with {shallow} on {data}",
+            cells[deep].regained,
+            cells[shallow].regained,
+            unit=GAINS,
+        ),
     ]
 
 
