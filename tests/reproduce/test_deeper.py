@@ -19,17 +19,12 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.models.strata import strata
 from fedstrata.probes.measures import client_gradients, divergence, reestimate_statistics, relative_divergence
 from fedstrata.reproduce import Reproduction, parts, reproduce
-from fedstrata.reproduce.deeper import _paper_tables
 from fedstrata.reproduce.deeper_accumulation import assess, first_of_each_class, gradient_spreads, log_means
-from fedstrata.reproduce.deeper_divergence import (
-    SettingFigures,
-    assess_rounds,
-    layer_halves,
-    measure_rounds,
-    rounds_to_share,
-)
-from fedstrata.reproduce.deeper_measures import EQ1, GRADIENTS, MEASURES, RELATIVE, UNSCALED, UPDATES
+from fedstrata.reproduce.deeper_divergence import assess_rounds, measure_rounds
+from fedstrata.reproduce.deeper_figures import SettingFigures, rounds_to_share
+from fedstrata.reproduce.deeper_measures import EQ1, GRADIENTS, MEASURES, RELATIVE, UNSCALED, UPDATES, layer_halves
 from fedstrata.reproduce.deeper_settings import SCALES
+from fedstrata.reproduce.deeper_tables import paper_tables
 from fedstrata.reproduce.parts import Findings, Grid, OwnWork, PartResources
 from fedstrata.run import deal, models_of, open_run
 from fedstrata.runs.records import Record
@@ -47,6 +42,8 @@ PARTS = (
     "residual",
     "channels",
 )
+"""The tables, and what comes before them."""
+REASONS = ("steps", "maxpool")
 
 Made = tuple[Reproduction, Path]
 
@@ -74,13 +71,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         "shallow layers diverge more than deep ones, un-normalised",
         "shallow layers' divergence falls, relative to the mean",
         "deep layers' divergence grows, from updates",
-        "the gap is narrower with ResNet8 than with ResNet10 on digits",
+        "the gap is narrower with ResNet8 than with ResNet10 on digits, by best accuracies",
+        "the gap is narrower with ResNet8 than with ResNet10 on digits, at equal sequential steps",
+        "the gap is narrower with ResNet8 than with ResNet10 on digits, with re-estimated statistics",
         "FL's accuracy falls more from round to round with ResNet10 than with ResNet8 on digits",
         "FL is better with 3× width than with 1× width on digits",
         "clients diverge less with 3×3 conv. than with base on digits, by Eq. 1",
         "clients diverge less with 3×3 conv. than with base on digits, un-normalised",
         "clients diverge less with 3×3 conv. than with base on digits, relative to the mean",
-        "the gap is narrower with no max-pool than with base on digits",
+        "the gap is narrower with no max-pool than with base on digits, at equal sequential steps",
         "clients diverge less in deep layers with 16×16 than with 8×8 on digits, by Eq. 1",
         "clients diverge less in deep layers with 16×16 than with 8×8 on digits, un-normalised",
         "clients diverge less in deep layers with 16×16 than with 8×8 on digits, relative to the mean",
@@ -90,6 +89,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         "clients diverge less with normal than with reversed on digits, by Eq. 1",
         "clients diverge less with normal than with reversed on digits, un-normalised",
         "clients diverge less with normal than with reversed on digits, relative to the mean",
+        "FL is better with 1 local step, lr 0.05 than with 2 local steps, lr 0.05 on digits",
+        "the gap is narrower with 2 local steps, lr 0.0125 than with 2 local steps, lr 0.05 on digits, "
+        "by best accuracies",
+        "running statistics: max-pool gains FL less once they are estimated again, on digits",
+        "local drift: less than a point of max-pool's gain is left with the fewest local steps, on digits",
+        "clients diverge more with no max-pool than with base, relative to the mean, on digits",
     ],
 )
 def test_every_claim_is_judged(claim: str, made: Made) -> None:
@@ -103,25 +108,28 @@ def test_smoke(made: Made) -> None:
     assert not found.failures
     assert len({check.name for check in found.checks}) == len(found.checks)
     assert all(check.values and not check.missing for check in found.checks)
-    assert [section.part.name for section in found.sections] == list(PARTS)
+    assert [section.part.name for section in found.sections] == [*PARTS, *REASONS]
     assert "–" not in {cell for s in found.sections for t in s.findings.tables for row in t.rows for cell in row}
     assert [name for s in found.sections for name in s.findings.pictures] == ["accumulation.png", "rounds.png"]
     assert all((out / name).stat().st_size > 5000 for s in found.sections for name in s.findings.pictures)
     assert str(out) not in (out / "report.md").read_text()
-    assert [part["name"] for part in json.loads((out / "report.json").read_text())["parts"]] == list(PARTS)
+    assert [part["name"] for part in json.loads((out / "report.json").read_text())["parts"]] == [*PARTS, *REASONS]
 
 
 def test_what_is_equal_in_two_tables_is_run_once(made: Made) -> None:
     """2 depths, of which one is the slim model and one the deep; 2 more widths, 2 stems, 1 resolution, 3 augmentations,
-    2 transformers, 1 without links, 2 plans: 15, centralised and federated."""
+    2 transformers, 1 without links, 2 plans: 15, centralised and federated. Then 1 with fewer steps, and a pair at a
+    smaller rate; and, each with max-pool and without, 2 more rates, fewer steps and more rounds, but the base's fewer
+    steps are there: 7."""
     grids = [plan(part.values, "out").runs for part in parts("deeper", "smoke") if isinstance(part, Grid)]
-    assert [len(runs) // 2 for runs in grids] == [2, 3, 3, 2, 4, 2, 2, 3]
-    assert len(list((made[1] / "runs").iterdir())) == 2 * (2 + 2 + 2 + 1 + 3 + 2 + 1 + 2)
+    assert [len(runs) // 2 for runs in grids[:8]] == [2, 3, 3, 2, 4, 2, 2, 3]
+    assert [len(runs) for runs in grids[8:]] == [5, 12]
+    assert len(list((made[1] / "runs").iterdir())) == 2 * (2 + 2 + 2 + 1 + 3 + 2 + 1 + 2) + 1 + 2 + 7
 
 
 def test_the_tables_first_rows_have_nothing_to_gain(made: Made) -> None:
-    for section in made[0].sections[3:]:
-        (table,) = section.findings.tables
+    for section in made[0].sections[3:-1]:
+        table, _ = section.findings.tables
         assert table.columns[2:6] == ("Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points")
         assert table.columns[6:] == ("Div., Eq. 1, ×10⁻³", "Div., un-normalised", "Div., relative")
         first, *others = table.rows
@@ -291,7 +299,10 @@ def record(made: Made) -> Record:
 def _cell(record: Record, cl: float, curve: list[float], layers: tuple[float, ...] = (0.001, 0.001)) -> SettingFigures:
     rounds = [replace(record, round=at, accuracy=value, metrics={}) for at, value in enumerate(curve, start=1)]
     figures = {str(at): value for at, value in enumerate(layers)}
-    return SettingFigures({0: cl}, {0: max(curve)}, {0: {measure.name: figures for measure in GRADIENTS}}, {0: rounds})
+    by_measure = {measure.name: figures for measure in GRADIENTS}
+    central = [replace(rounds[0], accuracy=cl)]
+    again = {"cl_again": {0: cl}, "fl_again": {0: max(curve)}, "updates": {0: [figures]}}
+    return SettingFigures({0: cl}, {0: max(curve)}, {0: by_measure}, {0: rounds}, {0: central * len(rounds)}, **again)
 
 
 def _of_five_seeds(cell: SettingFigures) -> SettingFigures:
@@ -320,7 +331,7 @@ def test_rounds_to_what_both_reach(record: Record) -> None:
 @pytest.mark.parametrize("name", PARTS[3:])
 def test_a_table_is_judged(name: str, record: Record) -> None:
     """Where everything is as the paper has it every claim holds, and none where everything is the other way round."""
-    sheet = _paper_tables(SCALES["small"])[name]
+    sheet = paper_tables(SCALES["small"])[name]
     labels = list(sheet.rows)
     better = {"depth": labels[::-1], "channels": labels[::-1], "augmentation": ["none", "CJ", "both", "RRC"]}
     order = better.get(name, labels)
@@ -342,7 +353,7 @@ def test_a_table_is_judged(name: str, record: Record) -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    tables = _paper_tables(SCALES["paper"])
+    tables = paper_tables(SCALES["paper"])
     assert tables["width"].paper("gap", "1× width", "2× width", "CIFAR-100") == "6.0 against 2.7 points"
     assert tables["width"].paper("div", "1× width", "3× width", "CIFAR-10") == (
         "Tiny-ImageNet: 46 against 11; CIFAR-100: 52 against 14"
@@ -358,13 +369,13 @@ def test_the_papers_figures_stand_beside() -> None:
 def test_the_papers_settings() -> None:
     """30 clients, IID, 8 epochs, lr 0.02, 64×64, random resized crops; ResNet-13 and ResNet-101."""
     found = {part.name: part for part in parts("deeper", "paper")}
-    assert list(found) == list(PARTS)
+    assert list(found) == [*PARTS, *REASONS]
     runs = {name: plan(part.values, "out").runs for name, part in found.items() if isinstance(part, Grid)}
-    configs = [run.config for several in runs.values() for run in several]
+    configs = [run.config for name, several in runs.items() if name not in REASONS for run in several]
     assert {(c.clients, c.epochs, c.lr, c.partition, c.device) for c in configs} == {(30, 8, 0.02, "iid", "cuda")}
     assert {c.method for c in configs} == {"centralised", "fedavg"}
     assert {c.augment for c in configs} == {"rrc", "none", "cj", "both"}
-    counts = {name: len(several) // (2 * 3) for name, several in runs.items()}
+    counts = {name: len(several) // (2 * 3) for name, several in runs.items() if name not in REASONS}
     assert counts == {
         "depth": 5 * 2,
         "width": 3 * 2,
@@ -396,7 +407,7 @@ def test_seed_1_is_for_finding_settings() -> None:
 
 def test_findings_are_numbers(made: Made) -> None:
     """Divergences are finite, and above zero wherever clients differ."""
-    tables: list[Findings] = [section.findings for section in made[0].sections[3:]]
+    tables: list[Findings] = [section.findings for section in made[0].sections[3:-1]]
     values = [
         value
         for findings in tables

@@ -7,52 +7,36 @@ I_div = (CL₁ − FL₁) − (CL₂ − FL₂) is what a change of the model or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.reproduce import deeper_accumulation, deeper_divergence, deeper_terms
-from fedstrata.reproduce.claims import GAINS, Check, above, cell, fewest
-from fedstrata.reproduce.deeper_divergence import SettingFigures, figures_of_setting, rounds_to_share
-from fedstrata.reproduce.deeper_measures import EQ1, GRADIENTS, MEASURES, NOTE
-from fedstrata.reproduce.deeper_settings import (
-    AUGMENTATION,
-    CHANNELS,
-    RESIDUAL,
-    RESOLUTION,
-    SCALES,
-    STEM,
-    TRANSFORMER,
-    WIDTH,
-    DeeperFigures,
-    DeeperScale,
+from fedstrata.reproduce import (
+    deeper_accumulation,
+    deeper_divergence,
+    deeper_maxpool,
+    deeper_steps,
+    deeper_terms,
 )
-from fedstrata.reproduce.parts import (
-    DATASETS,
-    Findings,
-    FindingsTable,
-    Grid,
-    OwnWork,
-    Part,
-    unfinished_note,
-)
-from fedstrata.reproduce.verdicts import differences
-
-CL, FL = "CL", "FL"
-
-
-REACHED = 0.9
-"""The share of the lower one's best accuracy that two runs are timed to; the paper's targets are 87 and 95 % of it."""
+from fedstrata.reproduce.deeper_figures import SettingFigures, figures_of_setting
+from fedstrata.reproduce.deeper_measures import GRADIENTS, MEASURES
+from fedstrata.reproduce.deeper_plots import pictures
+from fedstrata.reproduce.deeper_report import gaps_table, main_table, notes_on
+from fedstrata.reproduce.deeper_settings import CL, FL, SCALES, DeeperScale, watched
+from fedstrata.reproduce.deeper_tables import PaperTable, paper_tables, tables_elsewhere
+from fedstrata.reproduce.parts import Findings, Grid, OwnWork, Part, unfinished_note
 
 
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    tables = [_grid(chosen, *table) for table in _paper_tables(chosen).items()]
+    tables = [_grid(chosen, *table) for table in paper_tables(chosen).items()]
+    reasons: list[Part] = [deeper_steps.part(chosen), deeper_maxpool.part(chosen)]
     if scale != "evidence":
-        return [_accumulation(chosen), _terms(chosen), _rounds(chosen), *tables]
-    found: list[Part] = [_accumulation(chosen), *tables, _rounds(chosen), _terms(chosen)]
+        return [_accumulation(chosen), _terms(chosen), _rounds(chosen), *tables, *reasons]
+    others = [_grid(chosen, *table) for table in tables_elsewhere(chosen).items()]
+    found: list[Part] = [_accumulation(chosen), *tables, *reasons, *others, _rounds(chosen), _terms(chosen)]
     return [replace(part, headline=part.name in HEADLINE) for part in found]
 
 
@@ -108,58 +92,6 @@ def _rounds(scale: DeeperScale) -> OwnWork:
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
-FiguresByLabel = Mapping[str, SettingFigures]
-"""The rows of a table, on one dataset, in order; I_div is against the first."""
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """One of the paper's tables.
-
-    Args:
-        axis: the field that is changed: model, augment or, for a resolution, dataset.
-        rows: label → its value, or a resolution.
-        datasets: names.
-        claims: (this table, its figures on a dataset, the dataset's name) → the checks of what it claims.
-        figures: dataset → the paper's figures, row by row.
-        model: of all rows; None in a table of models.
-    """
-
-    axis: str
-    rows: Mapping[str, Any]
-    datasets: Sequence[str]
-    claims: Callable[[PaperTable, FiguresByLabel, str], list[Check]]
-    figures: Mapping[str, Sequence[DeeperFigures]] = field(default_factory=dict)
-    model: str | None = None
-
-    def places(self, scale: DeeperScale) -> dict[tuple[str, Any], tuple[str, str]]:
-        """(dataset, value of the axis), as in a run's configuration → (the dataset's name, label), in order."""
-        found = {}
-        for name in self.datasets:
-            for label, value in self.rows.items():
-                sized = self.axis == "dataset"
-                dataset = scale.data(name, value if sized else None)
-                found[dataset, dataset if sized else value] = DATASETS[name], label
-        return found
-
-    def paper(self, measure: str, one: str, other: str, data: str) -> str:
-        """The paper's figures in two rows."""
-        at = [list(self.rows).index(label) for label in (one, other)]
-        pairs = {name: [getattr(rows[i], measure) for i in at] for name, rows in self.figures.items()}
-        return _paper_text({name: _pair_text(measure, *pair) for name, pair in pairs.items() if None not in pair}, data)
-
-
-def _paper_text(texts: Mapping[str, str], data: str) -> str:
-    """What the paper says of this dataset or, if nothing, of its own."""
-    return texts.get(data) or "; ".join(f"{name}: {text}" for name, text in texts.items())
-
-
-def _pair_text(measure: str, one: float, other: float) -> str:
-    if measure == "div":
-        return f"{1000 * one:.0f} against {1000 * other:.0f}"
-    return f"{100 * one:.1f} against {100 * other:.1f} {'points' if measure == 'gap' else '%'}"
-
-
 ABOUT = {
     "depth": "ResNets of different depth",
     "width": "wider models",
@@ -179,11 +111,19 @@ def _grid(scale: DeeperScale, name: str, table: PaperTable) -> Grid:
         axes[table.axis] = list(dict.fromkeys(value for _, value in places))
     fixed = {} if table.model is None else {"model": table.model}
     methods = [{"method": "centralised", "label": CL}, {"method": "fedavg", "label": FL}]
-    values = {**scale.run, "partition": "iid", "method": methods, "seed": list(scale.seeds), **fixed, **axes}
-    return Grid(name, ABOUT[name], values, lambda comparison: _assess(scale, table, comparison), tuning=scale.tuning)
+    common = {**scale.run, **watched(scale), "partition": "iid", "seed": list(scale.seeds)}
+    values = {**common, "method": methods, **fixed, **axes}
+    return Grid(
+        name,
+        ABOUT[name.partition("-")[0]] + "".join(f", on {data}" for data in table.datasets if data in scale.elsewhere),
+        values,
+        lambda comparison: _assess(scale, name, table, comparison),
+        draws=scale.draws,
+        tuning=scale.tuning,
+    )
 
 
-def _assess(scale: DeeperScale, table: PaperTable, comparison: Comparison) -> Findings:
+def _assess(scale: DeeperScale, name: str, table: PaperTable, comparison: Comparison) -> Findings:
     places, rows = table.places(scale), {}
     for row in comparison.rows:
         rows[row.run.config.dataset, getattr(row.run.config, table.axis), row.method] = row
@@ -194,153 +134,9 @@ def _assess(scale: DeeperScale, table: PaperTable, comparison: Comparison) -> Fi
     layers = {data: {label: dict(cell.layers) for label, cell in cells.items()} for data, cells in found.items()}
     values = "; ".join(dict.fromkeys(f"{label}: {value}" for (_, value), (_, label) in places.items()))
     return Findings(
-        (_table(found),),
+        (main_table(found), gaps_table(found)),
         checks,
-        (f"{table.axis} {values}", *NOTES, *unfinished_note(comparison)),
-        data={"layers": layers},
+        (f"{table.axis} {values}", *notes_on(found), *unfinished_note(comparison)),
+        pictures(name, found) if scale.draws else {},
+        {"layers": layers},
     )
-
-
-def _table(found: Mapping[str, FiguresByLabel]) -> FindingsTable:
-    rows = []
-    for data, cells in found.items():
-        first = next(iter(cells.values()))
-        for label, one in cells.items():
-            gained = "" if one is first else cell(differences(first.gap, one.gap))
-            figures = [measure.unit.cell(one.div(measure)) for measure in GRADIENTS]
-            rows.append((data, label, cell(one.cl), cell(one.fl), cell(one.gap), gained, *figures))
-    divs = tuple(f"Div., {measure.column}" for measure in GRADIENTS)
-    columns = ("dataset", "", "Acc. CL, %", "Acc. FL, %", "Gap, points", "I_div, points", *divs)
-    return FindingsTable("Centralised and federated training", columns, tuple(rows), left=2)
-
-
-NOTES = (
-    "an accuracy is the best of a run, as in the paper; ± is the sample standard deviation over the seeds",
-    "CL: one party with everybody's examples takes as many steps as all clients together; Gap: CL − FL; I_div: the "
-    "first row's gap − this row's",
-    f"Div.: at the end of the federated run, in the mean over the layers. {NOTE}",
-)
-
-# --- what is claimed -------------------------------------------------------------------------------------------------
-
-
-def _accuracy(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
-    name = f"FL is better with {one} than with {other} on {data}"
-    return above(name, cells[one].fl, cells[other].fl, paper=table.paper("fl", one, other, data))
-
-
-def _narrower(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> Check:
-    name = f"the gap is narrower with {one} than with {other} on {data}"
-    return above(name, cells[other].gap, cells[one].gap, unit=GAINS, paper=table.paper("gap", other, one, data))
-
-
-def _nearer(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> list[Check]:
-    """By each measure; the paper's own figures are by Eq. 1."""
-    name, paper = f"clients diverge less with {one} than with {other} on {data}", table.paper("div", other, one, data)
-    return [
-        above(
-            f"{name}, {measure.claim}",
-            cells[other].div(measure),
-            cells[one].div(measure),
-            unit=measure.unit,
-            paper=paper if measure is EQ1 else "",
-        )
-        for measure in GRADIENTS
-    ]
-
-
-def _deep_nearer(cells: FiguresByLabel, data: str, one: str, other: str) -> list[Check]:
-    name = f"clients diverge less in deep layers with {one} than with {other} on {data}"
-    return [
-        above(f"{name}, {measure.claim}", cells[other].deep(measure), cells[one].deep(measure), unit=measure.unit)
-        for measure in GRADIENTS
-    ]
-
-
-def _faster(cells: FiguresByLabel, data: str, one: str, other: str, paper: str = "") -> Check:
-    name = f"FL needs fewer rounds to {100 * REACHED:.0f} % with {one} than with {other} on {data}"
-    return fewest(name, one, rounds_to_share({label: cells[label] for label in (one, other)}, REACHED), paper=paper)
-
-
-def _guideline(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    """What Section 4 claims of every change for the better: accuracy, Gap and Div."""
-    first, *others = cells
-    return [check for label in others for check in _better(table, cells, data, label, first)]
-
-
-def _better(table: PaperTable, cells: FiguresByLabel, data: str, one: str, other: str) -> list[Check]:
-    args = table, cells, data, one, other
-    return [_accuracy(*args), _narrower(*args), *_nearer(*args)]
-
-
-def _by_depth(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    shallow, *_, deep = cells
-    name = f"FL's accuracy falls more from round to round with {deep} than with {shallow} on {data}"
-    return [
-        _narrower(table, cells, data, shallow, deep),
-        *_nearer(table, cells, data, shallow, deep),
-        _faster(cells, data, shallow, deep),
-        above(name, cells[deep].falls, cells[shallow].falls, unit=GAINS),
-    ]
-
-
-def _by_resolution(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    first, *_, last = cells
-    return [*_guideline(table, cells, data), *_deep_nearer(cells, data, last, first)]
-
-
-def _by_augmentation(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    return [*_better(table, cells, data, "RRC", "none"), _accuracy(table, cells, data, "RRC", "CJ")]
-
-
-def _by_attention(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    paper = {
-        "Tiny-ImageNet": "30.5 against 16.2 %",
-        "CIFAR-100": "20.6 against 13.2 %",
-        "CIFAR-10": "15.8 against 8.45 %",
-    }
-    vit, swin = cells
-    name = f"FL loses a smaller share of CL's accuracy with {swin} than with {vit} on {data}"
-    return [above(name, cells[vit].loss, cells[swin].loss, paper=_paper_text(paper, data))]
-
-
-def _by_link(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    plain, linked = cells
-    rounds = {"Tiny-ImageNet": "21 against 24", "CIFAR-100": "30 against 33"}
-    name = f"FL is as good with {linked} as with {plain}, within a point, on {data}"
-    paper = table.paper("fl", linked, plain, data)
-    return [
-        _faster(cells, data, linked, plain, _paper_text(rounds, data)),
-        above(name, cells[linked].fl, cells[plain].fl, margin=0.01, paper=paper),
-        *_nearer(table, cells, data, linked, plain),
-    ]
-
-
-def _by_plan(table: PaperTable, cells: FiguresByLabel, data: str) -> list[Check]:
-    normal, mean, turned = cells
-    checks = []
-    for other in (mean, turned):
-        checks += [_accuracy(table, cells, data, normal, other), *_nearer(table, cells, data, normal, other)]
-    return [*checks, *_deep_nearer(cells, data, normal, turned)]
-
-
-def _paper_tables(scale: DeeperScale) -> dict[str, PaperTable]:
-    deep, slim = scale.resnet(scale.deep), scale.slim_resnet()
-    three, two = scale.among("tiny-imagenet", "cifar-100", "cifar-10"), scale.among("tiny-imagenet", "cifar-100")
-    depths = {f"ResNet{depth}": scale.resnet(depth) for depth in scale.depths}
-    widths = {f"{times}× width": scale.slim_resnet(width=times * scale.slim[1]["width"]) for times in (1, 2, 3)}
-    stems = {"3×3 conv.": scale.resnet(scale.deep, stem="3x3"), "no max-pool": scale.resnet(scale.deep, maxpool=False)}
-    sizes = {f"{size}×{size}": size for size in scale.resolutions}
-    augments = {"none": "none", "RRC": "rrc", "CJ": "cj", "both": "both"}
-    links = {"no links": scale.slim_resnet(residual=False), "residual links": slim}
-    plans = {"normal": slim} | {plan: scale.slim_resnet(plan=plan) for plan in ("mean", "reversed")}
-    return {
-        "depth": PaperTable("model", depths, scale.among("cifar-10", "cifar-100"), _by_depth),
-        "width": PaperTable("model", widths, two, _guideline, WIDTH),
-        "stem": PaperTable("model", {"base": deep, **stems}, three, _guideline, STEM),
-        "resolution": PaperTable("dataset", sizes, three, _by_resolution, RESOLUTION, deep),
-        "augmentation": PaperTable("augment", augments, two, _by_augmentation, AUGMENTATION, deep),
-        "transformer": PaperTable("model", scale.transformers, three, _by_attention, TRANSFORMER),
-        "residual": PaperTable("model", links, two, _by_link, RESIDUAL),
-        "channels": PaperTable("model", plans, scale.among("tiny-imagenet"), _by_plan, CHANNELS),
-    }

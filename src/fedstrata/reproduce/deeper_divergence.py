@@ -1,4 +1,4 @@
-"""Clients' divergence by layer, by several measures: round by round (Fig. 2a), and at the end of a table's runs.
+"""Clients' divergence by layer, by several measures, round by round (Fig. 2a).
 
 "Unlocking the Potential of Federated Learning for Deeper Models"; the tables of the same paper are in `deeper`, what
 happens within one network (Fig. 3) in `deeper_accumulation`.
@@ -9,48 +9,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import ComparisonRow
-from fedstrata.compare.runner import read_finished_records
-from fedstrata.config.schema import RunConfig
-from fedstrata.core.rng import derive
-from fedstrata.data.datasets import load_dataset
-from fedstrata.data.partitions import partition
-from fedstrata.models.strata import strata
 from fedstrata.reproduce.claims import Check, above
-from fedstrata.reproduce.deeper_measures import MEASURES, NOTE, UPDATES, LayerFigures, Measure, by_gradients
-from fedstrata.reproduce.part_runs import build_config
-from fedstrata.reproduce.parts import (
-    Findings,
-    FindingsTable,
-    PartResources,
-    SeedFigures,
-    figures_by_seed,
-    highest_accuracy,
-    load_or_compute,
+from fedstrata.reproduce.deeper_measures import (
+    MEASURES,
+    NOTE,
+    UPDATES,
+    LayerFigures,
+    Measure,
+    by_gradients,
+    layer_halves,
 )
+from fedstrata.reproduce.part_runs import build_config
+from fedstrata.reproduce.parts import Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import save
-from fedstrata.reproduce.verdicts import Seeds, differences
-from fedstrata.run import final_model, open_run
-from fedstrata.runs.records import Record, rounds_to
-from fedstrata.system.devices import devices_by_name
+from fedstrata.run import open_run
 from fedstrata.system.machine import compute_with
 
 SHALLOW, DEEP = "shallow", "deep"
 HALVES = ("first half", "second half")
 """Of the rounds."""
-
-
-def layer_halves(layers: Mapping[str, float]) -> tuple[float, float]:
-    """The means over the first and over the second half of the layers, which are in order from the input."""
-    values = list(layers.values())
-    middle = (len(values) + 1) // 2
-    return statistics.fmean(values[:middle]), statistics.fmean(values[middle:])
 
 
 # --- Fig. 2a: round by round -----------------------------------------------------------------------------------------
@@ -135,93 +116,6 @@ def _half_curve(mine: Mapping[str, Any], measure: Measure, *, deep: bool) -> lis
 def _stage_curve(mine: Mapping[str, Any], measure: Measure, *, stage: str) -> list[float]:
     names = [name for name, of in mine["stages"].items() if of == stage]
     return [statistics.fmean(layers[name] for name in names) for layers in mine["rounds"][measure.name]]
-
-
-# --- at the end of a table's runs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SettingFigures:
-    """Centralised and federated training under one setting: every seed's figures.
-
-    Args:
-        cl: centralised training's best accuracy.
-        fl: federated training's.
-        layers: a measure's name → layer → its divergence at the end of the federated run.
-        curves: the federated run's rounds.
-    """
-
-    cl: Seeds
-    fl: Seeds
-    layers: Mapping[int, LayerFigures]
-    curves: Mapping[int, list[Record]]
-
-    @property
-    def gap(self) -> dict[int, float]:
-        """CL − FL."""
-        return differences(self.cl, self.fl)
-
-    @property
-    def loss(self) -> dict[int, float]:
-        """(CL − FL)/CL."""
-        return {seed: gap / self.cl[seed] for seed, gap in self.gap.items() if self.cl[seed]}
-
-    def div(self, measure: Measure) -> dict[int, float]:
-        """The mean over all layers."""
-        return {seed: statistics.fmean(found[measure.name].values()) for seed, found in self.layers.items()}
-
-    def deep(self, measure: Measure) -> dict[int, float]:
-        """The mean over the second half of the layers."""
-        return {seed: layer_halves(found[measure.name])[1] for seed, found in self.layers.items()}
-
-    @property
-    def falls(self) -> dict[int, float]:
-        """The mean loss of accuracy per round of the federated run; a gain counts as 0."""
-        return {seed: _mean_fall(rounds) for seed, rounds in self.curves.items()}
-
-
-def figures_of_setting(central: ComparisonRow, federated: ComparisonRow) -> SettingFigures:
-    """The figures of a setting's finished runs."""
-    results = {result.seed: Path(result.directory) for result in federated.sound_results}
-    return SettingFigures(
-        figures_by_seed(central, highest_accuracy),
-        figures_by_seed(federated, highest_accuracy),
-        {seed: final_divergences(directory, federated.run.config, seed) for seed, directory in results.items()},
-        {seed: read_finished_records(directory) for seed, directory in results.items()},
-    )
-
-
-def _mean_fall(rounds: Sequence[Record]) -> float:
-    known = [record.accuracy for record in rounds if record.accuracy is not None]
-    falls = [max(before - after, 0.0) for before, after in pairwise(known)]
-    return statistics.fmean(falls) if falls else 0.0
-
-
-def rounds_to_share(cells: Mapping[str, SettingFigures], share: float) -> dict[str, dict[int, int | None]]:
-    """Label → seed → the first round of FL that reaches a share of the lowest best accuracy of all labels."""
-    shared = set.intersection(*(set(cell.fl) for cell in cells.values()))
-    targets = {seed: share * min(cell.fl[seed] for cell in cells.values()) for seed in sorted(shared)}
-    return {
-        label: {seed: rounds_to(cell.curves[seed], target) for seed, target in targets.items()}
-        for label, cell in cells.items()
-    }
-
-
-_load_dataset = lru_cache(maxsize=1)(load_dataset)
-
-
-def final_divergences(directory: Path, config: RunConfig, seed: int) -> LayerFigures:
-    """A measure's name → layer → divergence at a finished run's model; measured once, and kept beside it."""
-    return load_or_compute(directory / "divergences.json", lambda: _measure_divergences(directory, config, seed))
-
-
-def _measure_divergences(directory: Path, config: RunConfig, seed: int) -> dict[str, Any]:
-    dataset = _load_dataset(config.dataset, config.data_dir)
-    dealt = partition(dataset.labels, config.partition, config.clients, derive(seed, "partition"), dataset.groups)
-    model = final_model(directory, config, dataset)
-    with compute_with(1):
-        clients = list(dataset.train.split(dealt))
-        return by_gradients(model.to(devices_by_name(config.device)[0]), clients, strata(model))
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------

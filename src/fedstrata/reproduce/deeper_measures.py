@@ -7,6 +7,7 @@ that learns less diverges less.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,18 +37,20 @@ class Measure:
         claim: how a claim says that it is judged by this one.
         column: over its figures.
         unit: how they are written.
+        factor: how many times the figure is shown; the column says so.
     """
 
     name: str
     claim: str
     column: str
     unit: Unit
+    factor: int = 1
 
 
-EQ1 = Measure("Eq. 1", "by Eq. 1", "Eq. 1, ×10⁻³", MILLI)
+EQ1 = Measure("Eq. 1", "by Eq. 1", "Eq. 1, ×10⁻³", MILLI, 1000)
 UNSCALED = Measure("un-normalised", "un-normalised", "un-normalised", plain_unit(4))
 RELATIVE = Measure("relative", "relative to the mean", "relative", plain_unit(4))
-UPDATES = Measure("updates", "from updates", "updates, ×10⁻³", MILLI)
+UPDATES = Measure("updates", "from updates", "updates, ×10⁻³", MILLI, 1000)
 
 GRADIENTS = (EQ1, UNSCALED, RELATIVE)
 """Those that need nothing but a model and the clients' data."""
@@ -76,3 +79,10 @@ def by_gradients(
         UNSCALED.name: unscaled_divergence(gradients, layers),
         RELATIVE.name: relative_divergence(again, layers),
     }
+
+
+def layer_halves(layers: Mapping[str, float]) -> tuple[float, float]:
+    """The means over the first and over the second half of the layers, which are in order from the input."""
+    values = list(layers.values())
+    middle = (len(values) + 1) // 2
+    return statistics.fmean(values[:middle]), statistics.fmean(values[middle:])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.core.spec import text_of
 from fedstrata.reproduce.parts import Tuning, highest_accuracy
 
 TUNING_SEED = 1
+CL, FL = "CL", "FL"
+"""Labels of the methods."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,13 @@ class DeeperScale:
         terms: of Eq. 11: networks, which are trained as those of Fig. 3, classes, images of each, draws of the
             noise.
         trials: learning rates that CL and FL are tried with; none to leave them as they are.
+        elsewhere: name → arguments: datasets that some tables are made on besides.
+        draws: whether there are pictures of the tables.
+        plateau: rounds after which FL learns no more; None if the scale's are as many.
     """
 
     run: Mapping[str, Any]
-    datasets: Mapping[str, Mapping[str, Any]]
+    datasets: dict[str, Mapping[str, Any]]
     resolutions: tuple[int, ...]
     resolution: int
     depths: tuple[int, ...]
@@ -116,6 +121,9 @@ class DeeperScale:
     terms: Mapping[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
     trials: tuple[float, ...] = ()
+    elsewhere: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    draws: bool = True
+    plateau: int | None = None
 
     @property
     def tuning(self) -> Tuning | None:
@@ -125,7 +133,7 @@ class DeeperScale:
 
     def data(self, name: str, resolution: int | None = None) -> str:
         """A dataset at a resolution; at the usual one if none is given."""
-        return text_of(name, {**self.datasets[name], "resolution": resolution or self.resolution})
+        return text_of(name, {**(self.datasets | self.elsewhere)[name], "resolution": resolution or self.resolution})
 
     def among(self, *names: str) -> list[str]:
         """Those of the paper's datasets that this scale has; else the first that it has."""
@@ -139,6 +147,22 @@ class DeeperScale:
         """The slim ResNet, with these arguments instead of its own."""
         name, shape = self.slim
         return text_of(name, {**shape, **others})
+
+
+def watched(scale: DeeperScale) -> dict[str, Any]:
+    """The fields of runs whose clients' updates are compared in every round, which changes no result.
+
+    Centralised training, which has but one, finds nothing.
+    """
+    return {"probe": "proxy", "probe_clients": scale.run["clients"]}
+
+
+def fewer_steps(scale: DeeperScale) -> tuple[str, str, dict[str, Any]]:
+    """(a visit's length, the shortest one, the fields of it): as many more rounds, as many steps and evaluations."""
+    unit = "epochs" if "epochs" in scale.run else "steps"
+    many = int(scale.run[unit])
+    fields = {unit: 1, "rounds": many * scale.run["rounds"], "eval_every": many}
+    return f"{many} local {unit}", f"1 local {unit.removesuffix('s')}", fields
 
 
 def plain_cnns(width: int) -> dict[str, str]:
@@ -189,6 +213,8 @@ SCALES = {
             "draws": 4,
         },
         seeds=(0,),
+        draws=False,
+        plateau=4,
     ),
     "small": DeeperScale(
         {
@@ -225,11 +251,12 @@ SCALES = {
             "draws": 50,
         },
         seeds=(4, 5, 6),
+        plateau=24,
     ),
     "evidence": DeeperScale(
         {
             "clients": 8,
-            "rounds": 30,
+            "rounds": 32,
             "epochs": 4,
             "batch_size": 32,
             "lr": 0.02,
@@ -262,6 +289,7 @@ SCALES = {
         },
         seeds=(4, 5, 6, 7, 8),
         trials=(0.01, 0.02, 0.05),
+        elsewhere={"cifar-100": {"examples": 4000, "test_examples": 2000}, "tiny-imagenet": {}},
     ),
     "paper": DeeperScale(
         {"clients": 30, "rounds": 60, "epochs": 8, "batch_size": 64, "lr": 0.02, "augment": "rrc", "device": "cuda"},
