@@ -394,17 +394,17 @@ import torch
 from torch import nn
 import fedstrata as fs
 clients = [(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))) for _ in range(2)]
-model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 1, stride=2), nn.Flatten(), nn.Linear(18, 10))
-fs.Federation(model, clients, rounds=1, steps=1, batch_size=4, engine="serial", compile=True).fit()
 
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 16, 3), nn.Linear(32, 10)
+        self.one, self.two, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 16, 3), nn.Linear(32 + 18, 10)
+        self.narrow = nn.Conv2d(4, 2, 1, stride=2)
         self.weight = nn.Parameter(torch.randn(8, 16, 1, 1))
     def forward(self, x):
-        x = nn.functional.conv2d(self.two(self.one(x)), self.weight, stride=2)
-        return self.head(x.flatten(1))
+        x = self.one(x)
+        wide = nn.functional.conv2d(self.two(x), self.weight, stride=2)
+        return self.head(torch.cat([wide.flatten(1), self.narrow(x).flatten(1)], 1))
 
 fs.Federation(Own(), clients, rounds=1, steps=1, batch_size=4, lr=1e-4, engine="serial", compile=True).fit()
 print("done")
