@@ -282,6 +282,27 @@ def test_a_comparison_has_two_columns_more(tmp_path: Path):
     assert "worst" not in csv_text(plain)
 
 
+def test_no_column_of_a_comparison_holds_global_and_own_models(tmp_path: Path):
+    """Of `fedper` the server has no whole model: what there is of it is in columns of its own."""
+    settings = {name[2:]: int(v) if v.isdigit() else v for name, v in zip(RUN[::2], RUN[1::2], strict=True)}
+    chosen = ["fedavg", "fedper", "fedavg + finetune(epochs=1)"]
+    settings |= {"model": "mlp(hidden=(4,))", "seed": [0], "holdout": 0.2, "method": chosen}
+    found = compare(settings, tmp_path / "held")
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in markdown(found).splitlines()]
+    table = {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:5]}
+    plain, own, tuned = (table[method] for method in chosen)
+    for kind in ("accuracy", "best", "global, by client"):
+        assert own[kind] == "–"
+        assert "–" not in (plain[kind], tuned[kind])
+    assert [row["own models"] == "–" for row in (plain, own, tuned)] == [True, False, True]
+    assert [row["own, by client"] == "–" for row in (plain, own, tuned)] == [True, False, False]
+    result = found.rows[2].results[0]
+    assert result.fairness is not None
+    assert result.global_fairness is not None
+    assert tuned["own, by client"] == f"{100 * result.fairness.mean:.2f}"
+    assert tuned["global, by client"] == plain["global, by client"] == f"{100 * result.global_fairness.mean:.2f}"
+
+
 def test_natural_clients_have_their_own_test_rows():
     """A table of three sites, of which two are chosen: each has its own test rows, and its name."""
     rng = np.random.default_rng(0)

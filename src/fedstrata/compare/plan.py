@@ -54,6 +54,11 @@ class Run:
         return repr(self.varied)
 
     @property
+    def is_incomplete(self) -> bool:
+        """True if clients keep parts of the model to themselves."""
+        return method(self.config.method).incomplete
+
+    @property
     def buffers(self) -> str:
         """What happens to running statistics."""
         return method(self.config.method).with_buffers(self.config.buffers).buffers

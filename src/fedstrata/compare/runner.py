@@ -51,6 +51,18 @@ class Result:
     better: Literal["higher", "lower"] = "higher"
     metrics: dict[str, Finite | None] = field(default_factory=dict)
     fairness: Fairness | None = None
+    global_fairness: Fairness | None = None
+
+    @property
+    def global_mean(self) -> float | None:
+        """The mean over clients of the global model's primary metric on each one's own test examples."""
+        found = self.global_fairness or self.fairness
+        return None if found is None else found.mean
+
+    @property
+    def own_mean(self) -> float | None:
+        """The same of the clients' own models, where they have any."""
+        return None if self.fairness is None or self.global_fairness is None else self.fairness.mean
 
     @property
     def worst(self) -> float | None:
@@ -64,7 +76,7 @@ class Result:
 
 
 _RESULT = TypeAdapter(Result)
-_SCORES = ("metric", "better", "score", "best_score", "metrics", "fairness")
+_SCORES = ("metric", "better", "score", "best_score", "metrics", "fairness", "global_fairness")
 
 
 def find_result(run: Run) -> Result | None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedstrata.compare.plan import Plan
 from fedstrata.compare.runner import News, missing
-from fedstrata.compare.table import OVER_CLIENTS, Comparison, ComparisonRow, spread
+from fedstrata.compare.table import Comparison, ComparisonRow, spread
 from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_text, metric_title, plural
@@ -65,6 +65,9 @@ _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing_seeds else str(len(r.seeds)),
     "final": _final_text,
     "best": lambda r: spread(r.of("best_score"), r.metric),
+    "own models": _final_text,
+    "global, by client": lambda r: spread(r.of("global_mean"), r.metric),
+    "own, by client": lambda r: spread(r.of("own_mean"), r.metric),
     "worst": lambda r: spread(r.of("worst"), r.metric),
     "spread": lambda r: spread(r.of("spread"), r.metric),
     "gap": lambda r: spread(r.gap, r.metric),
@@ -85,13 +88,32 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
         columns["buffers"] = lambda r: r.run.buffers
     unasked = {"gap"} if not comparison.has_gap else set()
     unasked |= {"to target"} if not comparison.has_target else set()
-    unasked |= set(OVER_CLIENTS) if not comparison.has_fairness else set()
+    unasked |= {"global, by client", "worst", "spread"} if not comparison.has_fairness else set()
+    unasked |= {"own, by client"} if not comparison.has_own_models else set()
+    apart = _are_apart(comparison)
+    unasked |= {"own models"} if not apart else set()
     for name, text in _MEASURES.items():
         if name not in unasked:
-            columns[_primary_title(comparison) if name == "final" else name] = text
+            own = name == "own models" if apart and name in _OF_ONE_KIND else None
+            columns[_primary_title(comparison) if name == "final" else name] = partial(_text_apart, text, own)
         if name == "best":
-            columns |= _other_metrics(comparison)
+            others = _other_metrics(comparison)
+            columns |= {title: partial(_text_apart, text, False if apart else None) for title, text in others.items()}
     return columns
+
+
+_OF_ONE_KIND = ("final", "best", "own models", "global, by client")
+"""Columns of the global model, or of the clients' own, and never of both."""
+
+
+def _are_apart(comparison: Comparison) -> bool:
+    """True if some rows are of the global model and others of the clients' own: no column holds both."""
+    return len({row.is_own for row in comparison.rows}) > 1
+
+
+def _text_apart(text: Callable[[ComparisonRow], str], own: bool | None, row: ComparisonRow) -> str:
+    """A row's text in a column for rows of one kind, or of both."""
+    return text(row) if own is None or row.is_own is own else "–"
 
 
 def _primary_title(comparison: Comparison) -> str:
@@ -156,7 +178,12 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.has_gap:
         how.append(f"gap: centralised − method{' in percentage points' if kind else ''}, seed by seed")
     if comparison.has_fairness:
-        how.append("worst and spread: of the worst client, and the standard deviation over clients")
+        how.append(
+            "by client: the mean over clients, each on its own test examples; worst and spread: of the worst client, and "
+            "the standard deviation over clients, of their own models where they have any"
+        )
+    if _are_apart(comparison):
+        how.append("own models: the mean of the clients' own on the whole test set, where the server has no whole one")
     wanted = dict.fromkeys(row.run.config.target for row in comparison.rows)
     targets = [f"{100 * t:g} %" if kind else f"{t:g}" for t in wanted if t is not None]
     if targets:

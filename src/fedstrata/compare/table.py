@@ -79,6 +79,11 @@ class ComparisonRow:
         """The seeds that are not finished."""
         return [seed for seed in self.seeds if seed not in {result.seed for result in self.results}]
 
+    @property
+    def is_own(self) -> bool:
+        """True if the clients' own models are judged on the whole test set, since the server has no whole one."""
+        return self.run.is_incomplete
+
     def of(self, name: str) -> Stat | None:
         """Mean and standard deviation of a field of the results; of `rounds_to_target`, where it was reached."""
         return stat(getattr(result, name) for result in self.sound_results)
@@ -100,7 +105,7 @@ class ComparisonRow:
 SCORES = ("accuracy", "best_accuracy", "score", "best_score")
 MEASURED = (*SCORES, "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
 """Fields of a Result that a table averages."""
-OVER_CLIENTS = ("worst", "spread")
+OVER_CLIENTS = ("global_mean", "own_mean", "worst", "spread")
 """Those that it averages where clients are judged for themselves."""
 
 
@@ -135,6 +140,11 @@ class Comparison:
     def has_fairness(self) -> bool:
         """True if in some run clients are judged for themselves."""
         return any(result.fairness is not None for row in self.rows for result in row.results)
+
+    @property
+    def has_own_models(self) -> bool:
+        """True if in some run clients have models of their own."""
+        return any(result.global_fairness is not None for row in self.rows for result in row.results)
 
     @property
     def measured(self) -> tuple[str, ...]:
