@@ -179,8 +179,8 @@ def remarks(comparison: Comparison) -> list[str]:
         how.append(f"gap: centralised − method{' in percentage points' if kind else ''}, seed by seed")
     if comparison.has_fairness:
         how.append(
-            "by client: the mean over clients, each on its own test examples; worst and spread: of the worst client, and "
-            "the standard deviation over clients, of their own models where they have any"
+            "by client: the mean over clients, each on its own test examples; worst and spread: of the worst client, "
+            "and the standard deviation over clients, of their own models where they have any"
         )
     if _are_apart(comparison):
         how.append("own models: the mean of the clients' own on the whole test set, where the server has no whole one")
