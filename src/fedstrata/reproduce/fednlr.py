@@ -291,7 +291,7 @@ def _equal_loss(scale: FedNLRScale) -> OwnWork:
     return OwnWork(
         "equal-loss",
         "the control of `drift`: FedAvg that has learnt as much as FedNLR at the end of a visit",
-        {"run": dict(scale.neurons), **EQUAL_LOSS},
+        {"run": dict(scale.neurons), **EQUAL_LOSS, **scale.equal_loss},
         scale.watched_seeds,
         fednlr_equal_loss.work,
         lambda found: fednlr_equal_loss.assess(found, VISITED, OTHER),

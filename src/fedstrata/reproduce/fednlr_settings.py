@@ -129,6 +129,7 @@ class FedNLRScale:
         layer_mus: the ratios μ that single layers are given.
         deep: fields of the runs of the part `depth-drift`, instead of `run`'s.
         theory: settings of the numerical checks of the theory, instead of `THEORY`'s.
+        equal_loss: how near local losses are to be brought to each other, instead of `EQUAL_LOSS`'s.
     """
 
     run: Mapping[str, Any]
@@ -147,6 +148,7 @@ class FedNLRScale:
     layer_mus: tuple[float, ...] = (2.0,)
     deep: Mapping[str, Any] = field(default_factory=lambda: dict(DEEP))
     theory: Mapping[str, Any] = field(default_factory=dict)
+    equal_loss: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def watched_seeds(self) -> tuple[int, ...]:
@@ -199,6 +201,7 @@ SCALES = {
         many_partitions=("shards(classes=4)", "dirichlet(alpha=0.1, min_size=1)"),
         many_last=1,
         deep={**DEEP, "rounds": 2, "target": None, "stop_at_target": False},
+        equal_loss={"within": 0.2, "most": 3},
         theory={"images": 40, "steps": 50, "draws": 40},
     ),
     "small": FedNLRScale(
