@@ -85,7 +85,7 @@ class Unit:
 
     def cell(self, seeds: Seeds) -> str:
         """A cell of a table: mean ± standard deviation over the seeds."""
-        return self.spread(stat(seeds.values()))
+        return self.spread(stat(seeds.values())) if seeds else spread(None)
 
     def interval(self, verdict: Verdict, *, signed: bool = True) -> str:
         """The interval that a verdict is based on; nothing if there is none."""
