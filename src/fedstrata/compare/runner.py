@@ -52,17 +52,19 @@ class Result:
     metrics: dict[str, Finite | None] = field(default_factory=dict)
     fairness: Fairness | None = None
     global_fairness: Fairness | None = None
+    incomplete: bool = False
 
     @property
     def global_mean(self) -> float | None:
         """The mean over clients of the global model's primary metric on each one's own test examples."""
         found = self.global_fairness or self.fairness
-        return None if found is None else found.mean
+        return None if found is None or self.incomplete else found.mean
 
     @property
     def own_mean(self) -> float | None:
         """The same of the clients' own models, where they have any."""
-        return None if self.fairness is None or self.global_fairness is None else self.fairness.mean
+        owned = self.incomplete or self.global_fairness is not None
+        return self.fairness.mean if self.fairness is not None and owned else None
 
     @property
     def worst(self) -> float | None:
@@ -101,6 +103,7 @@ def find_result(run: Run) -> Result | None:
         main |= {name: summary[name] for name in _SCORES if name in summary}
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
         about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
+        about["incomplete"] = run.is_incomplete
         return _RESULT.validate_python({**main, **costs, **about, "rounds_to_target": _rounds_to_target(run, summary)})
     except (OSError, ValueError, KeyError, TypeError, UsageError):
         return None  # whole or absent: what is neither was edited, and a resume writes it again or says what is wrong

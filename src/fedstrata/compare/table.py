@@ -144,7 +144,7 @@ class Comparison:
     @property
     def has_own_models(self) -> bool:
         """True if in some run clients have models of their own."""
-        return any(result.global_fairness is not None for row in self.rows for result in row.results)
+        return any(result.own_mean is not None for row in self.rows for result in row.results)
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -100,7 +100,8 @@ class EvalResult:
         client_accuracy: primary metric of the global model on each client's own data, where asked for; None for clients
             without any.
         client_metrics: metrics and loss of the global model, or of the client's part of it, on each client's own test
-            examples; None for clients without any. None if nobody has any, or there are too many to write.
+            examples; None for clients without any. None if nobody has any, there are too many to write, or the server
+            has no whole model.
         own_metrics: the same of each client's own model, where there is one: where it keeps a part of the model, or a
             whole one beside it, and with its own running statistics.
         fairness: of the primary metric over the clients that take part, of their own models where there are any.

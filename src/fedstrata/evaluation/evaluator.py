@@ -112,7 +112,7 @@ class Evaluator:
             client_metrics=in_common if told else None,
             own_metrics=own if told else None,
             fairness=fairness_of(self._score_members(own or in_common), low),
-            global_fairness=fairness_of(self._score_members(in_common), low) if own else None,
+            global_fairness=fairness_of(self._score_members(in_common), low) if own and in_common else None,
             newcomers=self._score_newcomers(in_common, own),
             attack_success=self._on_attacks(state),
         )
@@ -140,18 +140,23 @@ class Evaluator:
         return {name: None if found is None else found.get("accuracy") for name, found in judged.items()}
 
     def _on_tests(self, state: ServerState) -> tuple[ClientMetrics | None, ClientMetrics | None]:
-        """(of the global model, of the clients' own models where there are any), on each client's own test examples."""
+        """(of the global model, of the clients' own models where there are any), on each client's own test examples.
+
+        A model that lacks what clients keep is none.
+        """
         if self.tests is None:
             return None, None
+        whole = not self.method.incomplete
         owned = not self.method.centralised and (self.method.personalised or self.method.buffers == "local")
         in_common: ClientMetrics = []
         own: ClientMetrics = []
         for client, examples in enumerate(self.tests):
             seed = derive(self.seed, "evaluate", state.round - 1, client)
-            in_common.append(self._judge(self._part(state, self.sampler.arch_of(client), seed), examples))
+            if whole:
+                in_common.append(self._judge(self._part(state, self.sampler.arch_of(client), seed), examples))
             if owned:
                 own.append(self._judge(self._own(state, client, seed), examples))
-        return in_common, own if owned else None
+        return in_common if whole else None, own if owned else None
 
     def _judge(self, request: EvalRequest, examples: Examples | None) -> dict[str, float | None] | None:
         """All metrics of a model on some examples, with the loss; None where there are none that count."""

@@ -75,7 +75,7 @@ def _shown(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
 
 def _scores(run: SavedRun) -> Scores:
     """Client → primary metric of its own model where it has one, else of the global one; of the last such round."""
-    record = next((r for r in reversed(run.records) if r.client_metrics), None)
+    record = next((r for r in reversed(run.records) if r.own_metrics or r.client_metrics), None)
     if record is None:
         return {}
     entries = enumerate(record.own_metrics or record.client_metrics or ())

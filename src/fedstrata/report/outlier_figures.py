@@ -226,7 +226,7 @@ def _quantities(one: Clients) -> dict[str, Numbers]:
     """What there is to draw: its name → client → round → number."""
     run = one.run
     metric = run.records[-1].primary if run.records else ""
-    judged = {r.round: r.own_metrics or r.client_metrics for r in run.records if r.client_metrics}
+    judged = {r.round: r.own_metrics or r.client_metrics for r in run.records if r.own_metrics or r.client_metrics}
     found: dict[str, Numbers] = {
         "outlier score": one.furthest,
         "training loss": _by_client({row["round"]: _visits_column(row, "loss") for row in run.probes}),
