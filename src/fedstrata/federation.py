@@ -329,7 +329,7 @@ class Federation:
 
     @property
     def total(self) -> int:
-        """Number of rounds, with those after the last one in which a technique finishes without training."""
+        """Number of rounds, with those after the last one in which techniques finish."""
         return self.settings.rounds + self.method.epilogue
 
     @property

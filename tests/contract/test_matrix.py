@@ -274,8 +274,9 @@ def as_many_as_combine(techniques: Iterable[Technique], after: Sequence[Techniqu
 
 
 def test_all_that_vectorise_at_once() -> None:
-    techniques = as_many_as_combine(r.technique for r in ROWS if not r.serial)
-    assert len(techniques) > sum(not r.serial for r in ROWS) / 2
+    rows = [r for r in OWN if not r.serial]
+    techniques = as_many_as_combine(r.technique for r in rows)
+    assert len(techniques) > len(rows) / 2
     vectorised_equals_serial(*techniques)
 
 
@@ -428,8 +429,8 @@ def test_neutral_partners_change_nothing(row: Row) -> None:
 
 
 def test_all_of_them_at_once() -> None:
-    techniques = as_many_as_combine(r.technique for r in ROWS)
-    assert len(techniques) > len(ROWS) / 2
+    techniques = as_many_as_combine(r.technique for r in OWN)
+    assert len(techniques) > len(OWN) / 2
     serial, wire = run(*techniques, weight="examples"), run(*techniques, weight="examples", engine="wire")
     assert same_bits(weights(serial), weights(wire))
     workers = run(*techniques, weight="examples", engine="processes", workers=3)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.core.types import PERSONAL, Turn
+from fedstrata.core.types import BUFFERS, PERSONAL, Turn
 from fedstrata.techniques.apfl import ALPHA
 from fedstrata.wire.messages import decode_assignment, encode
 from fedstrata.wire.packing import WireError
@@ -402,3 +402,117 @@ def test_turns_travel_and_are_checked() -> None:
     for turns in ((Turn(("head.weight", "head.weight"), 1),), (Turn(("head.weight",), -1),), (Turn(("other",), 1),)):
         with pytest.raises(WireError):
             decode_assignment(encode(replace(asked, turns=turns)))
+
+
+# --- what a fresh eye found ------------------------------------------------------------------------------------------
+
+
+def shifted(norm: bool = True) -> tuple[nn.Module, list[Any]]:
+    """A classifier with a batch norm, and two clients whose inputs lie apart; each is judged by what it trains on."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4) if norm else nn.Identity(), nn.Linear(4, 2))
+        clients = []
+        for shift in (-3.0, 3.0):
+            x = torch.randn(12, 2) + shift
+            clients.append((x, (x[:, 0] > shift).long()))
+    return model, [(pair, pair) for pair in clients]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
+@pytest.mark.parametrize("method", ["finetune(epochs=3)", "fedbabu(epochs=3)"])
+def test_statistics_are_tuned_with_the_model_and_stay(method: str, buffers: Any) -> None:
+    """Nothing of the global model moves after the last round, and a client is judged with the statistics of its own."""
+    model, clients = shifted()
+    common: dict[str, Any] = {"rounds": 2, "engine": "serial", "buffers": buffers, "seed": 1}
+    fed = fs.Federation(model, clients, method=method, **common)
+    rounds = fed.rounds()
+    for _ in range(2):
+        before = next(rounds)
+    state = {n: t.clone() for n, t in {**fed.state.params, **fed.state.buffers}.items()}
+    (after,) = rounds
+    assert all(torch.equal(t, state[n]) for n, t in {**fed.state.params, **fed.state.buffers}.items())
+    assert after.client_metrics == before.client_metrics
+    own = fed.memory(0)
+    assert (BUFFERS in own) == (buffers != "drop")
+    if buffers != "drop":
+        tuned_model = fed.model
+        tuned_model.load_state_dict({**tuned_model.state_dict(), **own[PERSONAL], **own[BUFFERS]})
+        x, y = clients[0][0]
+        share = (tuned_model.eval()(x).argmax(1) == y).float().mean().item()
+        assert after.own_metrics is not None
+        assert after.own_metrics[0]["accuracy"] == pytest.approx(share)
+
+
+def test_a_model_beside_the_global_one_is_judged_with_statistics_of_the_client() -> None:
+    """With λ = 0 and everybody's own statistics, Ditto's v_k is the model of `local`, from the same batches."""
+    model, clients = shifted()
+    common: dict[str, Any] = {"rounds": 1, "engine": "serial", "seed": 1, "batch_size": 12}
+    ditto = fs.Federation(model, clients, method="ditto(lambda_=0.0)", **common)
+    alone = fs.Federation(model, clients, method="local", **common)
+    mine, theirs = ditto.fit().records[-1].own_metrics, alone.fit().records[-1].own_metrics
+    assert mine == theirs
+
+
+def test_everybody_else_is_silent_after_the_last_round() -> None:
+    """FedImpro sends no statistics then and wants none; nothing is refused."""
+    clients = [(torch.randn(8, 6), torch.arange(8) % 2) for _ in range(2)]
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    fed = fs.Federation(net, clients, method="fedimpro(split='0') + finetune(epochs=1)", rounds=2, engine="serial")
+    records = fed.fit().records
+    assert [record.refused for record in records] == [[], [], []]
+    assert fed.memory(0)[PERSONAL].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_clients_tune_the_model_that_is_handed_out() -> None:
+    """FedDyn judged by its clients' mean hands out w + h/α: after a hair's breadth of tuning it is still theirs."""
+    fed = run("feddyn(judge='clients') + finetune(epochs=1, lr=1e-15)")
+    handed_out = dict(fed.model.named_parameters())
+    for client in (0, 1):
+        agree(kept(fed, client), {n.removesuffix(".weight"): p.item() for n, p in handed_out.items()})
+    assert handed_out["body.weight"].item() != fed.state.params["body.weight"].item()
+
+
+def test_moon_remembers_what_a_client_keeps_as_it_left_it() -> None:
+    """Features are those of the body, which it keeps: as it left it and as the next visit begins with it.
+
+    So z_prev equals z_glob, both sides of the contrast are the same, and μ changes nothing; with the body of an earlier
+    visit they would differ.
+    """
+    model, clients = shifted(norm=False)
+    runs = [fs.Federation(model, clients, method=f"lgfedavg + moon(mu={mu})", rounds=4, lr=0.2) for mu in (0.0, 5.0)]
+    plain, contrasted = (fed.fit() and fed.memory(0)[PERSONAL] for fed in runs)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(contrasted[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("ditto + finetune", "both give every client a model of its own"),
+        ("apfl + ditto", "both give every client a model of its own"),
+        ("fedbabu + apfl", "both give every client a model of its own"),
+        ("groupavg + fedper", "parts are named in one model"),
+        ("fedbabu + groupavg", "parts are named in one model"),
+        ("fedrep + fednova", "steps of the head are none of what travels"),
+        ("lgfedavg + fedimpro", "lower layers of their own are not alike"),
+        ("fedavg(reduce='fltrust') + fedper", "the server has no whole model to train for comparison"),
+        ("fedbabu(head='*')", "fedbabu's head is all that trains"),
+    ],
+)
+def test_company_that_has_no_meaning_is_refused(method: str, says: str) -> None:
+    with pytest.raises(fs.UsageError, match=says):
+        federation(method)
+
+
+def test_what_is_frozen_does_not_count_as_what_travels() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    clients = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))] * 2
+    for method, says in (("fedper", "leaves nothing to travel"), ("fedbabu", "no body to learn")):
+        with pytest.raises(fs.UsageError, match=says):
+            fs.Federation(model, clients, method=method)
+    with pytest.raises(fs.UsageError, match="keeps nothing that trains"):
+        fs.Federation(model, clients, method="keep(strata='0')")
+    with pytest.raises(fs.UsageError, match="leaves nothing to travel"):
+        fs.Federation(nn.Sequential(nn.Linear(2, 2)), clients, method="lgfedavg")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.context import ModelReplica
-from fedstrata.client.personal import personal_names
+from fedstrata.client.personal import personal_names, personal_params
 from fedstrata.core.method import Method
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
@@ -165,6 +165,7 @@ def open_view(
         strata=replica.strata,
         slot=a.slots.get(technique.name, {}),
         memory=memory.get(technique.name, {}),
+        kept=personal_params(a, memory),
         rng=rng,
         width=lambda: replica.width,
         counts=answers.counts,
@@ -183,5 +184,7 @@ def build_hooks(
     method: Method, replica: ModelReplica, data: Examples, a: Assignment, memory: Slots, answers: Answers
 ) -> HookSet:
     """Every technique's hooks for a visit; what they pack is left to the caller where a view is not of one client."""
-    views = {t: open_view(t, method, replica, data, a, memory, answers) for t in method.acting("local", a)}
+    views = {
+        t: open_view(t, method, replica, data, a, memory, answers) for t in method.acting("local", a.is_after_training)
+    }
     return HookSet({t.name: t.local(view) for t, view in views.items()}, kept=frozenset(personal_names(a)))

@@ -60,7 +60,7 @@ def _draw_normal(streams: Sequence[torch.Generator], shape: Sequence[int], dtype
 
 def open_views(group: ClientGroup) -> dict[Technique, list[ClientView]]:
     """Each client's own view, for techniques that draw random numbers in the steps, or pack what they send."""
-    local = group.context.method.acting("local", group.template)
+    local = group.context.method.acting("local", group.template.is_after_training)
     chosen = [t for t in local if overrides(t, "draws") or overrides(t, "pack")]
     visits = [group.visit(place) for place in range(len(group))] if chosen else []
     return {t: [visit.open_view(t) for visit in visits] for t in chosen}

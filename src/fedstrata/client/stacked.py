@@ -165,7 +165,7 @@ def chain_of(group: ClientGroup) -> tuple[Link, ...] | None:
     Where compiling is asked for, `torch.func` does whatever is quicker so: all but plain steps.
     """
     context, a = group.context, group.template
-    local = tuple(context.method.acting("local", a))
+    local = tuple(context.method.acting("local", a.is_after_training))
     uneven = len(set(group.steps)) > 1
     if a.work.precision != "fp32" or is_personal(a, group.memories.structures[0]):
         return None
@@ -309,7 +309,7 @@ def _take_steps(steps: StackedSteps, padded: PaddedBatches, moved: Tensors, star
 def _build_hooks(group: ClientGroup, slots: Slots, memory: Slots, prepared: Slots) -> HookSet:
     """The techniques' hooks, on stacked tensors."""
     context = group.context
-    if not any(context.method.acting("local", group.template)):
+    if not any(context.method.acting("local", group.template.is_after_training)):
         return HookSet({})
     shared = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
     hooks = build_hooks(

@@ -277,12 +277,12 @@ def _finish(visit: ClientVisit, steps: AutogradSteps, delta: Tensors, meter: Cos
 
 
 def _collect_buffers(visit: ClientVisit, remembers: Slots) -> Tensors:
-    """The running statistics that travel; under the policy `local` all of them are remembered too."""
+    """The running statistics that travel; under the policy `local`, and of a client's own model, all are remembered."""
     policy, held, a = visit.context.method.buffers, visit.replica.buffers, visit.assignment
     if policy == "drop" or not held or not a.trains:
         return {}
     buffers = {n: b.detach().to("cpu", copy=True) for n, b in held.items()}
-    if policy == "local":
+    if visit.context.method.keeps_statistics(a):
         remembers[BUFFERS] = buffers
     return buffers if a.upload_buffers is None else {n: buffers[n] for n in a.upload_buffers}
 

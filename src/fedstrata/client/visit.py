@@ -96,7 +96,7 @@ class ClientVisit:
         params = match_layout(params_to_begin_with(self.assignment, self.memory), self.replica.params)
         a = replace_fields(self.assignment, params=params)
         method, answers = self.context.method, self._answers()
-        chosen = method.acting("local", a)
+        chosen = method.acting("local", a.is_after_training)
         views = {t: open_view(t, method, self.replica, self.data, a, self.memory, answers) for t in chosen}
         packs = {t.name: partial(t.pack, view=view) for t, view in views.items() if overrides(t, "pack")}
         kept = frozenset(personal_names(a))

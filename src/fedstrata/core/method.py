@@ -102,6 +102,11 @@ class Method:
     def _check_reducer(self, reducer: Reducer) -> None:
         """Refuse techniques that take something from the clients past the rule in the mean's place."""
         for technique in self.techniques:
+            if technique.incomplete and reducer.trusts:
+                raise UsageError(
+                    f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: the server has no whole "
+                    "model to train for comparison"
+                )
             if technique.branches and not reducer.by_name:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: it chooses among all "
@@ -188,10 +193,19 @@ class Method:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
 
-    def acting(self, door: str, assignment: Assignment) -> Iterator[Technique]:
-        """Those of them that do it in an assignment's round: after the last round only those with an epilogue."""
-        after = assignment.is_after_training
-        return (t for t in self.at(door) if t.epilogue or not after)
+    def keeps_statistics(self, assignment: Assignment) -> bool:
+        """True if clients remember the running statistics that a visit ends with."""
+        owned = assignment.is_after_training or any(self.at("own"))
+        return self.buffers == "local" or (self.buffers == "average" and owned)
+
+    @property
+    def remembers_statistics(self) -> bool:
+        """True if clients may remember running statistics."""
+        return self.buffers == "local" or (self.buffers == "average" and (self.tunes or any(self.at("own"))))
+
+    def acting(self, door: str, after_training: bool) -> Iterator[Technique]:
+        """Those of them that do it in a round: after the last one only those with an epilogue."""
+        return (t for t in self.at(door) if t.epilogue or not after_training)
 
     def own(self, memory: Slots, params: Tensors) -> Tensors:
         """A client's own model, by what it remembers, by all techniques from left to right."""

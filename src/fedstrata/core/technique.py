@@ -124,6 +124,7 @@ class ClientView:
         strata: the model's strata, in order.
         slot: what this technique's `send` sent.
         memory: what this technique remembered on this client; empty at first.
+        kept: the parameters that the client keeps to itself, as the visit begins; they are in the assignment's, too.
         rng: a random stream of this technique's own.
         width: how many answers the model tells apart: of a classifier, its classes; found when it is asked for.
         counts: how many examples of each class the client has, as a tensor; counted when it is asked for.
@@ -148,6 +149,7 @@ class ClientView:
     strata: tuple[Stratum, ...]
     slot: Tensors
     memory: Tensors
+    kept: Tensors
     rng: torch.Generator
     width: Callable[[], int]
     counts: Callable[[], Tensor]
@@ -199,6 +201,12 @@ class Setting:
     augment: bool = False
     arch: str = ""
     buffers: Buffers = "average"
+
+    @property
+    def movable(self) -> frozenset[str]:
+        """The parameters that may train and that a gradient reaches."""
+        free = {n for n, p in self.model.named_parameters() if p.requires_grad}
+        return frozenset(n for s in self.strata if not s.idle for n in s.params if n in free)
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,9 @@ class Assignment:
     @property
     def works(self) -> tuple[Work, ...]:
         """How to train, turn by turn; the work itself where there are none."""
-        return tuple(replace(self.work, epochs=turn.epochs, steps=None) for turn in self.turns) or (self.work,)
+        if not self.turns:
+            return (self.work,)
+        return tuple(replace(self.work, epochs=turn.epochs, steps=None) for turn in self.turns)
 
     @property
     def is_after_training(self) -> bool:

@@ -82,7 +82,7 @@ def apply_mods(
     more = [f"what '{name}' sends" for name in update.slots] + ["running statistics"] * bool(update.buffers)
     if more:
         raise UsageError(f"Flower's mods change parameters only, and {' and '.join(more)} would leave this site as is")
-    if not inner:
+    if not inner or not update.delta:
         return update
     before = {name: asked.params[name] for name in update.delta}
     after = {name: tensor + update.delta[name] for name, tensor in before.items()}

@@ -230,7 +230,7 @@ def state_mismatch(fresh: ServerState, state: ServerState) -> str | None:
 
 def client_memory_mismatch(method: Method, memory: Slots, params: Tensors, buffers: Tensors) -> str | None:
     """Why a client's memory cannot be one of this method and of a model with such tensors, or None."""
-    kinds = {t.name for t in method.techniques} | {PERSONAL} | ({BUFFERS} if method.buffers == "local" else set())
+    kinds = {t.name for t in method.techniques} | {PERSONAL} | ({BUFFERS} if method.remembers_statistics else set())
     foreign = next((kind for kind in memory if kind not in kinds), None)
     if foreign is not None:
         return f"nothing in the method '{method}' remembers '{foreign}'"

@@ -62,7 +62,6 @@ class Server:
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
-        self._sends, self._applies = (tuple(method.at(door)) for door in ("send", "apply"))
         self.validate = UpdateValidator(method, architectures)
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
@@ -99,14 +98,15 @@ class Server:
 
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
         """An assignment as techniques plan it, and with what they send along."""
-        for technique in self.method.acting("plan", assignment):
+        for technique in self.method.acting("plan", assignment.is_after_training):
             assignment = self._apply_plan(technique, assignment)
         frozen = assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers
         if frozen and not holds_statistics:  # it must use some, and has none of its own yet
             held = self.architectures[assignment.arch].buffers
             assignment = replace_fields(assignment, buffers={n: state.buffers[n] for n in held})
-        if self._sends:
-            slots = {t.name: t.send(state.techniques[t.name], assignment) for t in self._sends}
+        senders = self.method.acting("send", assignment.is_after_training)
+        slots = {t.name: t.send(state.techniques[t.name], assignment) for t in senders}
+        if slots:
             assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
         return assignment
 
@@ -117,24 +117,32 @@ class Server:
         sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
         movable = tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
+        params = self._params_to_send(state)
         return Assignment(
             round=state.round,
             rounds=self.rounds,
             run_seed=self.seed,
             client=-1,
             arch=arch,
-            params=state.params if whole else {n: state.params[n] for n in held.params},
+            params=params if whole else {n: params[n] for n in held.params},
             buffers={n: state.buffers[n] for n in held.buffers} if sends else {},
             trains=() if last and not self.method.tunes else movable,
             uploads=() if last else movable,
+            upload_buffers=() if last else None,
             work=work,
             seed=0,
             method=self.digest,
         )
 
+    def _params_to_send(self, state: ServerState) -> Tensors:
+        """The parameters that clients begin with: where they go on by themselves, those that are handed out."""
+        if state.round < self.rounds or not self.method.tunes:
+            return state.params
+        return self.method.deploy(state.techniques, state.params)
+
     def names_to_send(self, state: ServerState, since: int, template: Assignment) -> tuple[str, ...] | None:
         """What a client does not hold that holds the parameters of a round; None for everything."""
-        if since < 0:
+        if since < 0 or self._params_to_send(state) is not state.params:
             return None
         kept = (*template.params, *(template.buffers if self.method.buffers == "average" else ()))
         stale = {n for n in kept if state.changed.get(n, since) < since}
@@ -150,7 +158,7 @@ class Server:
             trains=tuple(n for n in before.trains if n in trains),
             uploads=tuple(n for n in before.uploads if n in travels & trains),
             upload_buffers=_intersect(held, before.upload_buffers, after.upload_buffers)
-            if self.method.buffers == "average"
+            if self.method.buffers == "average" or before.is_after_training
             else None,
             update_buffers=_intersect(held, before.update_buffers, after.update_buffers),
             turns=_narrow_turns(after.turns, trains),
@@ -215,10 +223,11 @@ class Server:
         states = dict(state.techniques)
         if self.method.server_lr != 1:
             delta = scale(delta, self.method.server_lr)
-        if self._applies:
+        applies = tuple(self.method.acting("apply", state.round >= self.rounds))
+        if applies:
             view = self._view(state, buffers, folded)
             seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
-            for technique in self._applies:
+            for technique in applies:
                 delta, states[technique.name] = technique.apply(states[technique.name], delta, view)
         return replace(
             state,

@@ -103,7 +103,9 @@ class UpdateValidator:
 
     def _validate_slots(self, assignment: Assignment, slots: Slots) -> str | None:
         """What techniques say of what was sent to them."""
-        found = ((t, slots.get(t.name, {})) for t in self._validates)
+        if not self._validates:
+            return None
+        found = ((t, slots.get(t.name, {})) for t in self._method.acting("validate", assignment.is_after_training))
         return next((why for t, slot in found if (why := t.validate(slot, assignment))), None)
 
 

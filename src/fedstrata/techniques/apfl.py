@@ -12,6 +12,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, memory_mismatch
 from fedstrata.core.tensors import Tensors, scale, subtract
 from fedstrata.errors import UsageError
+from fedstrata.techniques.ditto import ANOTHER_MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,12 +46,14 @@ class APFL(Technique):
         adaptive: learn α.
 
     A client is judged by v̄ with the global model w of the round. F_k is the client's loss with what other techniques
-    add to it. A step costs a second forward and backward pass.
+    add to it. A step costs a second forward and backward pass; which steps count, and running statistics, are as in
+    `ditto`.
     """
 
     name: ClassVar[str] = "apfl"
     personalised: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = dict.fromkeys(("finetune", "fedbabu"), ANOTHER_MODEL)
     alpha: float = 0.5
     adaptive: bool = True
 

@@ -12,6 +12,8 @@ from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, memory
 from fedstrata.core.tensors import Tensors, add, scale, subtract
 from fedstrata.errors import not_negative
 
+ANOTHER_MODEL = "both give every client a model of its own"
+
 
 def pulled_step(own: Tensors, gradient: Tensors, anchor: Tensors, lr: float, strength: float) -> Tensors:
     """v − η(∇F(v) + λ(v − w)), for the names of the gradient."""
@@ -31,11 +33,14 @@ class Ditto(Technique):
         lambda_: λ, how strongly v_k is pulled towards w; 0 is training alone.
 
     F_k is the client's loss with what other techniques add to it. A step costs a second forward and backward pass.
+    Steps in which nothing that travels trains, such as those of FedRep's head, are none of v_k's. Where running
+    statistics are averaged, v_k is judged with those that the client's last visit ended with.
     """
 
     name: ClassVar[str] = "ditto"
     personalised: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = dict.fromkeys(("apfl", "finetune", "fedbabu"), ANOTHER_MODEL)
     lambda_: float = 0.1
 
     def __post_init__(self) -> None:

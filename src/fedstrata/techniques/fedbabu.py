@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from fedstrata.core.technique import Setting
 from fedstrata.core.types import Assignment, Stratum
+from fedstrata.errors import UsageError
 from fedstrata.models.parts import HEAD, check_parts, names_of_parts
 from fedstrata.techniques.finetune import FineTune
+from fedstrata.techniques.keep import ONE_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class FedBABU(FineTune):
     name: ClassVar[str] = "fedbabu"
     refuses: ClassVar[dict[str, str]] = {
         **FineTune.refuses,
+        "groupavg": ONE_MODEL,
         "finetune": "fedbabu fine-tunes by itself: say fedbabu(epochs=…)",
     }
     head: str | tuple[str, ...] = HEAD
@@ -40,6 +43,8 @@ class FedBABU(FineTune):
         super().check(setting)
         if setting.arch == "":
             check_parts("fedbabu's head", self._head_patterns, setting.strata)
+            if names_of_parts(self._head_patterns, setting.strata).issuperset(setting.movable):
+                raise UsageError("fedbabu's head is all that trains: there is no body to learn")
 
     @property
     def _head_patterns(self) -> tuple[str, ...]:

@@ -34,6 +34,10 @@ class FedRep(Keep):
     """
 
     name: ClassVar[str] = "fedrep"
+    refuses: ClassVar[dict[str, str]] = {
+        **Keep.refuses,
+        "fednova": "steps of the head are none of what travels, and it would count them",
+    }
     head_epochs: int = 10
     body_epochs: int = 1
 

@@ -10,6 +10,7 @@ from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.parts import HEAD, check_parts, names_of_parts
 
+ONE_MODEL = "parts are named in one model, and there every group of clients has its own"
 JUDGED = "accuracy: the mean of the clients' own models on the whole test set; the server's lacks what they keep"
 
 
@@ -31,6 +32,7 @@ class Keep(Technique):
     personalised: ClassVar[bool] = True
     incomplete: ClassVar[bool] = True
     caveat: ClassVar[str] = JUDGED
+    refuses: ClassVar[dict[str, str]] = {"groupavg": ONE_MODEL}
     strata: str | tuple[str, ...] = HEAD
 
     @property
@@ -44,12 +46,14 @@ class Keep(Technique):
 
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing, or everything, and statistics that the policy would average."""
-        if setting.arch != "":  # sub-models may lack strata
-            return
-        check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
+        if setting.arch == "":  # sub-models may lack strata
+            check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
         kept = self.kept(setting.strata)
-        if kept.issuperset(n for s in setting.strata if not s.idle for n in s.params):
-            raise UsageError(f"{self.name} leaves nothing to travel: every client alone is the method 'local'")
+        if kept.issuperset(setting.movable):
+            of = f" of the model '{setting.arch}'" if setting.arch else ""
+            raise UsageError(f"{self.name} leaves nothing{of} to travel: every client alone is the method 'local'")
+        if setting.arch == "" and self.patterns and kept.isdisjoint(setting.movable):
+            raise UsageError(f"{self.name} keeps nothing that trains: it would be FedAvg")
         if setting.buffers == "average" and any(not kept.isdisjoint(s.buffers) for s in setting.strata):
             raise UsageError(
                 f"{self.name} keeps norm layers with their clients, and fedavg(buffers='average') averages their "

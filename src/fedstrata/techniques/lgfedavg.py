@@ -30,6 +30,10 @@ class LGFedAvg(Keep):
 
     name: ClassVar[str] = "lgfedavg"
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
+    refuses: ClassVar[dict[str, str]] = {
+        **Keep.refuses,
+        "fedimpro": "features of clients with lower layers of their own are not alike",
+    }
     strata: str | tuple[str, ...] = ()
     share: float = 0.5
 
@@ -41,5 +45,5 @@ class LGFedAvg(Keep):
         """The names of what stays."""
         if self.strata:
             return super().kept(strata)
-        lower = strata[: min(max(round(self.share * len(strata)), 1), len(strata) - 1)]
+        lower = strata[: max(min(round(self.share * len(strata)), len(strata) - 1), 1)]
         return frozenset(n for s in lower for n in (*s.params, *s.buffers))

@@ -95,7 +95,8 @@ class Moon(Technique):
         if not view.memory or unmoved:  # nothing to be far from, or nothing trains that z depends on
             return Hooks(finish=finish)
         received = {**anchor, **view.statistics()}
-        before = [received, {**received, **match_layout(view.memory, received)}]
+        last_model = {**view.memory, **view.kept}  # what it keeps was not in the delta, and is as it left it
+        before = [received, {**received, **match_layout(last_model, received)}]
         now: list[Tensor] = []
 
         def tap(batch: Batch, features: Tensor) -> Tensor:
