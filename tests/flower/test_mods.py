@@ -34,6 +34,12 @@ def moved(fed: fs.Federation, model: nn.Module) -> torch.Tensor:
     return torch.cat([(fed.state.params[n] - p).flatten() for n, p in model.named_parameters()]).detach()
 
 
+def test_what_does_not_travel_is_not_noised() -> None:
+    """After the last round nothing does: clients are tuned, and what they answer is taken."""
+    fed = one_round(LocalDpMod(0.01, 0.0, 1.0, 0.5), method="fedavg(weight='uniform') + finetune(epochs=1)")
+    assert [record.refused for record in fed.records] == [[], []]
+
+
 def test_what_passes_unchanged_differs_by_rounding_only() -> None:
     """(w + Δ) − w is Δ up to the last bits of w."""
     found, plain = moved(one_round(let_pass), mlp()), moved(one_round(), mlp())

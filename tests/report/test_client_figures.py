@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -49,6 +49,12 @@ def test_own_models_are_shown_where_there_are_any() -> None:
     (figure,) = client_figures.clients(group_runs([judged([[0.9, 0.2, 0.5]], own=[0.4, 0.3, 0.6], names=None)]))
     assert figure.data[0]["x"] == ["1", "0", "2"]
     assert figure.data[0]["y"] == [0.3, 0.4, 0.6]
+
+
+def test_newcomers_are_not_shown_among_those_whose_model_it_is() -> None:
+    run = judged([[0.9, 0.2, 0.5]], names=None)
+    (figure,) = client_figures.clients(group_runs([replace(run, facts={**run.facts, "newcomers": [1]})]))
+    assert figure.data[0]["x"] == ["2", "0"]
 
 
 def test_several_seeds_show_the_clients_of_one() -> None:

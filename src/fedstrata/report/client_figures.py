@@ -78,8 +78,11 @@ def _scores(run: SavedRun) -> Scores:
     record = next((r for r in reversed(run.records) if r.own_metrics or r.client_metrics), None)
     if record is None:
         return {}
+    late = run.facts.get("newcomers")
+    others = late if isinstance(late, list) else ()  # newcomers have no part in the model's fairness
     entries = enumerate(record.own_metrics or record.client_metrics or ())
-    found = {client: finite_number(one.get(record.primary)) for client, one in entries if one is not None}
+    seen = ((client, one) for client, one in entries if one is not None and client not in others)
+    found = {client: finite_number(one.get(record.primary)) for client, one in seen}
     return {client: value for client, value in found.items() if value is not None}
 
 
