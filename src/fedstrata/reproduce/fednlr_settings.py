@@ -201,7 +201,7 @@ SCALES = {
         many_partitions=("shards(classes=4)", "dirichlet(alpha=0.1, min_size=1)"),
         many_last=1,
         deep={**DEEP, "rounds": 2, "target": None, "stop_at_target": False},
-        equal_loss={"within": 0.2, "most": 3},
+        equal_loss={"within": 0.1, "most": 8},
         theory={"images": 40, "steps": 50, "draws": 40},
     ),
     "small": FedNLRScale(
