@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from fedstrata.compare import compare, plan
+from fedstrata.compare.runner import missing
 from fedstrata.diagnosis import Remedy
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -103,3 +106,22 @@ def test_remedies_are_carried_out() -> None:
     left = remedies.remedied(case, words).spoil([(x, y), (x, y)], torch.Generator())
     assert [len(labels) for _, labels in left] == [4, 0]
     assert remedies.remedied(case, finding("unknown", 1.0, "", {}, (remedy(None, {}, "look", ""),))) is None
+
+
+def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
+    """Two finished runs of three, packed twice to the same bytes; unpacked, the third alone is missing."""
+    settings = {"dataset": "digits(examples=60, test_examples=20)", "model": "logreg", "clients": 2, "rounds": 1}
+    several = {**settings, "workers": 1, "seed": [0, 1, 2]}
+    compare({**several, "seed": [0, 1]}, tmp_path / "here")
+    (tmp_path / "here" / "unfinished").mkdir()
+    (tmp_path / "here" / "unfinished" / "run.toml").write_text("")
+    module = load("pack_runs.py")
+    counts = [module.pack(tmp_path / "here", tmp_path / name) for name in ("one.tar.xz", "two.tar.xz")]
+    assert counts == [8, 8]
+    assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
+    with tarfile.open(tmp_path / "one.tar.xz") as packed:
+        packed.extractall(tmp_path / "there", filter="data")
+    left = missing(plan(several, tmp_path / "there"))
+    assert [run.config.seed for run in left] == [2]
+    with pytest.raises(SystemExit, match="holds no finished run"):
+        module.pack(tmp_path / "here" / "unfinished", tmp_path / "three.tar.xz")
