@@ -248,6 +248,11 @@ def figures_by_label(comparison: Comparison, of: Callable[[list[Record]], float 
 
 def unfinished_note(comparison: Comparison) -> tuple[str, ...]:
     """A note on the runs that diverged or are missing, if there are any."""
-    lines = [f"{row.run.title} diverged with seed {seed}" for row in comparison.rows for seed in row.diverged_seeds]
-    lines += [f"{row.run.title} has no result for seed {seed}" for row in comparison.rows for seed in row.missing_seeds]
-    return ("; ".join(lines),) if lines else ()
+    lines = [_seeds_note(row.run.title, "diverged with", row.diverged_seeds) for row in comparison.rows]
+    lines += [_seeds_note(row.run.title, "has no result for", row.missing_seeds) for row in comparison.rows]
+    told = "; ".join(filter(None, lines))
+    return (told,) if told else ()
+
+
+def _seeds_note(title: str, what: str, seeds: Sequence[int]) -> str:
+    return f"{title} {what} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
