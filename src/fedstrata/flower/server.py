@@ -165,7 +165,7 @@ class ServerSpec:
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
         if chosen.incomplete and self.test is not None:
             raise UsageError(
-                f"'{chosen}' keeps parts of the model at the sites: give no test data, as none is whole here"
+                f"'{chosen}' keeps parts of the model at the sites, and the server has no whole one: leave test out"
             )
         plan = replace(self, given=given, settings=settings)
         plan.privacy.check(chosen, 1 + len(self.archs))
