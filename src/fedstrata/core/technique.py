@@ -313,19 +313,21 @@ class Technique:
     def check(self, setting: Setting) -> None:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Server, for every assignment: narrow what trains and travels, or the `work`.
 
         The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
         one part of the model after the other.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
-        may lack some, and names that it lacks do no harm.
+        may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
+        the rounds before.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
         technique corrects its gradients.
 
-        The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
+        Draw random numbers from (`run_seed`, `round`) only, and from `client` where each is to be asked for something
+        of its own; a technique that reads `client` is asked for every one of them, others once for all that are alike.
         """
         return assignment
 
