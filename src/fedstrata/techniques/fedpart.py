@@ -16,6 +16,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError, one_of
 from fedstrata.models.strata import check_patterns
+from fedstrata.techniques.selection import train_only
 
 Order = Literal["sequential", "reverse", "random"]
 Group = tuple[Stratum, ...]
@@ -122,14 +123,6 @@ class FedPart(Technique):
         group = self.active(assignment.round, assignment.run_seed, strata)
         if group is None:
             return assignment
-        params = tuple(n for s in group for n in s.params)
-        buffers = tuple(n for s in group for n in s.buffers)
-        moves = buffers if self.freeze_norm else None
-        return replace(
-            assignment,
-            trains=params,
-            uploads=params,
-            upload_buffers=buffers,
-            update_buffers=moves,
-            cache_prefix=self.cache_prefix,
-        )
+        narrowed = train_only(assignment, group)
+        moves = narrowed.upload_buffers if self.freeze_norm else None
+        return replace(narrowed, update_buffers=moves, cache_prefix=self.cache_prefix)
