@@ -313,7 +313,8 @@ def against_forgetting(builder: RemedyBuilder) -> list[Remedy | None]:
         builder.add_technique("ccvr", "refits the classifier for all classes, once after the last round", papers.LUO),
         builder.add_technique(
             "fednlr",
-            "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points",
+            "neurons that are bound to other clients' classes learn slowly; they drift by a third less in our runs, "
+            "without a gain in accuracy",
             papers.WANG_NLR,
         ),
         builder.add_technique(
