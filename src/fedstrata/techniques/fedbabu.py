@@ -12,7 +12,7 @@ from fedstrata.core.technique import Setting
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import HEAD, check_parts, names_of_parts
+from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
 from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.keep import ONE_MODEL
 
@@ -37,7 +37,7 @@ class FedBABU(FineTune):
         "groupavg": ONE_MODEL,
         "finetune": "fedbabu fine-tunes by itself: say fedbabu(epochs=…)",
     }
-    head: str | tuple[str, ...] = HEAD
+    head: Patterns = HEAD
 
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing."""
@@ -49,7 +49,7 @@ class FedBABU(FineTune):
 
     @property
     def _head_patterns(self) -> tuple[str, ...]:
-        return (self.head,) if isinstance(self.head, str) else self.head
+        return list_patterns(self.head)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The body trains and travels; after the last round the model is fine-tuned."""
