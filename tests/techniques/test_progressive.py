@@ -38,7 +38,7 @@ def test_blocks_train_until_they_only_go_to_and_fro() -> None:
         if len(window) == 2:
             block, window = block + int(movement < threshold), []
     np.testing.assert_allclose(flat(fed), w, atol=1e-9)
-    found = fed.method.publish(fed.state.techniques)["movement"]
+    found = fed.method.publish(fed.state.techniques)["score"]
     assert found == pytest.approx(moved, rel=1e-9)
     assert turns.count(0) == turns.count(1) == 4
     assert set(turns) == {0, 1, 2}

@@ -123,4 +123,4 @@ class FedLDF(Technique):
 
     def publish(self, state: Tensors) -> Figures:
         """The mean divergence of each layer over those that told of it last."""
-        return {"divergence": scores_in(state)}
+        return {"score": scores_in(state)}

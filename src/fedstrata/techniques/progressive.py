@@ -123,7 +123,7 @@ class Progressive(Technique):
 
     def publish(self, state: Tensors) -> Figures:
         """Effective movement of each block, under its first stratum, as last measured."""
-        return {"movement": scores_in(state)}
+        return {"score": scores_in(state)}
 
 
 def _block(strata: tuple[Stratum, ...], state: Tensors) -> Block:
