@@ -37,7 +37,7 @@ RUN = SavedRun(
 
 
 def test_shares_and_rounds() -> None:
-    """In round 2 both train the head and one of two the middle; client 1 trains the head three times, client 0 twice."""
+    """In round 2 both train the head, and one of two the middle; client 1 trains the head thrice, client 0 twice."""
     assert [trained_shares(one) for one in RUN.records] == [
         {"low": 1, "mid": 1, "head": 1},
         {"mid": 0.5, "head": 1},
