@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedstrata.report import training_figures
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
-from fedstrata.report.training_figures import trained_rounds, trained_shares
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
+from fedstrata.runs.trainings import trained_by, trained_rounds, trained_shares
 
 from .synthetic import config, record, saved
 
@@ -47,6 +47,16 @@ def test_shares_and_rounds() -> None:
     found = trained_rounds(RUN.records)
     assert dict(found[0]) == {"low": 1, "mid": 1, "head": 2}
     assert dict(found[1]) == {"low": 1, "mid": 2, "head": 3}
+
+
+def test_clients_that_train_a_stratum() -> None:
+    """Both clients trained the middle in the end, though not in the same rounds; then 1 of 4, not counting client 9."""
+    assert trained_by(RUN.records) == {"low": (2, 2), "mid": (2, 2), "head": (2, 2)}
+    first, second = (
+        split(1, (["mid", "head"], [2]), (["head"], [0, 1])),
+        split(2, (["mid", "head"], [2]), (["head"], [3])),
+    )
+    assert trained_by([first, second, split(3, (["head"], [9]))]) == {"mid": (1, 4), "head": (5, 5)}
 
 
 def test_figures() -> None:

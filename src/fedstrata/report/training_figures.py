@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from fedstrata.report.client_figures import client_name
@@ -12,25 +11,7 @@ from fedstrata.report.outlier_figures import MOST_CLIENTS
 from fedstrata.report.run_groups import RunGroup, merge_orders, strata_of
 from fedstrata.report.stratum_figures import MOST_ROUNDS, method_control, thin_rounds
 from fedstrata.runs.reader import SavedRun
-from fedstrata.runs.records import Record
-
-
-def trained_shares(record: Record) -> dict[str, float]:
-    """Stratum → the share of the round's clients that trained it."""
-    counts: Counter[str] = Counter()
-    for part in record.trainings:
-        counts.update(dict.fromkeys(part.strata, len(part.clients)))
-    return {name: count / len(record.clients) for name, count in counts.items()} if record.clients else {}
-
-
-def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
-    """Client → stratum → in how many rounds it trained it."""
-    found: dict[int, Counter[str]] = {}
-    for record in records:
-        for part in record.trainings:
-            for client in part.clients:
-                found.setdefault(client, Counter()).update(part.strata)
-    return found
+from fedstrata.runs.trainings import trained_rounds, trained_shares
 
 
 def who_trained_what(groups: Sequence[RunGroup]) -> list[Figure]:
