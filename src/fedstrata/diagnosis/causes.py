@@ -11,6 +11,7 @@ from typing import Any
 from fedstrata.core.text import SHARES
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.clients import CLIENT_RULES
+from fedstrata.diagnosis.coverage import COVERAGE_RULES
 from fedstrata.diagnosis.evidence import (
     IDEAL,
     WARM,
@@ -273,6 +274,7 @@ CAUSES = (
         explains=DRIFT | {"forgetting", "neuron-drift"},
         backed_by=frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "forgetting", "neuron-drift"}),
     ),
+    *COVERAGE_RULES,
     *FEW_RULES,
 )
 """A cause may explain others that come after it. Of two that are equally severe, the first comes first: broken clients
