@@ -119,7 +119,7 @@ class Encoding:
         sent = set(asked.uploads)
         found: dict[str, tuple[list[str], VectorForm]] = {}
         for stratum in self.strata[asked.arch]:
-            names = sorted(sent.intersection(stratum.params))
+            names = [n for n in stratum.params if n in sent]
             if names:
                 tensors = [asked.params[n] for n in names]
                 dtype = reduce(torch.promote_types, (t.dtype for t in tensors))
