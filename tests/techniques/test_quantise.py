@@ -231,7 +231,8 @@ def test_who_cannot_read_it() -> None:
     ("method", "says"),
     [
         ("quantise(bits=3)", "argument 'bits': 3 does not fit"),
-        ("quantise(rates=(('head', 2),))", "argument 'rates'"),
+        ("quantise(rates=(('head', 2),))", "bits must be 8, 4 or 32, not 2"),
+        ("quantise(rates=(('head', True),))", "are pairs of a name pattern"),
         ("quantise(rounding='up')", "argument 'rounding'"),
         ("centralised + quantise", "cannot be combined"),
     ],

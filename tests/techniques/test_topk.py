@@ -178,7 +178,10 @@ def test_a_share_is_rounded_up_as_it_is_written() -> None:
         ("topk(share=0)", "above 0 and at most 1, not 0"),
         ("topk(1.5)", "above 0 and at most 1, not 1.5"),
         ("topk(rates=(('head', 2.0),))", "above 0 and at most 1, not 2.0"),
-        ("topk(rates=('head', 0.5))", "argument 'rates'"),
+        (
+            "topk(rates=('head', 0.5))",
+            r"are pairs of a name pattern and a number, such as \(\('head', 0.5\),\), not \('head'",
+        ),
         ("topk + topk", "names 'topk' twice"),
         ("topk + local", "'local' and 'topk' cannot be combined|'topk' and 'local' cannot be combined"),
     ],

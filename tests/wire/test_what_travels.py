@@ -17,7 +17,7 @@ from fedstrata.techniques import TECHNIQUES
 from tests.engines.worlds import seeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
-PARAMETER = "one tensor a parameter"
+PARAMETER, STRATUM = "one tensor a parameter", "one tensor a stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
 ARGUMENTS = {"fedpart": "full_rounds=1, rounds_per_stratum=1", "fedimpro": "split=1, counts=True"}
@@ -84,12 +84,13 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
         assert kept
         assert kept < set(params)
         params = [n for n in params if n not in kept]
-    assert all(list(update.delta) == params for update in trained)
+    strata = [s.name for s in fs.strata(layers())]
+    assert all(list(update.delta) == (strata if "encoded" in which else params) for update in trained)
     sent = {tensor for update in updates for slot in update.slots.values() for tensor in slot}
-    told = {PARAMETER if tensor in params else tensor for tensor in sent}
+    told = {PARAMETER if tensor in params else STRATUM if tensor in strata else tensor for tensor in sent}
     # What stands in the last cell belongs to an argument that is given here.
     named = set(re.findall(r"`(\w+)`", f"{beside} {rows()[name][2]}")) - TECHNIQUES.keys()
-    assert told == (named | {PARAMETER} if PARAMETER in beside else named)
+    assert told == named | {whole for whole in (PARAMETER, STRATUM) if whole in beside}
     assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops"}
     assert all(name.startswith("conv.1.") for update in updates for name in update.buffers)
 

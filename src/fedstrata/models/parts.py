@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
@@ -47,6 +47,14 @@ def check_parts(what: str, patterns: Sequence[str], strata: Sequence[Stratum]) -
 def rate_of(stratum: Stratum, rates: Sequence[tuple[str, T]], otherwise: T) -> T:
     """What the first pattern that names a stratum says of it; `head` is the classifier, whatever it is called."""
     return next((rate for pattern, rate in rates if _is_named(stratum, pattern)), otherwise)
+
+
+def check_pairs(what: str, rates: Sequence[Any], example: float) -> None:
+    """Refuse what is not made of pairs of a name pattern and a number; `what` are they: whose."""
+    for pair in rates:
+        if not (isinstance(pair, tuple) and [*map(type, pair)] in ([str, int], [str, float])):
+            form = f"(('head', {example!r}),)"
+            raise UsageError(f"{what} are pairs of a name pattern and a number, such as {form}, not {rates!r}")
 
 
 def check_rates(what: str, rates: Sequence[tuple[str, T]], strata: Sequence[Stratum]) -> None:

@@ -8,13 +8,13 @@ Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encod
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from fedstrata.core.encoding import Encoder, Malformed, Step, VectorForm, check_vector
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Setting
 from fedstrata.errors import UsageError, one_of
-from fedstrata.models.parts import check_rates, rate_of
+from fedstrata.models.parts import check_pairs, check_rates, rate_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +71,10 @@ class Quantise(Encoder):
     bits: Bits = 8
     rounding: Rounding = "stochastic"
     feedback: bool = False
-    rates: tuple[tuple[str, Bits], ...] = ()
+    rates: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        check_pairs("quantise's rates", self.rates, 4)
         one_of("quantise", get_args(Rounding), rounding=self.rounding)
         for bits in (self.bits, *(bits for _, bits in self.rates)):
             if bits not in get_args(Bits):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.core.encoding import Encoder, Malformed, Step, VectorForm, check_vector
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Setting
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import check_rates, rate_of
+from fedstrata.models.parts import check_pairs, check_rates, rate_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,9 +107,10 @@ class TopK(Encoder):
     step: ClassVar[Step] = "select"
     share: float = 0.01
     feedback: bool = True
-    rates: tuple[tuple[str, float], ...] = ()
+    rates: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        check_pairs("topk's rates", self.rates, 0.5)
         for share in (self.share, *(share for _, share in self.rates)):
             if not 0 < share <= 1:
                 raise UsageError(f"topk's shares must be above 0 and at most 1, not {share}")
@@ -121,7 +122,7 @@ class TopK(Encoder):
 
     def count_encoded(self, form: VectorForm) -> int:
         """⌈share·d⌉, of at least one number."""
-        share = rate_of(form.stratum, self.rates, self.share)
+        share: float = rate_of(form.stratum, self.rates, self.share)
         return min(form.length, max(1, math.ceil(round(share * form.length, 6))))
 
     def encode(self, vector: Tensor, form: VectorForm, rng: torch.Generator) -> tuple[Tensor, Tensor]:
