@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core.method import Method
+from fedstrata.core.results import Trained
 from fedstrata.core.rng import derive, derive_each, seed_global
 from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
@@ -200,7 +201,8 @@ class Server:
             accepted=tuple(folded.accepted),
             diverged=diverged,
             clients=list(asked.clients),
-            active=self._active(asked.templates),
+            active=self._find_strata({a.trains for a in asked.templates}),
+            trained=self._find_trained(asked),
             refused=[{"client": client, "why": why} for client, why in folded.refused],
             bytes_up=folded.bytes_up,
             bytes_down=wire.size_of_all(asked),
@@ -211,10 +213,20 @@ class Server:
             steps=folded.steps,
         )
 
-    def _active(self, templates: Sequence[Assignment]) -> list[str]:
-        """The strata of which something trained."""
-        trained = {n for trains in {a.trains for a in templates} for n in trains}
+    def _find_strata(self, trains: Iterable[Sequence[str]]) -> list[str]:
+        """The strata of which something is among these names."""
+        trained = {n for names in trains for n in names}
         return [s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params)]
+
+    def _find_trained(self, asked: Assignments) -> list[Trained]:
+        """Which clients train which strata; nothing where all train the same."""
+        kinds = [tuple(self._find_strata([template.trains])) for template in asked.templates]
+        if len(set(kinds)) < 2:
+            return []
+        found: dict[tuple[str, ...], list[int]] = {}
+        for kind, client in zip(asked.kinds, asked.clients, strict=True):
+            found.setdefault(kinds[kind], []).append(client)
+        return [Trained(strata=list(strata), clients=clients) for strata, clients in found.items()]
 
     def _advance(self, state: ServerState, folded: RoundAccumulator) -> ServerState:
         """The state after a round: the mean of its updates, as techniques apply it."""
