@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fedstrata as fs
+from fedstrata.core.encoding import Malformed
 from fedstrata.techniques.topk import TopK, find_largest, is_mapped, pack_places, place_type, read_places
 from tests.techniques.worlds import (
     SKEWED,
@@ -83,9 +86,9 @@ def test_with_feedback_it_converges_on_a_quadratic_on_which_it_does_not_without(
         net = nn.Linear(2, 1, bias=False).double()
         nn.init.zeros_(net.weight)
         method = f"topk(share=0.5, feedback={feedback})"
-        settings: dict[str, Any] = {"rounds": 60, "steps": 1, "batch_size": 2, "lr": 0.1}
-        settings |= {"task": "regression", "schedule": "cosine", "engine": "serial"}
-        fed = fs.Federation(net, [opposed(1.0), opposed(-1.0)], method=method, **settings)
+        how: dict[str, Any] = {"rounds": 60, "steps": 1, "batch_size": 2, "lr": 0.1}
+        how |= {"task": "regression", "schedule": "cosine", "engine": "serial"}
+        fed = fs.Federation(net, [opposed(1.0), opposed(-1.0)], method=method, **how)
         fed.fit()
         ends[feedback] = fed.state.params["weight"].flatten().tolist()
     assert ends[False] == [0.0, 0.0]
@@ -151,6 +154,23 @@ def test_places_take_the_fewest_bytes(length: int, k: int, size: int) -> None:
     assert torch.equal(read_places(packed, length, k), places)
 
 
+@given(st.integers(1, 70), st.data())
+@settings(max_examples=200, deadline=None)
+def test_hostile_places(length: int, data: st.DataObject) -> None:
+    """Whatever bytes come: k different places, in order, or a refusal."""
+    k = data.draw(st.integers(1, length))
+    size = 0 if k == length else -(-length // 8) if is_mapped(length, k) else k
+    packed = torch.tensor(data.draw(st.lists(st.integers(0, 255), min_size=size, max_size=size)), dtype=torch.uint8)
+    try:
+        places = read_places(packed, length, k).tolist()
+    except Malformed:
+        return
+    assert places == sorted(set(places))
+    assert len(places) == k
+    assert set(places) <= set(range(length))
+    assert torch.equal(pack_places(torch.tensor(places), length), packed)
+
+
 def test_the_choice_between_a_map_and_places() -> None:
     """200 numbers: a map has 25 bytes, as 25 places have."""
     assert [is_mapped(200, k) for k in (24, 25)] == [False, True]
@@ -196,20 +216,23 @@ def test_rates_for_strata_that_are_not_there() -> None:
         run("topk(rates=(('layer9*', 0.5),))", parties())
 
 
-@pytest.mark.parametrize("reduce", ["median", "krum", "fltrust"])
-def test_reducers_faults_and_probes_see_what_was_encoded_as_if_it_had_not_been(reduce: str) -> None:
+@pytest.mark.parametrize(
+    ("reduce", "fault"), [("median", "signflip"), ("krum", "alie"), ("fltrust", "stuck"), ("mean", "nan")]
+)
+def test_reducers_faults_and_probes_see_what_was_encoded_as_if_it_had_not_been(reduce: str, fault: str) -> None:
     """Where everything travels, encoded and read again, nothing changes but bytes; FLTrust's own update never is."""
-    given: dict[str, Any] = {"rounds": 3, "steps": 2, "lr": 0.3, "engine": "serial", "faults": "signflip(clients=(1,))"}
-    given |= {"probe": ["divergence", "cosine"], "probe_every": 1}
+    how: dict[str, Any] = {"rounds": 3, "steps": 2, "lr": 0.3, "engine": "serial", "faults": f"{fault}(clients=(1,))"}
+    how |= {"probe": ["divergence", "cosine"], "probe_every": 1}
     data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in parties(*SKEWED, *SKEWED)]
-    given["trusted"] = data[1] if reduce == "fltrust" else None
+    how["trusted"] = data[1] if reduce == "fltrust" else None
     runs = []
     for technique in ("", " + topk(share=1.0) + quantise(bits=32)"):
-        fed = fs.Federation(chain(), data, method=f"fedavg(reduce='{reduce}'){technique}", **given)
+        fed = fs.Federation(chain(), data, method=f"fedavg(reduce='{reduce}'){technique}", **how)
         fed.fit()
         runs.append(fed)
     plain, encoded = runs
     assert all(torch.equal(p, encoded.state.params[n]) for n, p in plain.state.params.items())
+    assert [r.refused for r in plain.records] == [r.refused for r in encoded.records]
     for one, two in zip(plain.probes, encoded.probes, strict=True):
         assert [one[name] for name in ("divergence", "cosine")] == [two[name] for name in ("divergence", "cosine")]
     assert [r.bytes_up for r in plain.records] != [r.bytes_up for r in encoded.records]
@@ -220,8 +243,7 @@ def test_what_techniques_remember_on_a_client_is_of_what_it_trained() -> None:
 
     What FedDyn's server sums up, h, is made of what came.
     """
-    settings: dict[str, Any] = {"rounds": 1}
-    plain, encoded = (run(f"feddyn + scaffold{more}", parties(), **settings) for more in ("", " + topk(share=0.2)"))
+    plain, encoded = (run(f"feddyn + scaffold{more}", parties(), rounds=1) for more in ("", " + topk(share=0.2)"))
     for k in range(3):
         for name in ("feddyn", "scaffold"):
             one, two = plain.memory(k)[name], encoded.memory(k)[name]

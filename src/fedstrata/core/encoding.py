@@ -69,6 +69,7 @@ class Encoder(Technique):
     def encode(self, vector: Tensor, form: VectorForm, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Client, last of all: (what travels in a vector's place, what travels beside it), both of one axis.
 
+        Always of one client by itself, also where many are trained at once, in the memory of the CPU.
         Their lengths and types depend on the form alone. Random numbers come from `rng`. Where a vector holds NaN, what
         travels holds one, too: the server is to see it.
         """
