@@ -369,7 +369,7 @@ def test_keeping_the_deltas_changes_no_bit():
 def planning(name: str, function: Callable[[Assignment], Assignment]) -> Technique:
     @dataclass(frozen=True, kw_only=True)
     class Plans(Technique):
-        def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
             assert strata == STRATA
             return function(assignment)
 

@@ -18,9 +18,16 @@ from tests.engines.worlds import seeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
 PARAMETER, STRATUM = "one tensor a parameter", "one tensor a stratum"
+NUMBER = "a number per stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
-ARGUMENTS = {"fedpart": "full_rounds=1, rounds_per_stratum=1", "fedimpro": "split=1, counts=True"}
+ARGUMENTS = {
+    "fedpart": "full_rounds=1, rounds_per_stratum=1",
+    "fedimpro": "split=1, counts=True",
+    "select": "score='gradnorm'",
+    "fedldf": "refresh=1",
+    "progressive": "strata=('*',)",
+}
 
 
 def rows() -> dict[str, tuple[str, str, str]]:
@@ -86,11 +93,12 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
         params = [n for n in params if n not in kept]
     strata = [s.name for s in fs.strata(layers())]
     assert all(list(update.delta) == (strata if "encoded" in which else params) for update in trained)
-    sent = {tensor for update in updates for slot in update.slots.values() for tensor in slot}
-    told = {PARAMETER if tensor in params else STRATUM if tensor in strata else tensor for tensor in sent}
+    sent = {(n, tensor.dim()) for update in updates for slot in update.slots.values() for n, tensor in slot.items()}
+    words = {**dict.fromkeys(strata, STRATUM), **dict.fromkeys(params, PARAMETER)}
+    told = {words.get(name, name) if dim or name not in params else NUMBER for name, dim in sent}
     # What stands in the last cell belongs to an argument that is given here.
     named = set(re.findall(r"`(\w+)`", f"{beside} {rows()[name][2]}")) - TECHNIQUES.keys()
-    assert told == named | {whole for whole in (PARAMETER, STRATUM) if whole in beside}
+    assert told == named | {words for words in (PARAMETER, STRATUM, NUMBER) if words in beside}
     assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops"}
     assert all(name.startswith("conv.1.") for update in updates for name in update.buffers)
 

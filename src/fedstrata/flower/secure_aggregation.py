@@ -51,7 +51,7 @@ def check_sums(method: Method, archs: int) -> None:
         for technique in method.at(door):
             raise UsageError(_refusal(technique.name))
     for technique in method.techniques:
-        if technique.needs_deltas:
+        if technique.needs_deltas or technique.per_client:
             raise UsageError(_refusal(technique.name))
     for encoder in method.encoders:
         raise UsageError(

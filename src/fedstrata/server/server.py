@@ -100,7 +100,7 @@ class Server:
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
         """An assignment as techniques plan it, and with what they send along."""
         for technique in self.method.acting("plan", assignment.is_after_training):
-            assignment = self._apply_plan(technique, assignment)
+            assignment = self._apply_plan(technique, assignment, state.techniques.get(technique.name, {}))
         frozen = assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers
         if frozen and not holds_statistics:  # it must use some, and has none of its own yet
             held = self.architectures[assignment.arch].buffers
@@ -149,9 +149,9 @@ class Server:
         stale = {n for n in kept if state.changed.get(n, since) < since}
         return tuple(n for n in (*template.params, *template.buffers) if n not in stale) if stale else None
 
-    def _apply_plan(self, technique: Technique, before: Assignment) -> Assignment:
+    def _apply_plan(self, technique: Technique, before: Assignment, state: Tensors) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
-        after = technique.plan(before, self._movable)
+        after = technique.plan(before, self._movable, state)
         trains, travels = set(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(

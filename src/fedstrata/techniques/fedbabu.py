@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
@@ -50,7 +51,7 @@ class FedBABU(FineTune):
     def _head_patterns(self) -> tuple[str, ...]:
         return list_patterns(self.head)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The body trains and travels; after the last round the model is fine-tuned."""
         if assignment.is_after_training:
             return self.tune(assignment, strata)

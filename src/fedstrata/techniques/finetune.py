@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import positive, whole_number
 from fedstrata.models.parts import Patterns, check_parts, list_patterns, names_of_parts
@@ -50,7 +51,7 @@ class FineTune(Technique):
         if setting.arch == "":
             check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Before the end nothing; then what is to be tuned trains, and stays."""
         return self.tune(assignment, strata) if assignment.is_after_training else assignment
 

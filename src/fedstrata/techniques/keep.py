@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
@@ -60,7 +61,7 @@ class Keep(Technique):
                 "running statistics: say fedavg(buffers='local')"
             )
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """All trains, and what stays does not travel."""
         kept = self.kept(strata)
         return replace(assignment, uploads=tuple(n for n in assignment.uploads if n not in kept))
