@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Protocol
 
+from fedstrata.core.encoding import STEPS, Encoder, Encoding
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Reducer, Slots, Weight
+from fedstrata.core.types import Reducer, Slots, Stratum, Weight
 from fedstrata.errors import UsageError
 
 
@@ -91,6 +92,9 @@ class Method:
                     f"'{lacks.name}' and '{needs.name}' cannot be combined: clients keep parts of the model to "
                     f"themselves, and '{needs.name}' computes with whole models on the server"
                 )
+        for one, two in pairwise(self.encoders):
+            if one.step == two.step:
+                raise UsageError(f"'{one.name}' and '{two.name}' cannot be combined: {STEPS[one.step]}")
 
     def _check_base(self) -> None:
         """Refuse arguments of the mean that have no meaning for a technique that stands alone."""
@@ -153,6 +157,16 @@ class Method:
     def reducer(self) -> Reducer | None:
         """What takes the mean's place; None for the mean itself."""
         return self.base.reducer
+
+    @cached_property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """The techniques that encode what travels, in the order in which they do."""
+        found = (t for t in self.techniques if isinstance(t, Encoder))
+        return tuple(sorted(found, key=lambda encoder: [*STEPS].index(encoder.step)))
+
+    def encoding(self, strata: Mapping[str, Sequence[Stratum]]) -> Encoding | None:
+        """What they make of changes of models with these strata, by architecture; None if there are none."""
+        return Encoding(self.encoders, strata) if self.encoders else None
 
     @property
     def epilogue(self) -> int:
