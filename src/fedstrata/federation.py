@@ -35,6 +35,7 @@ from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.faults.engine import with_faults
 from fedstrata.faults.plan import check_memories, plan_faults
 from fedstrata.faults.spoilt_examples import real_clients, standardise_inputs
+from fedstrata.fleet.devices import devices_of
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
@@ -140,6 +141,7 @@ class Federation:
         setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
         self._faults = plan_faults(s.faults, setup, s.seed, self.method.centralised, s.rounds)
         self.notes = self._faults.notes
+        self.devices = devices_of(s.fleet, len(setup.clients), self.method.centralised)
         seen = replace(setup, clients=self._faults.spoil(setup.clients))
         return seen if s.standardise is None else standardise_inputs(seen, s.left_out, given[2] is None)
 
@@ -483,10 +485,8 @@ class Federation:
 
     def saved_run(self) -> SavedRun:
         """The run so far, as its files would tell it."""
-        name = "this run" if self.out is None else self.out.name
-        seen = tuple(self.records), tuple(self.probes)
-        about = {**versions(), **self._about()}
-        details = self._details() if self.done else {}
+        name, seen = "this run" if self.out is None else self.out.name, (tuple(self.records), tuple(self.probes))
+        about, details = {**versions(), **self._about()}, self._details() if self.done else {}
         return SavedRun(name, self._config, *seen, self._facts(), self.summary(), about, self.out, details)
 
     def report(self, path: str | Path | None = None) -> Path:

@@ -82,6 +82,9 @@ class Settings(BaseModel):
     standardise: Literal["client"] | None = Field(
         None, description="client: every client's inputs by its own mean and deviation, test inputs by the median's"
     )
+    fleet: str | None = Field(
+        None, description="clients' devices, group after group: 'phone*6(up='1MB/s', flops='2G/s'); server*4'"
+    )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
@@ -127,6 +130,14 @@ class Settings(BaseModel):
 
         return None if value is None else write_faults(parse_faults(value))
 
+    @field_validator("fleet")
+    @classmethod
+    def _read_fleet(cls, value: str | None) -> str | None:
+        """As it is written, whatever its spelling; a file's whole path."""
+        from fedstrata.fleet.devices import parse_fleet
+
+        return None if value is None else str(parse_fleet(value))
+
     @field_validator("without", mode="before")
     @classmethod
     def _read_without(cls, value: Any) -> Any:
@@ -171,7 +182,7 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"faults", "holdout", "newcomers", "precision", "standardise", "task", "without"})
+ADDED_LATER = frozenset({"faults", "fleet", "holdout", "newcomers", "precision", "standardise", "task", "without"})
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -196,6 +207,7 @@ class SettingsKeywords(TypedDict, total=False):
     without: str | None
     newcomers: float | None
     standardise: Literal["client"] | None
+    fleet: str | None
     workers: int | str
     threads: int
     ray_address: str
