@@ -46,6 +46,8 @@ class RoundOutcome:
         slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
             send none.
         flops: of local training, counted on real steps (matrix products, convolutions, attention, recurrent layers).
+        training_memory: the most bytes that a client held at once in a step: weights, optimiser's state, batch, and
+            what the step made, with activations and gradients; 0 where nobody trained or nobody said.
         train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
         examples: of the clients whose updates were used.
         steps: optimiser steps of those clients.
@@ -58,6 +60,7 @@ class RoundOutcome:
     bytes_down: Count
     slots_up: dict[str, Count] = field(default_factory=dict)
     flops: Count
+    training_memory: Count = 0
     train_loss: Real | None
     examples: Count
     steps: Count

@@ -72,7 +72,11 @@ def _record() -> TypeAdapter[Record]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run cost in total; `slots_up` is the part of `bytes_up` that each technique sent beside the model."""
+    """What a run cost in total.
+
+    `slots_up` is the part of `bytes_up` that each technique sent beside the model; `memory` is the largest of this
+    process, `training_memory` of a client's step.
+    """
 
     bytes_up: int
     bytes_down: int
@@ -80,6 +84,7 @@ class Costs:
     seconds: float
     steps: int
     memory: int
+    training_memory: int = 0
     slots_up: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
@@ -95,6 +100,7 @@ class Costs:
             seconds=sum(r.seconds for r in records),
             steps=sum(r.steps for r in records),
             memory=max((r.memory for r in records), default=0),
+            training_memory=max((r.training_memory for r in records), default=0),
             slots_up=dict(slots_up),
         )
 

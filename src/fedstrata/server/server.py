@@ -206,6 +206,7 @@ class Server:
             bytes_down=wire.size_of_all(asked),
             slots_up=dict(folded.slots_up),
             flops=round(folded.flops),
+            training_memory=round(folded.memory),
             train_loss=folded.mean_loss(),
             examples=folded.examples,
             steps=folded.steps,

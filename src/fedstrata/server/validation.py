@@ -151,7 +151,7 @@ def _all_finite(update: Update) -> bool:
     return all_finite([*tensors, *(t for slot in update.slots.values() for t in slot.values())])
 
 
-def believable_flops(update: Update) -> float:
-    """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
-    flops = update.metrics.get("flops", 0.0)
-    return flops if 0 <= flops <= METRIC_LIMIT else 0.0
+def believable(update: Update, cost: str) -> float:
+    """A cost that an update says it had, refused or not; 0 where it says nothing that can be believed."""
+    said = update.metrics.get(cost, 0.0)
+    return said if 0 <= said <= METRIC_LIMIT else 0.0
