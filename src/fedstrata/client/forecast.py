@@ -8,8 +8,8 @@ uses for itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -24,13 +24,18 @@ from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Work
 from fedstrata.data.examples import TensorExamples
+from fedstrata.models.copying import copy_model
 from fedstrata.models.in_place import work_in_place
 from fedstrata.models.memory import saved_bytes
+from fedstrata.models.strata import strata
 from fedstrata.system.devices import HOST, META
+from fedstrata.techniques.fedavg import chain
 
 T = TypeVar("T")
+Names = Collection[str] | None
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Forecast:
     _contexts: dict[torch.device, ClientContext] = field(default_factory=dict)
     _numbers: set[str] = field(default_factory=set)
 
-    def step(self, arch: str, trains: Collection[str], rows: int, moves: Collection[str] | None = None) -> StepCost:
+    def step(self, arch: str, trains: Collection[str], rows: int, moves: Names = None) -> StepCost:
         """FLOPs of a step, and the most bytes that it holds at once.
 
         Args:
@@ -134,28 +139,25 @@ class Forecast:
         x, y = (t[:1].to(device)[first] for t in (self.inputs, self.targets))
         return replica.inputs(x), y
 
-    def _try(
-        self,
-        context: ClientContext,
-        arch: str,
-        trains: Collection[str],
-        rows: int,
-        moves: Collection[str] | None,
-    ) -> StepCost:
+    def _try(self, context: ClientContext, arch: str, trains: Collection[str], rows: int, moves: Names) -> StepCost:
         """Take a step."""
+        with self.ready(context, arch, trains, moves) as steps:
+            return count_step(steps, *self._batch(context.replica(arch), rows, context.device))[1]
+
+    @contextmanager
+    def ready(
+        self, context: ClientContext, arch: str, trains: Collection[str], moves: Names
+    ) -> Iterator[AutogradSteps]:
+        """Inside, steps may be taken, as a visit takes them at which no technique looks."""
         visit = self._visit(context, arch, trains, moves)
         replica, large = visit.replica, find_large(visit)
-        with ExitStack() as stack:
-            visit.prepare(but=large.names)
-            stack.enter_context(large.borrow())
+        visit.prepare(but=large.names)
+        with large.borrow(), work_in_place(replica.in_place):
             steps = AutogradSteps(replica, context.method.buffers, NO_HOOKS, self.work, replica.model, large)
             steps.layers = replica.known_layers if self.work.precision == "fp32" else None
-            stack.enter_context(work_in_place(replica.in_place))
-            return count_step(steps, *self._batch(replica, rows, context.device))[1]
+            yield steps
 
-    def _visit(
-        self, context: ClientContext, arch: str, trains: Collection[str], moves: Collection[str] | None
-    ) -> ClientVisit:
+    def _visit(self, context: ClientContext, arch: str, trains: Collection[str], moves: Names) -> ClientVisit:
         """A client that is asked for a plan."""
         replica = context.replica(arch)
         names = tuple(n for n in replica.params if n in trains)
@@ -186,3 +188,24 @@ class Forecast:
             batch = steps.objective.batch(x, y, 0, replica.params)
             names = [s.name for s in groups if not s.idle]
             return replica, saved_bytes(replica.model, lambda: steps.objective(batch, replica.model), names)
+
+
+def forecast_for(model: nn.Module, task: Task, work: Work, inputs: Any, targets: Tensor) -> Forecast:
+    """A forecast for one model that all clients train, under FedAvg.
+
+    Args:
+        model: is copied.
+        task: what it learns.
+        work: how.
+        inputs: an example's inputs, with an axis for the batch.
+        targets: the same of what is to be learnt.
+    """
+    two = inputs[:1][torch.zeros(2, dtype=torch.long)]
+    context = ClientContext(
+        build=lambda arch: copy_model(model),
+        method=chain(),
+        task=task,
+        channels_last=True,
+        strata={"": strata(model, two)},
+    )
+    return Forecast(context, work, inputs, targets)
