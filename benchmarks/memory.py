@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.client.cost import resting_bytes
-from fedstrata.client.forecast import Forecast, forecast_for
+from fedstrata.client.memory_forecast import MemoryForecast, forecast_memory
 from fedstrata.client.train import train_client
 from fedstrata.core.tensors import clone
 from fedstrata.core.text import bytes_text
@@ -24,6 +24,16 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.tasks.registry import build_task
 
 ROWS = 32
+INTRO = """\
+# Peak training memory
+
+`python benchmarks/memory.py`: a step of 32 examples (images of 3×32×32, 80 tokens, 30 columns), float32. Predicted
+before training, without numbers (`fedstrata model show --memory`); measured in a visit, storage by storage, as
+`training_memory` in metrics.jsonl is. [What is in it](../fleet.md#memory). The last column is another measure: what
+rests, and the most that torch's allocator hands out in a step by torch's profiler, in brackets the prediction against
+it. Kernels of convolutions take copies of weights and maps for themselves, up to 4 MB in ResNet-8 and 17 MB in
+ResNet-50, which no tensor shows; what was there before counts as less.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def plans(strata: Sequence[Stratum]) -> dict[str, list[str]]:
     return {name: [n for s in part for n in s.params] for name, part in parts.items()}
 
 
-def measure(told: Forecast, model: nn.Module, names: list[str], x: Tensor, y: Tensor) -> float:
+def measure(told: MemoryForecast, model: nn.Module, names: list[str], x: Tensor, y: Tensor) -> float:
     """What a visit of one step takes, as its record says."""
     context = replace(told.context, replicas={}, costs={}, cache={})
     params, trains = clone(dict(model.named_parameters())), tuple(names)
@@ -71,7 +81,7 @@ def measure(told: Forecast, model: nn.Module, names: list[str], x: Tensor, y: Te
     return train_client(context, asked, TensorExamples(x, y), {})[0].metrics["memory"]
 
 
-def allocate(told: Forecast, names: list[str], x: Tensor, y: Tensor) -> int:
+def allocate(told: MemoryForecast, names: list[str], x: Tensor, y: Tensor) -> int:
     """What torch's allocator hands out at most in the second step of a kind, as its profiler tells, and what rests."""
     context = replace(told.context, replicas={}, costs={}, cache={})
     with told.ready(context, "", names, None) as steps:
@@ -90,7 +100,7 @@ def rows(case: Case) -> list[list[str]]:
     model = fs.build_model(case.model, case.shape, case.classes, seed=0)
     x, y = case.examples()
     work = Work(batch_size=ROWS, lr=0.01, optimizer=case.optimizer)
-    told = forecast_for(model, build_task(case.task), work, x[:1], y[:1])
+    told = forecast_memory(model, build_task(case.task), work, x[:1], y[:1])
     found: list[list[str]] = []
     whole = 0.0
     for plan, names in plans(told.context.strata[""]).items():
@@ -108,21 +118,7 @@ def rows(case: Case) -> list[list[str]]:
 def main() -> None:
     """Print the page."""
     titles = ["model, optimiser", "trains", "predicted", "measured", "error", "of all", "torch's allocator"]
-    print("# Peak training memory\n")
-    print(
-        f"`python benchmarks/memory.py`: a step of {ROWS} examples (images of 3×32×32, 80 tokens, 30 columns), float32."
-    )
-    print("Predicted before training, without numbers (`fedstrata model show --memory`); measured in a visit, storage")
-    print(
-        "by storage, as metrics.jsonl's `training_memory` is. [What is in it](../fleet.md#memory). The last column is"
-    )
-    print(
-        "another measure: what rests, and the most that torch's allocator hands out in a step by torch's profiler, in"
-    )
-    print(
-        "brackets the prediction against it. Convolutions' kernels take copies of weights and maps for themselves, up to"
-    )
-    print("4 MB in ResNet-8 and 17 MB in ResNet-50, which no tensor shows; what was there before counts as less.\n")
+    print(INTRO)
     print(f"| {' | '.join(titles)} |\n|{'---|' * 2}{'---:|' * 5}")
     for case in CASES:
         for row in rows(case):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
-from fedstrata.client.forecast import Forecast
+from fedstrata.client.memory_forecast import MemoryForecast
 from fedstrata.client.train import train_client
 from fedstrata.core.optim import OPTIMIZERS, build_optimizer
 from fedstrata.core.task import Task
@@ -28,7 +28,7 @@ from fedstrata.techniques import method
 FLOAT = 4
 
 
-def forecast(model: nn.Module, x: Tensor, y: Tensor, work: Work, task: Task | None = None) -> Forecast:
+def forecast(model: nn.Module, x: Tensor, y: Tensor, work: Work, task: Task | None = None) -> MemoryForecast:
     named: dict[str, Any] = {} if task is None else {"task": task}
     context = ClientContext(
         build=lambda arch: copy_model(model),
@@ -38,10 +38,10 @@ def forecast(model: nn.Module, x: Tensor, y: Tensor, work: Work, task: Task | No
         strata={"": strata(model, x[:2])},
         **named,
     )
-    return Forecast(context, work, x[:1], y[:1])
+    return MemoryForecast(context, work, x[:1], y[:1])
 
 
-def measured(told: Forecast, model: nn.Module, trains: Sequence[str], x: Tensor, y: Tensor) -> float:
+def measured(told: MemoryForecast, model: nn.Module, trains: Sequence[str], x: Tensor, y: Tensor) -> float:
     """What a visit of one step on all examples says that it took."""
     context = replace(told.context, replicas={}, costs={}, cache={})
     work = replace(told.work, batch_size=len(x))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import nn
 
-    from fedstrata.client.forecast import StratumMemory
+    from fedstrata.client.memory_forecast import StratumMemory
     from fedstrata.data.examples import Dataset
     from fedstrata.models.receptive import Field
     from fedstrata.models.summary import ModelFacts
@@ -91,7 +91,7 @@ def show(
 
 def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[StratumMemory, ...]:
     """What each stratum takes in training."""
-    from fedstrata.client.forecast import forecast_for
+    from fedstrata.client.memory_forecast import forecast_memory
     from fedstrata.core.types import Work
     from fedstrata.tasks.registry import build_task
 
@@ -99,7 +99,7 @@ def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[Strat
     first = data.train.batch(torch.arange(min(1, len(data.train))))
     inputs, targets = first if len(data.train) else (torch.zeros(1, *data.input_shape), torch.zeros(1).long())
     try:
-        return forecast_for(model, build_task(data.task), work, inputs, targets).describe("", config.batch_size)
+        return forecast_memory(model, build_task(data.task), work, inputs, targets).describe("", config.batch_size)
     except (RuntimeError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise UsageError(f"a step of this model cannot be tried with {config.batch_size} examples: {why}") from error

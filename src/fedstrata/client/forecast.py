@@ -1,211 +1,166 @@
-"""What a step will take in memory, before anybody trains: it is tried without numbers.
+"""What a visit will cost, before anybody trains: the bytes and the FLOPs that decide how long a device takes.
 
-On torch's device `meta` tensors have shapes and no memory. A step runs there in a moment, by the very code that will
-train, and what it makes is counted as it is in training (`fedstrata.models.memory`). So whatever is kept or let go is
-known for any plan of any model. Only what techniques do beside the model's own step is not in it, and what a kernel
-uses for itself.
+A server that waits for some clients, or orders their updates by time, has to know before it trains them in a
+simulation. So each kind of visit is looked at once, on the side: one step with each size of batch, and what techniques
+do before and after. The result does not depend on which client of a kind was looked at first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
 
-from fedstrata.client.context import ClientContext, ModelReplica
-from fedstrata.client.cost import StepCost, count_step
-from fedstrata.client.hooks import NO_HOOKS
-from fedstrata.client.large_params import find_large
+from fedstrata import wire
+from fedstrata.client.context import ClientContext
+from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
-from fedstrata.core.optim import build_optimizer
 from fedstrata.core.rng import preserve_rng
-from fedstrata.core.task import Task
-from fedstrata.core.types import Assignment, Work
-from fedstrata.data.examples import TensorExamples
-from fedstrata.models.copying import copy_model
-from fedstrata.models.in_place import work_in_place
-from fedstrata.models.memory import saved_bytes
-from fedstrata.models.strata import strata
-from fedstrata.system.devices import HOST, META
-from fedstrata.techniques.fedavg import chain
-
-T = TypeVar("T")
-Names = Collection[str] | None
+from fedstrata.core.stacks import structure_of
+from fedstrata.core.tensors import Tensors
+from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
+from fedstrata.data.batching import batch_sizes
+from fedstrata.models.flops import FlopCount
+from fedstrata.system.devices import assignment_on, slots_on, to_device
 
 
 @dataclass(frozen=True)
-class StratumMemory:
-    """What one stratum takes while everything trains, in bytes.
+class VisitCost:
+    """What a visit takes: bytes down, FLOPs, bytes up."""
 
-    Attributes:
-        name: of its weight layer.
-        weights: parameters and running statistics.
-        gradient: of its parameters.
-        optimiser: what the optimiser keeps of them.
-        activations: what its forward pass, up to the next stratum, keeps for the backward pass.
-        from_here: the most that is held at once in a step if it and all strata after it train, and those before are
-            frozen: weights, gradients, optimiser's state, activations, batch.
-    """
-
-    name: str
-    weights: int
-    gradient: int
-    optimiser: int
-    activations: int
-    from_here: int
+    down: int
+    flops: int
+    up: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
+class _Kind:
+    """What is known of visits of one kind: (what trains, rows of a step) → FLOPs, and of what comes after the steps."""
+
+    steps: dict[tuple[tuple[str, ...], int], int] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
+    after: int = 0
+    sent: Update | None = None
+
+
 class Forecast:
-    """What steps of a federation will take.
+    """Tells what visits cost; the first time that it sees a kind of visit, it looks at one.
+
+    What `cache_prefix` saves is not foreseen, nor are the digits of a training loss in a message (some twenty bytes).
 
     Args:
-        context: what clients are trained with; the strata of all architectures are known.
-        work: how they train.
-        inputs: an example's inputs, with an axis for the batch.
-        targets: the same of what is to be learnt.
+        context: with a replica to look with, which whoever trains on it loads again.
+        clients: everybody's examples.
     """
 
-    context: ClientContext
-    work: Work
-    inputs: Any
-    targets: Tensor
-    _known: dict[Any, StepCost] = field(default_factory=dict)
-    _contexts: dict[torch.device, ClientContext] = field(default_factory=dict)
-    _numbers: set[str] = field(default_factory=set)
+    def __init__(self, context: ClientContext, clients: Sequence[Examples]) -> None:
+        self._context, self._clients = context, clients
+        self._kinds: dict[Hashable, _Kind] = {}
 
-    def step(self, arch: str, trains: Collection[str], rows: int, moves: Names = None) -> StepCost:
-        """FLOPs of a step, and the most bytes that it holds at once.
-
-        Args:
-            arch: whose model.
-            trains: names of the parameters that train.
-            rows: examples of the batch.
-            moves: names of the running statistics that move; norm layers with others run as in evaluation. None means
-                all.
-        """
-        key = arch, frozenset(trains), rows, None if moves is None else frozenset(moves)
-        if key not in self._known:
-            self._known[key] = self._without_numbers(arch, lambda context: self._try(context, *key))
-        return self._known[key]
-
-    def describe(self, arch: str, rows: int) -> tuple[StratumMemory, ...]:
-        """What every stratum takes, in order; idle ones never train."""
-        replica, saved = self._without_numbers(arch, lambda context: self._save(context, arch, rows))
-        kept = build_optimizer(self.work.optimizer).kept
-        trains = [n for s in replica.strata for n in s.params if not s.idle]
-        found = []
-        for stratum in replica.strata:
-            weights = sum(replica.params[n].nbytes for n in stratum.params)
-            gradient = 0 if stratum.idle else weights
-            weights += sum(replica.buffers[n].nbytes for n in stratum.buffers if n in replica.buffers)
-            held = gradient, kept * gradient, saved.get(stratum.name, 0)
-            peak = self.step(arch, trains, rows).memory
-            found.append(StratumMemory(stratum.name, weights, *held, peak))
-            trains = [n for n in trains if n not in stratum.params]
-        return tuple(found)
-
-    def _without_numbers(self, arch: str, compute: Callable[[ClientContext], T]) -> T:
-        """Compute on the device meta; on the CPU, with zeros, where that is another matter.
-
-        It is where recurrent layers run, which have kernels of their own there, and where somebody's own code looks at
-        numbers.
-        """
-        if arch not in self._numbers:
-            try:
-                if not any(isinstance(m, nn.RNNBase) for m in self._context(META).replica(arch).modules):
-                    with preserve_rng():
-                        return compute(self._context(META))
-            except Exception:
-                self._numbers.add(arch)
-        with preserve_rng():
-            return compute(self._context(HOST))
-
-    def _context(self, device: torch.device) -> ClientContext:
-        """A context of its own on a device, with scratch models that nobody else uses."""
-        if device not in self._contexts:
-            apart: dict[str, Any] = {"replicas": {}, "costs": {}, "cache": {}, "sample": None, "compile": False}
-            self._contexts[device] = replace(self.context, device=device, allocate_delta=None, **apart)
-        return self._contexts[device]
-
-    def _batch(self, replica: ModelReplica, rows: int, device: torch.device) -> tuple[Any, Tensor]:
-        """Zeros, as many rows as asked for."""
-        first = torch.zeros(rows, dtype=torch.long, device=device)
-        x, y = (t[:1].to(device)[first] for t in (self.inputs, self.targets))
-        return replica.inputs(x), y
-
-    def _try(self, context: ClientContext, arch: str, trains: Collection[str], rows: int, moves: Names) -> StepCost:
-        """Take a step."""
-        with self.ready(context, arch, trains, moves) as steps:
-            return count_step(steps, *self._batch(context.replica(arch), rows, context.device))[1]
-
-    @contextmanager
-    def ready(
-        self, context: ClientContext, arch: str, trains: Collection[str], moves: Names
-    ) -> Iterator[AutogradSteps]:
-        """Inside, steps may be taken, as a visit takes them at which no technique looks."""
-        visit = self._visit(context, arch, trains, moves)
-        replica, large = visit.replica, find_large(visit)
-        visit.prepare(but=large.names)
-        with large.borrow(), work_in_place(replica.in_place):
-            steps = AutogradSteps(replica, context.method.buffers, NO_HOOKS, self.work, replica.model, large)
-            steps.layers = replica.known_layers if self.work.precision == "fp32" else None
-            yield steps
-
-    def _visit(self, context: ClientContext, arch: str, trains: Collection[str], moves: Names) -> ClientVisit:
-        """A client that is asked for a plan."""
-        replica = context.replica(arch)
-        names = tuple(n for n in replica.params if n in trains)
-        asked = Assignment(
-            round=0,
-            client=0,
-            arch=arch,
-            params={n: torch.empty_like(p, memory_format=torch.contiguous_format) for n, p in replica.params.items()},
-            buffers={},
-            trains=names,
-            uploads=names,
-            update_buffers=None if moves is None else tuple(moves),
-            work=self.work,
-            seed=0,
-            method=context.method.digest,
+    def cost(self, assignment: Assignment, memory: Slots) -> VisitCost:
+        """What a client's visit will cost; `memory` is what it remembers."""
+        data = self._clients[assignment.client]
+        known = self._kinds.setdefault(_kind_of(assignment, memory), _Kind())
+        replica = self._context.replica(assignment.arch)
+        steps = Counter(
+            (trains, size)
+            for trains, work in zip(_parts(assignment), assignment.works, strict=True)
+            for size in (batch_sizes(len(data), work, replica.batch_norm) if trains else ())
         )
-        return ClientVisit(context, asked, TensorExamples(self.inputs[:1], self.targets[:1]), {}, replica)
+        missing = steps.keys() - known.steps.keys()
+        if known.sent is None or len(data) not in known.before or missing:
+            self._look(assignment, data, memory, known, missing)
+        assert known.sent is not None
+        flops = known.before[len(data)] + known.after + sum(known.steps[step] * n for step, n in steps.items())
+        metrics = {**known.sent.metrics, "flops": float(flops)}
+        sent = replace_fields(known.sent, examples=len(data), steps=steps.total(), metrics=metrics)
+        return VisitCost(wire.size(assignment), flops, wire.size(sent))
 
-    def _save(self, context: ClientContext, arch: str, rows: int) -> tuple[ModelReplica, dict[str, int]]:
-        """(the replica, what each stratum keeps for the backward pass)."""
-        groups = context.replica(arch).strata
-        visit = self._visit(context, arch, {n for s in groups if not s.idle for n in s.params}, None)
-        visit.prepare()
-        replica = visit.replica
-        x, y = self._batch(replica, rows, context.device)
-        steps = AutogradSteps(replica, context.method.buffers, NO_HOOKS, self.work, replica.model)
-        with work_in_place(replica.in_place):
-            batch = steps.objective.batch(x, y, 0, replica.params)
-            names = [s.name for s in groups if not s.idle]
-            return replica, saved_bytes(replica.model, lambda: steps.objective(batch, replica.model), names)
+    def _look(
+        self,
+        assignment: Assignment,
+        data: Examples,
+        memory: Slots,
+        known: _Kind,
+        missing: set[tuple[tuple[str, ...], int]],
+    ) -> None:
+        """Make a visit to a client, as short as will do, of which nothing is kept but what it cost."""
+        context = self._context
+        a, held = assignment_on(context.device, assignment), slots_on(context.device, memory)
+        visit = ClientVisit(context, a, data, held, context.replica(a.arch))
+        with preserve_rng():
+            visit.prepare()
+            hooks = HookSet({})
+            if context.hooked:
+                with FlopCount() as counter:
+                    hooks = visit.build_hooks()
+                known.before[len(data)] = counter.total
+                visit.prepare()
+            known.before.setdefault(len(data), 0)
+            steps = _look_at_steps(visit, hooks, known, missing)
+            if known.sent is None:
+                _look_at_end(visit, steps, known)
 
 
-def forecast_for(model: nn.Module, task: Task, work: Work, inputs: Any, targets: Tensor) -> Forecast:
-    """A forecast for one model that all clients train, under FedAvg.
+def _parts(a: Assignment) -> list[tuple[str, ...]]:
+    """What trains in each turn of a visit."""
+    return [turn.trains for turn in a.turns] or [a.trains]
 
-    Args:
-        model: is copied.
-        task: what it learns.
-        work: how.
-        inputs: an example's inputs, with an axis for the batch.
-        targets: the same of what is to be learnt.
-    """
-    two = inputs[:1][torch.zeros(2, dtype=torch.long)]
-    context = ClientContext(
-        build=lambda arch: copy_model(model),
-        method=chain(),
-        task=task,
-        channels_last=True,
-        strata={"": strata(model, two)},
+
+def _kind_of(a: Assignment, memory: Slots) -> Hashable:
+    """What settles the cost of a visit besides the client's number of examples."""
+    plan = a.arch, a.trains, a.uploads, a.upload_buffers, a.update_buffers, a.turns, a.is_after_training
+    return *plan, replace_fields(a.work, lr=0.0), structure_of(a.slots), tuple(memory)
+
+
+def _look_at_steps(
+    visit: ClientVisit, hooks: HookSet, known: _Kind, missing: set[tuple[tuple[str, ...], int]]
+) -> AutogradSteps:
+    """Take a step of each size that is not known yet: the steps, with what they summed up."""
+    context, a = visit.context, visit.assignment
+    tallies: Slots = {}
+    for trains in _parts(a):
+        part = replace_fields(visit, assignment=replace_fields(a, trains=trains))
+        part.freeze()
+        steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
+        steps.tallies = tallies
+        with steps.objective.attach_features():
+            for size in sorted(size for names, size in missing if names == trains):
+                x, y = visit.data.batch(torch.arange(size), context.augment)
+                with FlopCount() as counter:
+                    steps.step(visit.replica.inputs(to_device(x, context.device)), to_device(y, context.device))
+                known.steps[trains, size] = counter.total
+        tallies = steps.tallies
+    visit.freeze()
+    return steps
+
+
+def _look_at_end(visit: ClientVisit, steps: AutogradSteps, known: _Kind) -> None:
+    """What techniques do after the steps, and what travels: of numbers that mean nothing."""
+    a, context, replica = visit.assignment, visit.context, visit.replica
+    delta: Tensors = {n: torch.zeros_like(replica.params[n], memory_format=torch.contiguous_format) for n in a.uploads}
+    with FlopCount() as counter:
+        slots, _ = steps.hooks.finish(delta, steps.tallies, visit.memory)
+        sent = steps.hooks.build_upload(delta)
+    known.after = counter.total
+    names = tuple(replica.buffers) if a.upload_buffers is None else a.upload_buffers
+    silent = context.method.buffers == "drop" or not a.trains
+    known.sent = Update(
+        round=0,
+        client=0,
+        method=context.method.digest,
+        examples=0,
+        steps=0,
+        delta=_shapes(sent),
+        buffers={} if silent else _shapes({n: replica.buffers[n] for n in names}),
+        slots={name: _shapes(slot) for name, slot in slots.items()},
+        metrics={"train_loss": 0.0, "flops": 0.0, "memory": 0.0},
     )
-    return Forecast(context, work, inputs, targets)
+
+
+def _shapes(tensors: Tensors) -> Tensors:
+    """Tensors without their numbers, which take no memory."""
+    return {n: torch.empty_like(t, device="meta") for n, t in tensors.items()}

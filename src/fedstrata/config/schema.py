@@ -85,6 +85,10 @@ class Settings(BaseModel):
     fleet: str | None = Field(
         None, description="clients' devices, group after group: 'phone*6(up='1MB/s', flops='2G/s'); server*4'"
     )
+    deadline: float | None = Field(None, gt=0, description="simulated seconds of a round, by the fleet's devices")
+    stragglers: Literal["drop", "wait"] = Field(
+        "drop", description="what comes after the deadline: drop or wait for it"
+    )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
@@ -169,6 +173,8 @@ class Settings(BaseModel):
         choose_probes(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
+        if self.deadline is not None and self.fleet is None:
+            raise UsageError("a deadline needs a fleet: without devices no simulated time passes")
         return self
 
     @property
@@ -182,7 +188,9 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"faults", "fleet", "holdout", "newcomers", "precision", "standardise", "task", "without"})
+ADDED_LATER = frozenset(
+    {"deadline", "faults", "fleet", "holdout", "newcomers", "precision", "standardise", "stragglers", "task", "without"}
+)
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -208,6 +216,8 @@ class SettingsKeywords(TypedDict, total=False):
     newcomers: float | None
     standardise: Literal["client"] | None
     fleet: str | None
+    deadline: float | None
+    stragglers: Literal["drop", "wait"]
     workers: int | str
     threads: int
     ray_address: str

@@ -51,6 +51,8 @@ class RoundOutcome:
         train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
         examples: of the clients whose updates were used.
         steps: optimiser steps of those clients.
+        simulated_seconds: when the round ended, in simulated time since the run began; None without a fleet.
+        late: clients that would have come, or came, after the deadline.
     """
 
     clients: list[Whole]
@@ -64,6 +66,8 @@ class RoundOutcome:
     train_loss: Real | None
     examples: Count
     steps: Count
+    simulated_seconds: Annotated[Finite, Field(ge=0)] | None = None
+    late: list[Whole] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import FedstrataError
@@ -22,6 +23,7 @@ class _Head(BaseModel):
     round: int
     techniques: list[str]
     changed: dict[str, int]
+    clock: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 def _path(directory: Path, round: int) -> Path:
@@ -47,6 +49,7 @@ def save(directory: Path, state: ServerState, settings: Mapping[str, str] | None
     tensors |= {f"state:{t}/{n}": v for t, slot in state.techniques.items() for n, v in slot.items()}
     tensors |= {"held": state.held, "remembers": state.remembers}
     head = {"round": state.round, "techniques": list(state.techniques), "changed": dict(state.changed)}
+    head |= {"clock": state.clock} if state.clock else {}
     head |= {} if settings is None else {"settings": dict(settings)}
     path = _path(directory, state.round)
     write_sealed(path, pack(head, tensors))
@@ -70,6 +73,7 @@ def load(path: Path) -> ServerState:
             changed=head.changed,
             held=tensors["held"],
             remembers=tensors["remembers"],
+            clock=head.clock,
         )
     except (KeyError, ValidationError, FedstrataError) as error:
         raise Damaged(f"{path} is damaged") from error

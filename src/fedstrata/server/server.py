@@ -20,6 +20,7 @@ from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Turn, Update, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
+from fedstrata.server.budgets import NO_BUDGETS, Budgets, Part
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.kinds import AssignmentKinds
 from fedstrata.server.state import Architecture, Outcome, ServerState
@@ -41,6 +42,7 @@ class Server:
         members: the clients that can take part, if not all.
         public: the server's unlabelled data, if it has any.
         trusted: labelled examples that the server trusts, if it has any.
+        budgets: what clients' devices can train.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Server:
         members: Sequence[int] | None = None,
         public: Examples | None = None,
         trusted: Examples | None = None,
+        budgets: Budgets = NO_BUDGETS,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
         self.rounds, self.model, self.arch_of, self.public, self.trusted = rounds, model, arch_of, public, trusted
+        self.budgets = budgets
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
@@ -110,6 +114,10 @@ class Server:
             assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
         return assignment
 
+    def parts_of(self, round: int, clients: Sequence[int]) -> Sequence[Part | None]:
+        """What each client's device can train in a round; None for the whole model."""
+        return self.budgets.parts_of(round, clients)
+
     def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         """What all clients of an architecture are asked for, before techniques plan."""
         held = self.architectures[arch]
@@ -151,7 +159,7 @@ class Server:
     def _apply_plan(self, technique: Technique, before: Assignment) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
         after = technique.plan(before, self._movable)
-        trains, travels = set(after.trains), set(after.uploads)
+        trains, travels = set(before.trains).intersection(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(
             after,

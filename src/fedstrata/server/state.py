@@ -26,6 +26,7 @@ class ServerState:
         changed: name of a parameter or of a running statistic → the last round that changed it, −1 for none.
         held: client → the last round of which it holds the parameters (its last accepted one), −1 for none.
         remembers: client → the round in which it last wrote its memory, −1 for never.
+        clock: the simulated second; 0 where there is no fleet.
     """
 
     round: int
@@ -35,6 +36,7 @@ class ServerState:
     changed: Mapping[str, int]
     held: Tensor
     remembers: Tensor
+    clock: float = 0.0
 
 
 @dataclass(frozen=True)
