@@ -114,9 +114,11 @@ def test_a_cnn_with_batch_norm_by_hand() -> None:
 @pytest.mark.parametrize("name", ["cnn2", "resnet8(width=4)", "unet(width=4)", "gpt(width=16, depth=1)", "tokengru"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_predicted_before_training(name: str, optimizer: str) -> None:
-    """Within 10 % for full, prefix-frozen and single-stratum plans."""
+    """Within 10 %, and here within 1 %, for full, prefix-frozen and single-stratum plans."""
     x, y = pictures()
     task, classes = None, 5
+    if name == "resnet8(width=4)":  # one channel, whose layout is ambiguous
+        x = x[:, :1]
     if name.startswith("unet"):
         task, y = build_task("segmentation"), torch.zeros(8, 16, 16, dtype=torch.long)
     if name.startswith(("gpt", "tokengru")):
@@ -126,7 +128,7 @@ def test_predicted_before_training(name: str, optimizer: str) -> None:
     groups = [s for s in told.context.strata[""] if not s.idle]
     for plan in (groups, groups[len(groups) // 2 :], groups[1:2]):
         names = [n for s in plan for n in s.params]
-        assert told.step("", names, 8).memory == pytest.approx(measured(told, model, names, x, y), rel=0.1)
+        assert told.step("", names, 8).memory == pytest.approx(measured(told, model, names, x, y), rel=0.01)
 
 
 def test_a_frozen_prefix_holds_nothing() -> None:

@@ -7,6 +7,7 @@ other plan.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from fedstrata.server.state import Architecture
 
 Kind = tuple[str, str]
 """A device's name and an architecture."""
+LONG = 2**63
+"""Stands for a number in a message: none takes more digits, so that what is planned is not late by a few bytes."""
 SHOWN = 5
 """Groups, or strata, that a note names."""
 
@@ -196,7 +199,7 @@ class _Planner:
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         sent = {n: buffers[n] for n in a.buffers} if self.context.method.buffers == "average" else {}
         method, work = self.context.method.digest, self.forecast.work
-        return wire.size(Assignment(0, 0, arch, params, sent, a.params, a.params, work, 0, method))
+        return wire.size(Assignment(LONG, LONG, arch, params, sent, a.params, a.params, work, LONG, method))
 
     def _bytes_up(self, arch: str, span: Span) -> int:
         """Of the answer of a client that has trained a group, without what techniques send."""
@@ -204,8 +207,8 @@ class _Planner:
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         delta = {n: params[n] for n in self.names(arch, span)}
         sent = {n: buffers[n] for n in self.buffers(arch, span) or ()}
-        metrics = {"train_loss": 0.0, "flops": 0.0, "memory": 0.0}
-        return wire.size(Update(0, 0, self.context.method.digest, 1, 1, delta, sent, metrics=metrics))
+        metrics = dict.fromkeys(("train_loss", "flops", "memory"), -sys.float_info.min)
+        return wire.size(Update(LONG, LONG, self.context.method.digest, LONG, LONG, delta, sent, metrics=metrics))
 
     def is_less(self, arch: str, spans: tuple[Span, ...]) -> bool:
         """True unless the whole model is one of the groups."""
@@ -245,7 +248,8 @@ class _Planner:
         nobody = [s.name for s in self.strata("") if trained.isdisjoint(s.params)]
         if nobody:
             shown = ", ".join(nobody[:SHOWN]) + (f" and {len(nobody) - SHOWN} more" if len(nobody) > SHOWN else "")
-            found.append(f"no device of the fleet can train {shown}: nothing but the first values is there")
+            keeps = "it keeps its" if len(nobody) == 1 else "they keep their"
+            found.append(f"no device of the fleet can train {shown}: {keeps} first values")
         return tuple(filter(None, found))
 
     def _note(self, kind: Kind, clients: int, spans: tuple[Span, ...]) -> str:
