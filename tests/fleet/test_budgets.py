@@ -67,7 +67,7 @@ def test_devices_take_turns() -> None:
 
     A convolution of 4 channels has 4·4·9 + 4 numbers and its norm layer 8, and 9 more of statistics: 165 floats or so.
     """
-    fed = build("phone*2(up='10kB/s'); box*2", deadline=0.33, rounds=6, stragglers="wait")
+    fed = build("phone*2(up='10kB/s'); box*2", deadline=0.33, stragglers="narrow", rounds=6)
     spans = fed._server.budgets
     phones = [spans.parts_of(r, [0, 1, 2, 3]) for r in range(4)]
     assert all(row[2] is None and row[3] is None for row in phones)
@@ -95,7 +95,7 @@ def test_what_cannot_be_is_said_in_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"no device of the fleet can train any stratum of this model: a step with 8"):
         build("phone*4(memory='5kB')")
     with pytest.raises(UsageError, match=r"within 0.001 simulated seconds"):
-        build("phone*4(flops='1k/s')", deadline=0.001)
+        build("phone*4(flops='1k/s')", deadline=0.001, stragglers="narrow")
     budget = peak(SECOND) + 2000
     with pytest.raises(UsageError, match="compares whole clients"):
         build(f"phone*2(memory={budget}); box*2", method="fedavg(reduce='krum(share=0.2)')")

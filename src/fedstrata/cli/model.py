@@ -71,22 +71,35 @@ def show(
     facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
     taken = _forecast(config, data, model) if memory else ()
     if as_json:
-        shape = inputs.shape[1:]
-        sizes = dict(shape) if isinstance(inputs, Parts) else list(shape)
-        about = {"model": name, "input_shape": sizes, "classes": data.classes}
-        how = {"batch_size": config.batch_size, "optimizer": config.optimizer}
-        told = {"memory": {**how, "strata": [asdict(stratum) for stratum in taken]}} if taken else {}
-        print(json.dumps(about | facts.as_dict() | told))
+        print(json.dumps(_about(name, data) | facts.as_dict() | _as_dict(config, taken)))
         return
     screen = open_screen()
     screen.print(f"{name}: inputs of {shape_words(data.input_shape)}, {data.classes} classes", soft_wrap=True)
-    screen.print(_table(facts))
-    for line in _remarks(facts):
-        screen.print(line, soft_wrap=True)
+    _print(_table(facts), _remarks(facts))
     if taken:
-        screen.print(_memory_table(taken))
-        for line in _memory_remarks(config, taken):
-            screen.print(line, soft_wrap=True)
+        _print(_memory_table(taken), _memory_remarks(config, taken))
+
+
+def _print(table: Table, remarks: Sequence[str]) -> None:
+    """A table, and what its columns mean."""
+    screen = open_screen()
+    screen.print(table)
+    for line in remarks:
+        screen.print(line, soft_wrap=True)
+
+
+def _about(name: str, data: Dataset) -> dict[str, Any]:
+    """Whose anatomy it is, for JSON."""
+    inputs: Any = data.train.x
+    shape = inputs.shape[1:]
+    sizes = dict(shape) if isinstance(inputs, Parts) else list(shape)
+    return {"model": name, "input_shape": sizes, "classes": data.classes}
+
+
+def _as_dict(config: RunConfig, strata: Sequence[StratumMemory]) -> dict[str, Any]:
+    """What strata take in training, for JSON; nothing where nobody asked."""
+    how = {"batch_size": config.batch_size, "optimizer": config.optimizer}
+    return {"memory": {**how, "strata": [asdict(stratum) for stratum in strata]}} if strata else {}
 
 
 def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[StratumMemory, ...]:

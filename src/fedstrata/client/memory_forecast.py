@@ -65,6 +65,9 @@ class StratumMemory:
 class _CpuLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, convolutions on the device meta put out the layout that they do on the CPU: some layers copy others."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # as in `FlopCount`: torch would import its compiler

@@ -86,8 +86,8 @@ class Settings(BaseModel):
         None, description="clients' devices, group after group: 'phone*6(up='1MB/s', flops='2G/s'); server*4'"
     )
     deadline: float | None = Field(None, gt=0, description="simulated seconds of a round, by the fleet's devices")
-    stragglers: Literal["drop", "wait"] = Field(
-        "drop", description="what comes after the deadline: drop or wait for it"
+    stragglers: Literal["drop", "wait", "narrow"] = Field(
+        "drop", description="who is late: drop it, wait for it, or narrow: who would be trains fewer strata in time"
     )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
@@ -217,7 +217,7 @@ class SettingsKeywords(TypedDict, total=False):
     standardise: Literal["client"] | None
     fleet: str | None
     deadline: float | None
-    stragglers: Literal["drop", "wait"]
+    stragglers: Literal["drop", "wait", "narrow"]
     workers: int | str
     threads: int
     ray_address: str

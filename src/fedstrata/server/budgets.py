@@ -20,6 +20,7 @@ from fedstrata import wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.memory_forecast import MemoryForecast
 from fedstrata.core.rng import preserve_rng
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.text import bytes_text
 from fedstrata.core.types import Assignment, Stratum, Update, Work, replace_fields
 from fedstrata.data.batching import batch_sizes
@@ -99,6 +100,11 @@ class Limits(Protocol):
         """Simulated seconds of a round."""
         ...
 
+    @property
+    def stragglers(self) -> str:
+        """What becomes of clients that need longer."""
+        ...
+
 
 def plan_budgets(
     setup: Setup, context: ClientContext, work: Work, limits: Limits, devices: Sequence[Device]
@@ -109,18 +115,19 @@ def plan_budgets(
         setup: models and data.
         context: what clients are trained with.
         work: how.
-        limits: the deadline.
+        limits: the deadline, and whether devices train less to keep it.
         devices: of all clients.
 
     Raises:
         UsageError: if nobody can train anything, or a rule has to compare clients that train other parts.
     """
-    if all(d.memory is None and limits.deadline is None for d in devices):
+    deadline = limits.deadline if limits.stragglers == "narrow" else None
+    if deadline is None and all(device.memory is None for device in devices):
         return NO_BUDGETS
     owner = next(client for client in range(len(setup.clients)) if len(setup.clients[client]))
     with preserve_rng():
         x, y = setup.clients[owner].batch(torch.arange(1))
-    planner = _Planner(setup, context, MemoryForecast(context, work, x, y), limits.deadline)
+    planner = _Planner(setup, context, MemoryForecast(context, work, x, y), deadline)
     members: dict[Kind, list[int]] = {}
     for client, device in enumerate(devices):
         members.setdefault((device.name, setup.arch_of(client)), []).append(client)
@@ -144,7 +151,7 @@ class _Planner:
         setup: models and data.
         context: what clients are trained with.
         forecast: says what steps take.
-        deadline: simulated seconds of a round.
+        deadline: simulated seconds that a visit may take, if there is a limit.
     """
 
     setup: Setup
@@ -196,7 +203,8 @@ class _Planner:
     def _bytes_down(self, arch: str) -> int:
         """Of a message to a client that holds nothing yet."""
         model, a = self.setup.models[arch], self.setup.architectures[arch]
-        params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        buffers = dict(model.named_buffers())
+        params: Tensors = dict(model.named_parameters())
         sent = {n: buffers[n] for n in a.buffers} if self.context.method.buffers == "average" else {}
         method, work = self.context.method.digest, self.forecast.work
         return wire.size(Assignment(LONG, LONG, arch, params, sent, a.params, a.params, work, LONG, method))
@@ -205,7 +213,7 @@ class _Planner:
         """Of the answer of a client that has trained a group, without what techniques send."""
         model = self.setup.models[arch]
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        delta = {n: params[n] for n in self.names(arch, span)}
+        delta: Tensors = {n: params[n] for n in self.names(arch, span)}
         sent = {n: buffers[n] for n in self.buffers(arch, span) or ()}
         metrics = dict.fromkeys(("train_loss", "flops", "memory"), -sys.float_info.min)
         return wire.size(Update(LONG, LONG, self.context.method.digest, LONG, LONG, delta, sent, metrics=metrics))

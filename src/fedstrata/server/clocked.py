@@ -120,4 +120,4 @@ def build_pace(
     if not devices:
         return AllAtOnce(server, sampler)
     presence, forecast = Presence(devices, limits.seed), Forecast(context, sampler.clients)
-    return Clocked(server, sampler, forecast, presence, limits.deadline, limits.stragglers == "drop")
+    return Clocked(server, sampler, forecast, presence, limits.deadline, limits.stragglers != "wait")

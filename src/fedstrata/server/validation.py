@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class UpdateValidator:
         one_each = [(asked.of_client(stack.clients[row]), stack.update(row)) for row in kinds.values()]
         if not stack.finite or any(self(own, update, buffers) is not None for own, update in one_each):
             return False
-        if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):
+        if not all(map(METRIC_LIMIT.__ge__, map(abs, chain.from_iterable(stack.metrics.values())))):
             return False
         counts = set(zip(stack.examples, stack.steps, strict=True))
         works = [own for own, _ in one_each if own is not None]
