@@ -50,7 +50,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a model's strata: parameters, bytes, FLOPs, and each convolution's receptive field."""
-    from fedstrata.data.datasets import load_dataset
     from fedstrata.models.summary import describe_model
     from fedstrata.run import models_of
 
@@ -59,13 +58,7 @@ def show(
         raise UsageError("--batch-size and --optimizer go with --memory")
     given = {field: value for field, value in {"dataset": dataset, **steps}.items() if value is not None}
     config = validate_settings(RunConfig, {"model": name, "data_dir": data_dir, **given})
-    if input_shape is not None and dataset is not None:
-        raise UsageError("--dataset and --input exclude each other: give one of them")
-    if input_shape is None and classes is not None:
-        raise UsageError("--classes goes with --input; a dataset has its own number of classes")
-    data = (
-        load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
-    )
+    data = _read_data(config, dataset, input_shape, classes)
     model, _ = models_of(config, data)
     inputs: Any = data.train.x
     facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
@@ -116,6 +109,19 @@ def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[Strat
     except (RuntimeError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise UsageError(f"a step of this model cannot be tried with {config.batch_size} examples: {why}") from error
+
+
+def _read_data(config: RunConfig, dataset: str | None, input_shape: str | None, classes: int | None) -> Dataset:
+    """The dataset that the model is for, or one without examples."""
+    from fedstrata.data.datasets import load_dataset
+
+    if input_shape is not None and dataset is not None:
+        raise UsageError("--dataset and --input exclude each other: give one of them")
+    if input_shape is None and classes is not None:
+        raise UsageError("--classes goes with --input; a dataset has its own number of classes")
+    if input_shape is None:
+        return load_dataset(config.dataset, config.data_dir)
+    return _empty_dataset(input_shape, classes)
 
 
 def _empty_dataset(input_shape: str, classes: int | None) -> Dataset:
