@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedstrata.compare.show import fitting_columns
 from fedstrata.core.results import Fairness
-from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural
+from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural, simulated_text
 from fedstrata.runs.records import History, Record
 
 if TYPE_CHECKING:
@@ -152,9 +152,7 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     for title, told in clients_rows(history, metric, names):
         facts.add_row(title, told)
     if s["target"] is not None:
-        reached = s["rounds_to_target"]
-        told = f"reached in round {reached}" if reached else "not reached"
-        facts.add_row("target", f"{metric_text(metric, s['target'])} {told}")
+        facts.add_row("target", f"{metric_text(metric, s['target'])} {_reached_text(s)}")
     archs = next((r.arch_accuracy for r in reversed(history.records) if r.loss is not None), {})
     if archs:
         facts.add_row("by model", ", ".join(f"{arch} {metric_text(metric, score)}" for arch, score in archs.items()))
@@ -163,6 +161,8 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
     facts.add_row("sent", f"{up}, {bytes_text(costs.bytes_down)} down")
     facts.add_row("computed", f"{flops_text(costs.flops)} in {costs.steps:,} steps, {costs.seconds:.1f} s")
+    if "simulated_seconds" in s:
+        facts.add_row("simulated", f"{simulated_text(s['simulated_seconds'])} on the fleet's devices")
     if probed := s.get("probes"):
         facts.add_row("probes", f"{probed['seconds']:.1f} s more, in {plural(probed['rounds'], 'round')}")
     facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
@@ -174,6 +174,13 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
         shown = ", report.html" if report else ""
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
     return Group(RoundsTable(_milestones(history.records)), facts)
+
+
+def _reached_text(summary: Mapping[str, Any]) -> str:
+    """When a run reached its target."""
+    reached, seconds = summary["rounds_to_target"], summary.get("simulated_seconds_to_target")
+    after = "" if seconds is None else f", after {simulated_text(seconds)} of simulated time"
+    return f"reached in round {reached}{after}" if reached else "not reached"
 
 
 def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:
