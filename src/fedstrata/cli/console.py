@@ -42,7 +42,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
-        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round{_judged(federation)}",
+        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} {_together(federation)}",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
         **({"because": federation.engine_reason} if federation.engine_reason else {}),
     }
@@ -56,6 +56,12 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     for name, text in shown.items():
         table.add_row(name, text)
     return Panel(table, title="fedstrata", title_align="left", expand=False)
+
+
+def _together(federation: Federation) -> str:
+    """When clients train, and whether they are judged by test examples of their own."""
+    when = "in every round" if federation.method.arrivals is None else "at the same time"
+    return when + _judged(federation)
 
 
 def _judged(federation: Federation) -> str:
