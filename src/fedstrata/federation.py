@@ -52,9 +52,9 @@ from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
 from fedstrata.server.budgets import plan_budgets
-from fedstrata.server.clocked import build_pace
 from fedstrata.server.compatibility import fingerprint, state_mismatch
 from fedstrata.server.pace import Pace
+from fedstrata.server.paces import build_pace
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup

@@ -8,9 +8,11 @@ from fedstrata.core.technique import Technique
 from fedstrata.techniques.apfl import APFL
 from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.ditto import Ditto
+from fedstrata.techniques.fedasync import FedAsync
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.fedbabu import FedBABU
 from fedstrata.techniques.fedbn import FedBN
+from fedstrata.techniques.fedbuff import FedBuff
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -83,6 +85,8 @@ ROWS = [
     Row(FedAdagrad(), None, order_free=False),
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
+    Row(FedBuff(buffer=2), None),
+    Row(FedAsync(), None, like="fedbuff"),
     Row(Perturb(), Perturb(noise=0.0)),
     Row(Keep(), Keep(strata=())),
     Row(FedPer(), None, like="keep"),

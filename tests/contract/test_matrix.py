@@ -84,6 +84,10 @@ def federation(
         test = (torch.randn(40, 6), torch.randint(0, 4, (40,)))
     weight = settings.pop("weight", None)
     settings = {"participation": 3, "batch_size": 5, "lr": 0.05, "engine": "serial", **settings}
+    if any(
+        technique.arrivals is not None for technique in techniques
+    ):  # devices so different that costs decide nothing
+        settings["fleet"] = "; ".join(f"d{client}(down={10.0 ** (client % 3)})" for client in range(len(clients)))
     return fs.Federation(net, clients, test, method=chain(*techniques, weight=weight), rounds=rounds, **settings)
 
 

@@ -125,6 +125,22 @@ def test_same_on_every_engine(engine: str, tmp_path: Path) -> None:
     check_same(other, fed)
 
 
+def test_each_by_itself_where_updates_arrive_one_by_one() -> None:
+    """Under FedBuff a client is asked alone when it begins: it then trains what its seconds were reckoned with."""
+    dense = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)]
+    how: dict[str, Any] = {"method": "fedbuff(buffer=2)", "rounds": 3, "optimizer": "adam", "engine": "serial"}
+    # Adam takes five times a layer's 16.6 kB: two of three large ones fit beside the 51 kB of all.
+    fed = fs.Federation(
+        nn.Sequential(nn.Flatten(), *dense), clients(9, 12, 16, 8), fleet="phone*4(memory='220kB', flops='1M/s')", **how
+    )
+    budgets = fed._server.budgets
+    for number in range(3):
+        together = budgets.parts_of(number, [0, 1, 2, 3])
+        assert together == [budgets.parts_of(number, [client])[0] for client in range(4)]
+        assert len(set(together)) > 1
+    assert all(r.training_memory > 0 for r in fed.fit().records)
+
+
 def test_sub_models_have_budgets_of_their_own() -> None:
     small = nn.Sequential(*list(model())[:6], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     renamed = nn.Sequential()

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 import fedstrata as fs
+from fedstrata.compare import compare
+from fedstrata.compare.show import csv_text
 from fedstrata.engines.registry import ENGINES
 from fedstrata.fleet.clock import round_seconds, visit_seconds
 from fedstrata.fleet.devices import Device
+from fedstrata.report.figures import against_costs
+from fedstrata.report.run_groups import group_runs
+from fedstrata.runs.reader import SavedRun
 from tests.engines.worlds import check_same, flat, mlp, points
 
 SIZES = (9, 14, 21, 30, 12, 3)
@@ -138,3 +143,26 @@ def test_the_clock_is_the_same_on_every_engine_and_after_a_resume(engine: str, t
 def test_a_deadline_needs_a_fleet() -> None:
     with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
         build(fleet=None, deadline=3.0)
+
+
+def test_time_to_target_is_told(tmp_path: Path) -> None:
+    """In the summary, the comparison and the report, and only where there is a fleet."""
+    fed = build(target=0.3, rounds=6, out=tmp_path / "run")
+    history = fed.fit()
+    reached = history.rounds_to(0.3)
+    assert reached is not None
+    assert history.summary["simulated_seconds_to_target"] == history.records[reached - 1].simulated_seconds
+    assert history.summary["simulated_seconds"] == history.records[-1].simulated_seconds
+    assert "simulated_seconds" not in build(fleet=None, rounds=1).fit().summary
+    groups = group_runs([SavedRun.read(tmp_path / "run")])
+    curve = {figure.name: figure for figure in against_costs(groups)}["accuracy-hours"].data[-1]
+    assert list(curve["x"]) == pytest.approx([(r.simulated_seconds or 0) / 3600 for r in history.records], rel=1e-3)
+
+
+def test_a_comparison_has_columns_of_simulated_time(tmp_path: Path) -> None:
+    small = {"clients": 3, "rounds": 1, "steps": 1, "partition": "iid", "model": "mlp(hidden=(4,))", "workers": 1}
+    found = compare({**small, "fleet": "a*2(up='1kB/s'); b", "target": 0.01}, tmp_path / "with")
+    assert found.rows[0].of("simulated_seconds_to_target") == found.rows[0].of("simulated_seconds")
+    assert found.rows[0].of("simulated_seconds") is not None
+    assert "simulated_seconds_to_target" in csv_text(found)
+    assert "simulated" not in csv_text(compare(small, tmp_path / "without"))

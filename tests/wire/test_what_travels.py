@@ -20,7 +20,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
 PARAMETER = "one tensor a parameter"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
-ARGUMENTS = {"fedpart": "full_rounds=1, rounds_per_stratum=1", "fedimpro": "split=1, counts=True"}
+ARGUMENTS = {
+    "fedbuff": "buffer=2",
+    "fedpart": "full_rounds=1, rounds_per_stratum=1",
+    "fedimpro": "split=1, counts=True",
+}
 
 
 def rows() -> dict[str, tuple[str, str, str]]:
@@ -61,6 +65,8 @@ def updates_of(method: str, monkeypatch: pytest.MonkeyPatch) -> list[Update]:
 
     monkeypatch.setattr(wire, "decode_update", noted)
     given: dict[str, Any] = {"rounds": ROUNDS, "batch_size": 5, "engine": "wire", "public": torch.randn(8, 1, 6, 6)}
+    if fs.method(method).arrivals is not None:  # a few updates a round
+        given |= {"fleet": "slow*2(flops='1M/s'); fast*2(flops='2M/s')", "rounds": 4 * ROUNDS}
     fs.Federation(seeded(layers), [pictures(12, k) for k in range(4)], pictures(10, 9), method=method, **given).fit()
     return found
 

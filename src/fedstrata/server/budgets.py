@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -69,24 +70,38 @@ class Budgets:
         kinds: client → its kind, which is its device and its architecture.
         parts: kind → the parts that its clients train in turns; kinds that are not here train the whole model.
         notes: what a reader of the results must know.
+        alone: True if a client's turn must not depend on who else is asked, since each is asked by itself.
     """
 
     kinds: Mapping[int, Kind] = field(default_factory=dict)
     parts: Mapping[Kind, tuple[Part, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    alone: bool = False
 
     def parts_of(self, round: int, clients: Sequence[int]) -> list[Part | None]:
         """What each of a round's clients trains, in their order; None for all of its model."""
         if not self.parts:
             return [None] * len(clients)
-        kinds = [self.kinds[client] for client in clients]
-        there, places = Counter(kinds), Counter[Kind]()
+        places, there = self._everybody if self.alone else self._count(clients)
         found: list[Part | None] = []
-        for kind in kinds:
+        for client in clients:
+            kind = self.kinds[client]
             parts = self.parts.get(kind)
-            found.append(None if parts is None else parts[turn(round, places[kind], there[kind], len(parts))])
-            places[kind] += 1
+            found.append(None if parts is None else parts[turn(round, places[client], there[kind], len(parts))])
         return found
+
+    def _count(self, clients: Iterable[int]) -> tuple[dict[int, int], Counter[Kind]]:
+        """(each client's place among those of its kind, how many of each kind there are)."""
+        there, places = Counter[Kind](), {}
+        for client in clients:
+            places[client] = there[self.kinds[client]]
+            there[self.kinds[client]] += 1
+        return places, there
+
+    @cached_property
+    def _everybody(self) -> tuple[dict[int, int], Counter[Kind]]:
+        """The same among all clients of the run."""
+        return self._count(self.kinds)
 
 
 NO_BUDGETS = Budgets()
@@ -140,7 +155,8 @@ def plan_budgets(
         raise UsageError(planner.refusal(next(iter(members))[1]))
     planner.check_rule()
     kinds = {client: kind for kind, clients in members.items() for client in clients}
-    return Budgets(kinds, parts, planner.notes(members, spans))
+    alone = context.method.arrivals is not None
+    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from fedstrata.client.context import ClientContext
 from fedstrata.client.forecast import Forecast
 from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import Absence
 from fedstrata.errors import UsageError
 from fedstrata.fleet.clock import Presence, round_seconds, visit_seconds
-from fedstrata.fleet.devices import Device
-from fedstrata.server.pace import AllAtOnce, OpenRound, Pace, Recall, WorkOf
+from fedstrata.server.pace import OpenRound, Recall, WorkOf
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.state import ServerState
+
+NOBODY = "no client's device is there after simulated second {:,.0f}: the fleet's traces end"
 
 
 def seconds_of(asked: Assignments, forecast: Forecast, presence: Presence, recall: Recall) -> list[float]:
@@ -90,34 +89,5 @@ def move_on(presence: Presence, clients: Sequence[int], now: float) -> float:
     """
     later = presence.first_time(clients, now)
     if later == math.inf:
-        raise UsageError(f"no client's device is there after simulated second {now:,.0f}: the fleet's traces end")
+        raise UsageError(NOBODY.format(now))
     return later
-
-
-class Limits(Protocol):
-    """What a run's settings say of its clock."""
-
-    @property
-    def seed(self) -> int:
-        """Of the run."""
-        ...
-
-    @property
-    def deadline(self) -> float | None:
-        """Simulated seconds of a round."""
-        ...
-
-    @property
-    def stragglers(self) -> str:
-        """What becomes of updates that come later."""
-        ...
-
-
-def build_pace(
-    server: Server, sampler: ClientSampler, limits: Limits, devices: Sequence[Device], context: ClientContext
-) -> Pace:
-    """What opens a run's rounds."""
-    if not devices:
-        return AllAtOnce(server, sampler)
-    presence, forecast = Presence(devices, limits.seed), Forecast(context, sampler.clients)
-    return Clocked(server, sampler, forecast, presence, limits.deadline, limits.stragglers != "wait")

@@ -10,7 +10,7 @@ from fedstrata.core.stacks import Assignments, Visits
 from fedstrata.core.types import Absence, Assignment, Slots, Work
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
-from fedstrata.server.state import Outcome, ServerState
+from fedstrata.server.state import Flight, Outcome, ServerState, Version
 
 WorkOf = Callable[[int], Work]
 """A round's number → how clients train in it."""
@@ -30,6 +30,8 @@ class OpenRound:
         absent: those of them whose updates do not count, and why.
         ends: the simulated second at which the round is closed; None without a clock.
         late: clients whose updates come after the deadline.
+        flights: visits that go on when it is closed.
+        versions: of the states that these began with.
     """
 
     asked: Assignments
@@ -37,6 +39,8 @@ class OpenRound:
     absent: tuple[Absence, ...] = ()
     ends: float | None = None
     late: tuple[int, ...] = ()
+    flights: tuple[Flight, ...] = ()
+    versions: tuple[Version, ...] = ()
 
     def visits(self, train: Train, recall: Recall) -> Iterator[Visits]:
         """What comes of the visits."""
@@ -50,7 +54,7 @@ class OpenRound:
         if self.ends is None:
             return after, outcome
         told = replace(outcome, simulated_seconds=self.ends, late=list(self.late))
-        return replace(after, clock=self.ends), told
+        return replace(after, clock=self.ends, flights=self.flights, versions=self.versions), told
 
 
 class Pace(Protocol):

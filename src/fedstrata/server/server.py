@@ -196,11 +196,12 @@ class Server:
         asked, compared = Assignments.of(assignments), (self.architectures[""].strata, reference)
         folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep, *compared)
         folded.take_all(visits)
-        after, diverged = state, folded.only_infinite
+        # Where few updates end a round, one bad client may be all of it: its update is refused, and the run goes on.
+        after, diverged = state, folded.only_infinite and self.method.arrivals is None
         if folded.accepted:
             after = self._advance(state, folded)
             diverged = not all_finite(after.params.values())
-        after = self._remember(after, state.round, folded.accepted)
+        after = self._remember(after, state.round, folded.accepted, asked)
         return after, self._outcome(asked, folded, diverged)
 
     def _outcome(self, asked: Assignments, folded: RoundAccumulator, diverged: bool) -> Outcome:
@@ -269,9 +270,14 @@ class Server:
             seed=derive(self.seed, "server", state.round),
         )
 
-    def _remember(self, state: ServerState, number: int, accepted: Mapping[int, bool]) -> ServerState:
+    def _remember(
+        self, state: ServerState, number: int, accepted: Mapping[int, bool], asked: Assignments
+    ) -> ServerState:
         held, remembers = state.held.clone(), state.remembers.clone()
         held[list(accepted)] = number
+        if any(template.round != number for template in asked.templates):
+            for one in asked:  # some began with an earlier state
+                held[one.client] = one.round if one.client in accepted else held[one.client]
         remembers[[client for client, writes in accepted.items() if writes]] = number
         return replace(state, round=number + 1, held=held, remembers=remembers)
 
