@@ -53,7 +53,7 @@ def test_only_what_is_affordable_trains_and_travels() -> None:
     whole = build(None, rounds=1).fit().records[0]
     (note,) = (n for n in fed.notes if "can train 0" in n)
     assert note == "no device of the fleet can train 0: it keeps its first values"
-    assert any("phone (4 clients) train 4 of 5 strata" in n for n in fed.notes)
+    assert any("phone (4 clients) trains 4 of 5 strata" in n for n in fed.notes)
     records = fed.fit().records
     assert all(0 < r.training_memory <= budget for r in records)
     assert all(r.bytes_up < whole.bytes_up for r in records)
@@ -97,10 +97,12 @@ def test_what_cannot_be_is_said_in_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"within 0.001 simulated seconds"):
         build("phone*4(flops='1k/s')", deadline=0.001, stragglers="narrow")
     budget = peak(SECOND) + 2000
-    with pytest.raises(UsageError, match="compares whole clients"):
-        build(f"phone*2(memory={budget}); box*2", method="fedavg(reduce='krum(share=0.2)')")
+    for rule, told in (("krum(share=0.2)", True), ("median", False), ("krum(per='stratum')", False)):
+        fed = build(f"phone*2(memory={budget}); box*2", method=f'fedavg(reduce="{rule}")', rounds=1)
+        assert any("looks at whole updates" in note for note in fed.notes) == told
+        fed.fit()
     fed = build("phone*2(memory='5kB'); box*2")
-    assert fed.notes == ("the fleet's phone (2 clients) can train no stratum: they take part without training",)
+    assert fed.notes == ("of the fleet, phone (2 clients) can train no stratum: it takes part without training",)
     assert fed.fit().records[0].training_memory == peak("fedavg")
     assert build("phone*2(memory='1GB'); box*2").notes == ()
 

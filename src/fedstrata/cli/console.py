@@ -171,7 +171,8 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
         facts.add_row("simulated", f"{simulated_text(s['simulated_seconds'])} on the fleet's devices")
     if probed := s.get("probes"):
         facts.add_row("probes", f"{probed['seconds']:.1f} s more, in {plural(probed['rounds'], 'round')}")
-    facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
+    step = f", {bytes_text(costs.training_memory)} in a client's step" if costs.training_memory else ""
+    facts.add_row("memory", f"{bytes_text(costs.memory)} at most{step}")
     if s["refused"]:
         facts.add_row("refused", f"{s['refused']} updates; see metrics.jsonl")
     for note in s["notes"]:

@@ -22,7 +22,7 @@ from fedstrata.client.context import ClientContext
 from fedstrata.client.memory_forecast import MemoryForecast
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.text import bytes_text
+from fedstrata.core.text import bytes_text, plural
 from fedstrata.core.types import Assignment, Stratum, Update, Work, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.errors import UsageError
@@ -134,7 +134,7 @@ def plan_budgets(
         devices: of all clients.
 
     Raises:
-        UsageError: if nobody can train anything, or a rule has to compare clients that train other parts.
+        UsageError: if nobody can train anything.
     """
     deadline = limits.deadline if limits.stragglers == "narrow" else None
     if deadline is None and all(device.memory is None for device in devices):
@@ -153,7 +153,6 @@ def plan_budgets(
         return NO_BUDGETS
     if not any(spans.values()):
         raise UsageError(planner.refusal(next(iter(members))[1]))
-    planner.check_rule()
     kinds = {client: kind for kind, clients in members.items() for client in clients}
     alone = context.method.arrivals is not None
     return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone)
@@ -244,15 +243,13 @@ class _Planner:
             return (Part(frozenset(), None if self.context.method.buffers != "average" else ()),)
         return tuple(Part(frozenset(self.names(arch, span)), self.buffers(arch, span)) for span in spans)
 
-    def check_rule(self) -> None:
-        """Refuse rules that choose among whole clients: here one sends other strata than another."""
-        method = self.context.method
-        rule = method.reducer
-        if rule is not None and (rule.trusts or (not rule.by_name and rule.per == "model")):
-            raise UsageError(
-                f"reduce={method.base.reduce!r} compares whole clients, and this fleet's send different strata: use "
-                "per='stratum', a rule that looks at every number by itself, or devices with more memory"
-            )
+    def _rule_note(self) -> str:
+        """That a rule looks at whole updates, of which here one holds other strata than another."""
+        base, rule = self.context.method.base, self.context.method.reducer
+        if rule is None or rule.per != "model" or "per" not in getattr(rule, "__dataclass_fields__", ()):
+            return ""
+        why = "looks at whole updates, and this fleet's clients send different strata"
+        return f"reduce={base.reduce!r} {why}; per='stratum' looks at each by itself"
 
     def refusal(self, arch: str) -> str:
         """Why nothing can be trained."""
@@ -274,20 +271,20 @@ class _Planner:
             shown = ", ".join(nobody[:SHOWN]) + (f" and {len(nobody) - SHOWN} more" if len(nobody) > SHOWN else "")
             keeps = "it keeps its" if len(nobody) == 1 else "they keep their"
             found.append(f"no device of the fleet can train {shown}: {keeps} first values")
-        return tuple(filter(None, found))
+        return tuple(filter(None, [*found, self._rule_note()]))
 
     def _note(self, kind: Kind, clients: int, spans: tuple[Span, ...]) -> str:
         """What one kind of device trains; nothing of one that trains everything."""
         (device, arch), strata = kind, self.strata(kind[1])
-        who = f"{device} ({clients} clients{f', {arch}' if arch else ''})"
+        who = f"{device} ({plural(clients, 'client')}{f', {arch}' if arch else ''})"
         if not spans:
-            return f"the fleet's {who} can train no stratum: they take part without training"
+            return f"of the fleet, {who} can train no stratum: it takes part without training"
         if not self.is_less(arch, spans):
             return ""
         held = sum(last - first + 1 for first, last in spans) - _overlap(spans)
         named = [strata[a].name if a == b else f"{strata[a].name} – {strata[b].name}" for a, b in spans[:SHOWN]]
         more = f"; and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
-        return f"the fleet's {who} train {held} of {len(strata)} strata, in turns: {'; '.join(named)}{more}"
+        return f"of the fleet, {who} trains {held} of {len(strata)} strata, in turns: {'; '.join(named)}{more}"
 
 
 def _overlap(spans: Sequence[Span]) -> int:
