@@ -7,6 +7,7 @@ other plan.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -246,7 +247,7 @@ class _Planner:
     def _rule_note(self) -> str:
         """That a rule looks at whole updates, of which here one holds other strata than another."""
         base, rule = self.context.method.base, self.context.method.reducer
-        if rule is None or rule.per != "model" or "per" not in getattr(rule, "__dataclass_fields__", ()):
+        if rule is None or rule.per != "model" or "per" not in inspect.signature(type(rule)).parameters:
             return ""
         why = "looks at whole updates, and this fleet's clients send different strata"
         return f"reduce={base.reduce!r} {why}; per='stratum' looks at each by itself"
