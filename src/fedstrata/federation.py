@@ -390,7 +390,7 @@ class Federation:
         self.notes += self._engine.take_events()
         if result.loss is not None and not math.isfinite(result.loss):
             raise self._divergence(after.round - 1, f"the test loss is {result.loss}")
-        cost = RoundCost(lr=trained.work.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
+        cost = RoundCost(lr=trained.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
         record = trained.record(result, cost)
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))
