@@ -111,7 +111,7 @@ class Turns(Technique):
 
     name: ClassVar[str] = "turns"
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         if assignment.round == 0:
             return assignment
         active = strata[(assignment.round - 1) % len(strata)].params

@@ -35,7 +35,7 @@ from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.faults.engine import with_faults
 from fedstrata.faults.plan import check_memories, plan_faults
 from fedstrata.faults.spoilt_examples import real_clients, standardise_inputs
-from fedstrata.fleet.devices import devices_of
+from fedstrata.fleet.devices import devices_of, traces_digest
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
@@ -279,7 +279,7 @@ class Federation:
         way = way_of_training(self.engine)
         chosen = ": ".join(filter(None, (self.engine, self.engine_reason)))
         data = fingerprint(real_clients(self.clients), self._server.public, self._server.trusted)
-        return {"data": data, "clients": f"trained {way}", "engine": chosen}
+        return {"data": data, "clients": f"trained {way}", "engine": chosen, **traces_digest(self.devices)}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -391,7 +391,7 @@ class Federation:
         self.notes += self._engine.take_events()
         if result.loss is not None and not math.isfinite(result.loss):
             raise self._divergence(after.round - 1, f"the test loss is {result.loss}")
-        cost = RoundCost(lr=trained.work.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
+        cost = RoundCost(lr=trained.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
         record = trained.record(result, cost)
         if trained.watch is not None:  # before the record, which makes the round complete
             self.probes.append(self._prober.measure(trained, self.clock))

@@ -21,6 +21,7 @@ METHODS = [
         "finetune(epochs=1)",
         "fedspeed",
         "fedpart(full_rounds=0)",
+        *("select(score='gradnorm')", "select(score='snr', per='client')", "fedldf(refresh=1)"),
     ),
 ]
 

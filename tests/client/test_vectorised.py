@@ -317,7 +317,7 @@ class OwnBody(Technique):
 
     name: ClassVar[str] = "own_body"
 
-    def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...]) -> fs.Assignment:
+    def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...], state: Tensors) -> fs.Assignment:
         return replace(assignment, uploads=strata[-1].params)
 
 
@@ -593,7 +593,7 @@ class Rest(fs.Technique):
 
     name: ClassVar[str] = "rest"
 
-    def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...]) -> fs.Assignment:
+    def plan(self, assignment: fs.Assignment, strata: tuple[fs.Stratum, ...], state: Tensors) -> fs.Assignment:
         return assignment if assignment.round else replace(assignment, trains=(), uploads=())
 
 

@@ -17,6 +17,7 @@ from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fedldf import FedLDF
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -32,8 +33,10 @@ from fedstrata.techniques.keep import Keep
 from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
+from fedstrata.techniques.progressive import Progressive
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
+from fedstrata.techniques.select import Select
 from tests.contract import standins
 
 
@@ -75,6 +78,9 @@ ROWS = [
     Row(CCVR(samples=20, epochs=2), CCVR(samples=0), order_free=False, refits=frozenset({"head.weight", "head.bias"})),
     Row(FedSpeed(), None),
     Row(FedPart(full_rounds=1, rounds_per_stratum=1), FedPart(cycles=0)),
+    Row(Select(full_rounds=1, rounds_per_stratum=1), Select(share=1.0)),
+    Row(FedLDF(share=0.4), FedLDF(share=1.0), like="select"),
+    Row(Progressive(window=2, threshold=0.99), None, order_free=False, like="fedpart"),
     Row(FedNLR(), FedNLR(mu=1.0)),
     Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0)),
     Row(InCo(), None, order_free=False),

@@ -40,7 +40,7 @@ class Turn(Technique):
     name: ClassVar[str] = "turn"
     full: int = 1
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         if assignment.round < self.full:
             return assignment
         active = strata[(assignment.round - self.full) % len(strata)].params

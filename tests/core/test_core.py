@@ -177,7 +177,7 @@ def test_a_silent_technique_lets_everything_pass():
     silent = Technique()
     assignment = Assignment(0, 0, "", {}, {}, (), (), Work(), 0, "m")
     updates = [Update(0, 0, "m", 1, 1, {})]
-    assert silent.plan(assignment, ()) is assignment
+    assert silent.plan(assignment, (), {}) is assignment
     assert silent.send({}, assignment) == {}
     assert silent.rescale(updates, [1.0], []) is updates
     delta, state = {}, {}

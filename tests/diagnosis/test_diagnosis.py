@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedstrata as fs
 from fedstrata.config.schema import RunConfig, validate_settings
+from fedstrata.core.results import Trained
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from fedstrata.diagnosis.causes import CAUSES, chance_skew
 from fedstrata.diagnosis.evidence import mean_by_name, rank_correlation, recent_rounds
@@ -236,6 +237,16 @@ def swinging(value: float) -> SavedRun:
     return run(facts=facts(clients=10), accuracies=[0.3, 0.3 + value] * 5)
 
 
+def lonely(value: float) -> SavedRun:
+    """Of a thousand clients so many train everything, the others the head alone."""
+    saved = run(facts=facts(), accuracies=[0.3, 0.3])
+    few = round(1000 * value)
+    some = Trained(strata=STRATA, clients=list(range(few)))
+    rest = Trained(strata=STRATA[-1:], clients=list(range(few, 1000)))
+    trained = {"trained": [some, rest], "active": STRATA, "clients": list(range(1000))}
+    return replace(saved, records=[replace(one, **trained) for one in saved.records])
+
+
 def rising(value: float) -> SavedRun:
     return run(facts=facts(), accuracies=[0.1, 0.1, 0.1, 0.1, 0.1 + 0.9 * value, 0.1 + 0.9 * value])
 
@@ -260,6 +271,7 @@ PLANTED: dict[str, Callable[[float], SavedRun]] = {
     "rate-too-large": leaping,
     "rate-too-small": creeping,
     "dead-units": dead,
+    "rarely-trained": lonely,
     "few-examples": sparse,
     "participation-noise": swinging,
     "unfinished": rising,

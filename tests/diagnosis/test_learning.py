@@ -185,6 +185,15 @@ def test_a_run_that_still_rises_is_told_to_go_on() -> None:
     assert finding.remedies[0].settings["rounds"] == finding.figure["rounds_needed"] > 6
 
 
+def test_rounds_after_the_last_one_are_no_training() -> None:
+    """The model stands at 0.55 after six rounds; in a seventh one clients tune models of their own."""
+    rising = [0.1, 0.2, 0.25, 0.28, 0.4, 0.55]
+    planned = run(facts=facts(), accuracies=rising, rounds=6)
+    tuned = run(facts=facts(), accuracies=[*rising, 0.55], rounds=6)
+    assert found(tuned)["unfinished"] == found(planned)["unfinished"]
+    assert found(tuned)["unfinished"] != found(run(facts=facts(), accuracies=[*rising, 0.55], rounds=7))["unfinished"]
+
+
 # Harm ---------------------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,16 @@ def test_the_clock_is_the_same_on_every_engine_and_after_a_resume(engine: str, t
     assert again.state.clock == whole.state.clock
 
 
+def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,start,end\n0,0,99\n")
+    make = partial(build, fleet=f"a*6(available=\"trace('{tmp_path / 't.csv'}')\")", out=tmp_path / "run", rounds=2)
+    make().fit()
+    make(resume=True)
+    (tmp_path / "t.csv").write_text("client,start,end\n1,0,99\n")
+    with pytest.raises(fs.UsageError, match="was run with other traces"):
+        make(resume=True)
+
+
 def test_a_deadline_needs_a_fleet() -> None:
     with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
         build(fleet=None, deadline=3.0)

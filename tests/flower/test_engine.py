@@ -280,6 +280,12 @@ def test_a_node_that_has_lost_its_memory_begins_anew() -> None:
     check_same(silos(box, method="fedpart(full_rounds=1)", participation=3), serial(3, method="fedpart(full_rounds=1)"))
 
 
+def test_clients_are_asked_for_strata_of_their_own() -> None:
+    """A choice by client, from numbers that sites send: the same as in one process."""
+    settings: dict[str, Any] = {"method": "select(score='snr', per='client', full_rounds=1)", "rounds": 4}
+    check_same(silos(grid(3), participation=2, **settings), serial(3, participation=2, **settings))
+
+
 def test_a_context_that_comes_late_is_waited_for() -> None:
     """A node is asked before Flower has kept what it remembers: it is asked once more, and nothing is lost."""
     world = grid(3)
@@ -547,7 +553,7 @@ def test_probes_that_need_no_data(tmp_path: Path) -> None:
     assert [{**row, "seconds": 0, "missed": 0} for row in found.probes] == [
         {**row, "seconds": 0, "missed": 0} for row in alone.probes
     ]
-    assert found.probes[0]["seconds"].keys() == {"proxy", "weightdiv", "cosine", "crossing", "visits"}
+    assert found.probes[0]["seconds"].keys() == {"proxy", "weightdiv", "cosine", "crossing", "scores", "visits"}
     assert found.probes[-1]["visits"]["examples"] == [len(data(client)[1]) for client in range(5)]
     told = diagnose(SavedRun.read(tmp_path / "run"))
     assert "hostile-updates" in told.looked

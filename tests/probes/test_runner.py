@@ -191,7 +191,7 @@ def check_row(row: dict[str, Any], fed: fs.Federation) -> None:
     due = asked if last else asked - {"embedding"}
     assert set(row) & asked == due - missed.keys()
     assert row["clients"] == sorted(set(row["clients"]))
-    for name in SPATIAL & row.keys():
+    for name in (SPATIAL | {"scores"}) & row.keys():
         assert list(row[name]) == [s for s in strata if s in row[name]], name
         assert row[name]
         assert all(isinstance(value, float) for value in row[name].values()), name
@@ -216,10 +216,10 @@ def check_row(row: dict[str, Any], fed: fs.Federation) -> None:
 def test_what_is_missed_and_why() -> None:
     """A plain model's strata can be measured, and so can its stages, which are found."""
     row = run(**photos(method="heteroavg + inco"), probe="all").probes[-1]
-    assert set(row.get("missed", {})) <= {"crossing"}
+    assert set(row.get("missed", {})) <= {"crossing", "scores"}
     row = run(**{**CASES["not a sequential"](), "rounds": 1}, probe="all").probes[0]
     missed = row["missed"]
-    assert set(missed) == {"crossing"}
+    assert set(missed) == {"crossing", "scores"}
     assert "inco" in missed["crossing"]
     assert {"divergence", "proxy", "weightdiv", "cosine", "gradnorm", "calibration", "statistics"} <= row.keys()
     assert {"cka", "drift"} <= row.keys()
@@ -478,6 +478,17 @@ def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found["spread"].keys() == {"first"}
         close(found["spread"]["first"], spread)
     assert differs
+
+
+def test_scores_are_what_select_publishes() -> None:
+    """After the round, by stratum; a method that has none says so."""
+    fed = run(**photos(method="select(score='change', full_rounds=1)"), probe="scores")
+    published = fed.method.publish(fed.state.techniques)["score"]
+    assert fed.probes[-1]["scores"] == {
+        s.name: pytest.approx(published[s.params[0]], rel=1e-5) for s in fed.strata if not s.idle
+    }
+    missed = run(**photos(method="select(score='cyclic')", rounds=1), probe="scores").probes[-1]["missed"]
+    assert "no scores to choose strata by" in missed["scores"]
 
 
 def test_crossing_is_what_inco_publishes() -> None:
@@ -743,7 +754,7 @@ def without_test(**settings: Any) -> dict[str, Any]:
 def test_without_a_test_set_models_are_shown_clients_examples() -> None:
     fed = run(**without_test(), probe="all")
     for row in fed.probes:
-        assert set(row.get("missed", {})) == {"crossing"}
+        assert set(row.get("missed", {})) == {"crossing", "scores"}
         assert {"cka", "drift", "calibration", "statistics"} <= row.keys()
     assert fed.records[-1].accuracy is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstrata.evaluation.fairness import fairness_of
-from fedstrata.report import client_figures, tables
+from fedstrata.report import client_figures, figures, tables
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
 from fedstrata.runs.reader import SavedRun
@@ -90,3 +90,32 @@ def test_plotly_accepts_every_figure() -> None:
     for figure in (*client_figures.clients(groups), *client_figures.over_rounds(groups)):
         for at in product(*(range(len(control.values)) for control in figure.by)):
             graph_objects.Figure(data=figure.traces(*at), layout=figure.layout)
+
+
+def test_means_over_clients_tell_whose_models_are_judged() -> None:
+    """Of 0.2, 0.4, 0.6 the mean is 0.4; `fedper` leaves the server without a whole model, so it is the clients' own.
+
+    Where there are both, worst and spread are the clients' own, 0.5 and √(0.02/3); newcomers stand by themselves.
+    """
+    both = judged([[0.2, 0.4, 0.6]], own=[0.5, 0.6, 0.6 + 0.1], method="ditto")
+    whole = fairness_of([0.2, 0.4, 0.6])
+    assert whole is not None
+    late = {"global": 0.3, "own": 0.8}
+    both = replace(both, records=[replace(both.records[0], global_fairness=whole, newcomers=late)])
+    table = tables.results(group_runs([judged([[0.2, 0.4, 0.6]]), judged([[0.2, 0.4, 0.6]], method="fedper"), both]))
+    columns = {name: [row[table.head.index(name)] for row in table.rows] for name in tables.OVER_CLIENTS}
+    assert columns["global model, by client"] == ["40.00 %", "–", "40.00 %"]
+    assert columns["own models, by client"] == ["–", "40.00 %", "60.00 %"]
+    assert columns["worst client"] == ["20.00 %", "20.00 %", "50.00 %"]
+    assert columns["spread over clients"][2] == f"{100 * (0.02 / 3) ** 0.5:.2f} %"
+    assert columns["newcomers: global model"] == ["–", "–", "30.00 %"]
+    assert columns["newcomers: own models"] == ["–", "–", "80.00 %"]
+
+
+def test_a_curve_says_whose_model_it_is_of() -> None:
+    plain, own = judged([[0.5]], names=None), judged([[0.5]], names=None, method="fedper")
+    strange = judged([[0.5]], names=None, method="of_another_version")
+    found = [figures.metrics(group_runs(runs))[0].about for runs in ([plain, strange], [own], [plain, own])]
+    assert "of the global model on the test set" in found[0]
+    assert "of the clients' own models, in the mean over the clients, on the test set" in found[1]
+    assert "of the global model, or of the clients' own models" in found[2]

@@ -369,7 +369,7 @@ def test_keeping_the_deltas_changes_no_bit():
 def planning(name: str, function: Callable[[Assignment], Assignment]) -> Technique:
     @dataclass(frozen=True, kw_only=True)
     class Plans(Technique):
-        def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+        def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
             assert strata == STRATA
             return function(assignment)
 
@@ -409,6 +409,18 @@ def test_only_the_active_strata_are_named_and_change():
     assert outcome.active == ["c"]
     assert after.params["a.w"] is state.params["a.w"]
     assert after.params["c.w"].item() == 5.0
+
+
+def test_who_trains_what_is_told_where_clients_differ():
+    """Client 1 trains the last stratum alone, 0 and 2 everything; where all do the same, nothing more is said."""
+    narrow = {"trains": ("c.w",), "uploads": ("c.w",)}
+    made, state = server(planning("p", lambda a: replace(a, **narrow) if a.client == 1 else a))
+    state, outcome = play(made, state, [0, 1, 2])
+    assert [(part.strata, part.clients) for part in outcome.trained] == [(["a", "c"], [0, 2]), (["c"], [1])]
+    assert outcome.active == ["a", "c"]
+    _, alike = play(made, state, [0, 2])
+    assert alike.trained == []
+    assert [(part.strata, part.clients) for part in alike.trainings] == [(["a", "c"], [0, 2])]
 
 
 def test_send_puts_each_techniques_tensors_into_its_own_slot():

@@ -186,7 +186,7 @@ class Sends(Technique):
     name: ClassVar[str] = "sends"
     asked: ClassVar[list[Any]] = []
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         self.asked.append("plan")
         return replace(assignment, uploads=assignment.uploads[:1])
 
@@ -237,7 +237,7 @@ class PlansEach(Technique):
     name: ClassVar[str] = "plans_each"
     way: str = "repr"
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         if self.way == "seed":
             return replace(assignment, seed=7)
         if self.way == "caught":

@@ -126,12 +126,12 @@ def test_random_order() -> None:
 def test_a_plan_narrows_what_trains_travels_and_reports() -> None:
     base = Assignment(1, 0, "", {}, {}, ("x",), ("x",), fs.Work(), 0, "")
     part = {"full_rounds": 1, "rounds_per_stratum": 1}
-    planned = FedPart(**part, freeze_norm=True, cache_prefix=True).plan(base, LETTERS)
+    planned = FedPart(**part, freeze_norm=True, cache_prefix=True).plan(base, LETTERS, {})
     assert (planned.trains, planned.uploads, planned.upload_buffers) == (("a.weight",), ("a.weight",), ("a.mean",))
     assert (planned.update_buffers, planned.cache_prefix) == (("a.mean",), True)
-    planned = FedPart(**part).plan(base, LETTERS)
+    planned = FedPart(**part).plan(base, LETTERS, {})
     assert (planned.update_buffers, planned.cache_prefix) == (None, False)
-    assert FedPart(**part).plan(replace(base, round=0), LETTERS).trains == ("x",)
+    assert FedPart(**part).plan(replace(base, round=0), LETTERS, {}).trains == ("x",)
 
 
 def test_a_run_follows_the_schedule() -> None:

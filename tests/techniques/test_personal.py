@@ -375,6 +375,11 @@ def test_newcomers_are_drawn_by_the_seed_and_leave_somebody() -> None:
             fs.Federation(net().float(), clients, **{**common, **mistake})
 
 
+def test_a_record_tells_the_rate_that_its_round_trained_with() -> None:
+    fed = run("finetune(epochs=1, lr=0.01)", lr=0.05)
+    assert [record.lr for record in fed.records] == [0.05] * ROUNDS + [0.01]
+
+
 @pytest.mark.parametrize("method", ["fedrep(head_epochs=2)", "fednlr + finetune", "apfl + keep"])
 def test_own_parts_survive_a_resume_and_worker_processes(method: str, tmp_path: Path) -> None:
     whole = run(method, rounds=4)

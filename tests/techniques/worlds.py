@@ -153,3 +153,24 @@ def fedavg(clients: Sequence[ClientData], rounds: Sequence[Sequence[int]], unifo
         ends = [descend(w, lambda v, c=c: gradient(v, c)) for c in here]
         w = mean(ends, None if uniform else [len(y) for _, y in here])
     return w
+
+
+FIRST = INPUTS * HIDDEN + HIDDEN
+"""Entries of the first layer of `two_layers`; its last one has the rest."""
+
+
+def slopes(w: Vector, client: ClientData) -> Vector:
+    """∇ of the mean cross-entropy of softmax(W₂ tanh(W₁x + b₁) + b₂), the model `two_layers`."""
+    x, y = client
+    z = np.tanh(layer(w[:FIRST], x, HIDDEN))
+    error = (softmax(layer(w[FIRST:], z)) - np.eye(CLASSES)[y]) / len(y)
+    back = error @ w[FIRST:-CLASSES].reshape(CLASSES, HIDDEN) * (1 - z**2)
+    return np.concatenate([pulled_back(back, x), pulled_back(error, z)])
+
+
+def trained(w: Vector, client: ClientData, active: slice, lr: float = LR) -> Vector:
+    """The change that a visit makes in which a part of `two_layers` trains."""
+    v = w.copy()
+    for _ in range(STEPS):
+        v[active] -= lr * slopes(v, client)[active]
+    return v - w

@@ -18,12 +18,16 @@ from tests.engines.worlds import seeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
 PARAMETER = "one tensor a parameter"
+NUMBER = "a number per stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
 ARGUMENTS = {
     "fedbuff": "buffer=2",
     "fedpart": "full_rounds=1, rounds_per_stratum=1",
     "fedimpro": "split=1, counts=True",
+    "select": "score='gradnorm'",
+    "fedldf": "refresh=1",
+    "progressive": "strata=('*',)",
 }
 
 
@@ -91,11 +95,11 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
         assert kept < set(params)
         params = [n for n in params if n not in kept]
     assert all(list(update.delta) == params for update in trained)
-    sent = {tensor for update in updates for slot in update.slots.values() for tensor in slot}
-    told = {PARAMETER if tensor in params else tensor for tensor in sent}
+    sent = {(n, tensor.dim()) for update in updates for slot in update.slots.values() for n, tensor in slot.items()}
+    told = {(PARAMETER if dim else NUMBER) if name in params else name for name, dim in sent}
     # What stands in the last cell belongs to an argument that is given here.
     named = set(re.findall(r"`(\w+)`", f"{beside} {rows()[name][2]}")) - TECHNIQUES.keys()
-    assert told == (named | {PARAMETER} if PARAMETER in beside else named)
+    assert told == named | {words for words in (PARAMETER, NUMBER) if words in beside}
     assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops"}
     assert all(name.startswith("conv.1.") for update in updates for name in update.buffers)
 

@@ -15,6 +15,8 @@ from fedstrata.client.cost import FlopEstimate, estimate_flops
 from fedstrata.client.hooks import Answers
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.stacks import Memories, UpdateStack, structure_of
+from fedstrata.core.technique import Measure
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.data.examples import sizes
@@ -147,6 +149,10 @@ class UnreadableExamples:
         """Refused."""
         raise UsageError(_REFUSAL)
 
+    def measure_gradients(self, parts: int, measure: Measure) -> Tensors:
+        """Refused."""
+        raise UsageError(_REFUSAL)
+
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Refused."""
         raise UsageError("a technique that vectorises draws random numbers in its doors prepare and draws alone")
@@ -179,6 +185,7 @@ def shared_answers(prepared: Slots, drawn: Slots, counts: Callable[[], Tensor] |
         observe=data.observe,
         sum_rows=data.sum_rows,
         sizes=data.sizes,
+        measure_gradients=data.measure_gradients,
     )
 
 

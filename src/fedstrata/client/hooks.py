@@ -13,7 +13,7 @@ from torch import Tensor
 from fedstrata.client.context import ModelReplica
 from fedstrata.client.personal import personal_names, personal_params
 from fedstrata.core.method import Method
-from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
+from fedstrata.core.technique import Batch, ClientView, Hooks, Measure, Technique, Times
 from fedstrata.core.tensors import Tensors, add, add_, clone
 from fedstrata.core.types import Assignment, Examples, Slots
 
@@ -133,7 +133,7 @@ class Answers:
         prepare: (technique, its view) → what its door `prepare` gives.
         draws: (technique, its view) → what gives the random numbers of a step.
         normal: (a technique's name, its random stream) → `ClientView.normal`.
-        counts, outputs, observe, sum_rows, sizes: as `ClientView` has them.
+        counts, outputs, observe, sum_rows, sizes, measure_gradients: as `ClientView` has them.
     """
 
     rng: Callable[[str], torch.Generator]
@@ -145,6 +145,7 @@ class Answers:
     observe: Callable[[Mapping[str, Callable[[Tensor], None]]], None]
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
     sizes: Callable[[], Tensor]
+    measure_gradients: Callable[[int, Measure], Tensors]
 
 
 def open_view(
@@ -175,6 +176,7 @@ def open_view(
         sum_rows=answers.sum_rows,
         sizes=answers.sizes,
         normal=answers.normal(technique.name, rng),
+        measure_gradients=answers.measure_gradients,
         prepare=partial(answers.prepare, technique),
         draws=partial(answers.draws, technique),
     )

@@ -13,9 +13,11 @@ from fedstrata.client.group import ClientGroup, SharedAssignment, UnreadableExam
 from fedstrata.client.hooks import open_view
 from fedstrata.client.padded_batches import find_pool
 from fedstrata.client.personal import is_personal
+from fedstrata.client.visit import ClientVisit
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.stacks import UpdateStack
-from fedstrata.core.technique import ClientView, Technique, overrides
+from fedstrata.core.technique import ClientView, Measure, Technique, overrides
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Update, replace_fields
 from fedstrata.data.examples import TensorExamples
 from fedstrata.models.norms import evaluation_mode
@@ -42,6 +44,7 @@ def prepare_group(group: ClientGroup, slots: Slots, memory: Slots) -> Slots:
         observe=passes.observe,
         sum_rows=passes.sum_rows,
         sizes=lambda: torch.tensor(group.examples_of_each),
+        measure_gradients=passes.measure_gradients,
         normal=lambda name, rng: partial(_draw_normal, [generator(seed, name) for seed in group.seeds]),
     )
     a = SharedAssignment(**vars(replace_fields(group.template, slots=slots)))
@@ -124,6 +127,11 @@ class GroupPasses:
             sums = torch.segment_reduce(rows, "sum", lengths=counts)
         return sums, counts.view(-1, *[1] * (rows.dim() - 1))
 
+    def measure_gradients(self, parts: int, measure: Measure) -> Tensors:
+        """What is made of each client's gradients at the received model, a row per client."""
+        found = [visit.measure_gradients(parts, measure) for visit in self._ready_visits()]
+        return {n: torch.stack([one[n] for one in found]) for n in found[0]}
+
     def _runs(self, inputs: Tensor | None) -> Iterator[Callable[[], Tensor]]:
         """Batch by batch: what runs the model on it."""
         group, replica = self._group, self._group.replica
@@ -133,13 +141,18 @@ class GroupPasses:
             with torch.no_grad(), evaluation_mode(replica.model, group.context.method.buffers, len(inputs)):
                 yield lambda: replica.model(inputs)
             return
-        for place, seed in enumerate(group.seeds):
-            visit = group.visit(place)
-            seed_global(derive(seed, "local"), group.context.device)
-            visit.prepare()
+        for place, visit in enumerate(self._ready_visits()):
             for run, y in visit.passes():
                 self._lengths = [len(y) if c == place else 0 for c in range(len(group))]
                 yield run
+
+    def _ready_visits(self) -> Iterator[ClientVisit]:
+        """Each client's visit by itself, with the replica ready for it."""
+        for place, seed in enumerate(self._group.seeds):
+            visit = self._group.visit(place)
+            seed_global(derive(seed, "local"), self._group.context.device)
+            visit.prepare()
+            yield visit
 
     def _pool_inputs(self) -> Tensor | None:
         """Everybody's inputs, client after client; None where they cannot go through the model as one batch."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 
 from fedstrata.client.context import ModelReplica
+from fedstrata.client.gradients import compute_gradient
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.large_params import LargeParams, MovedGradients
 from fedstrata.core.optim import Move, Sgd, build_optimizer, move_in_place
@@ -207,21 +208,6 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
 
 
 _AS_IT_IS = nullcontext()
-
-
-def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
-    """The gradient by torch's tape; what the loss does not use has a gradient of zero."""
-    frozen = [p for p in leaves.values() if not p.requires_grad]
-    for p in frozen:
-        p.requires_grad_()
-    try:
-        with torch.enable_grad():
-            value = loss()
-        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
-    return dict(zip(leaves, grads, strict=True))
 
 
 def is_plain(work: Work) -> bool:

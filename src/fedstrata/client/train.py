@@ -281,7 +281,7 @@ def _collect_buffers(visit: ClientVisit, remembers: Slots) -> Tensors:
     if policy == "drop" or not held or not a.trains:
         return {}
     buffers = {n: b.detach().to("cpu", copy=True) for n, b in held.items()}
-    if visit.context.method.keeps_statistics(a):
+    if visit.context.method.keeps_statistics(a.is_after_training):
         remembers[BUFFERS] = buffers
     return buffers if a.upload_buffers is None else {n: buffers[n] for n in a.upload_buffers}
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedstrata.client.context import ClientContext, ModelReplica
+from fedstrata.client.gradients import sample_gradients
 from fedstrata.client.hooks import Answers, HookSet, open_view
 from fedstrata.client.personal import params_to_begin_with, personal_names, personal_params
 from fedstrata.core.rng import generator
-from fedstrata.core.technique import Batch, ClientView, Technique, overrides
+from fedstrata.core.technique import Batch, ClientView, Measure, Technique, overrides
 from fedstrata.core.tensors import Tensors, load, match_layout
 from fedstrata.core.types import BUFFERS, Assignment, Examples, Slots, replace_fields
 from fedstrata.data.batching import eval_batches
@@ -131,7 +132,13 @@ class ClientVisit:
             observe=observe,
             sum_rows=lambda rows: (rows.sum(0), len(rows)),
             sizes=lambda: torch.tensor(len(self.data)),
+            measure_gradients=self.measure_gradients,
         )
+
+    def measure_gradients(self, parts: int, measure: Measure) -> Tensors:
+        """What is made of the gradients on some of the client's examples, at what the replica holds."""
+        a, policy = self.assignment, self.context.method.buffers
+        return measure(sample_gradients(self.replica, self.data, policy, a.seed, a.work.batch_size, parts))
 
     def passes(self) -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         """Batch by batch over all of the client's data: (what runs the model on it, as in an evaluation; labels)."""

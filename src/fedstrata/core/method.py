@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Assignment, Reducer, Slots, Weight
+from fedstrata.core.types import Reducer, Slots, Weight
 from fedstrata.errors import UsageError
 
 
@@ -201,15 +201,15 @@ class Method:
         """The techniques that do something at this door, left to right."""
         return (t for t in self.techniques if overrides(t, door))
 
-    def keeps_statistics(self, assignment: Assignment) -> bool:
-        """True if clients remember the running statistics that a visit ends with."""
-        owned = assignment.is_after_training or any(self.at("own"))
+    def keeps_statistics(self, after_training: bool) -> bool:
+        """True if clients remember the running statistics that a visit in which they train ends with."""
+        owned = after_training or any(self.at("own"))
         return self.buffers == "local" or (self.buffers == "average" and owned)
 
     @property
     def remembers_statistics(self) -> bool:
         """True if clients may remember running statistics."""
-        return self.buffers == "local" or (self.buffers == "average" and (self.tunes or any(self.at("own"))))
+        return self.keeps_statistics(after_training=self.tunes)
 
     def acting(self, door: str, after_training: bool) -> Iterator[Technique]:
         """Those of them that do it in a round: after the last one only those with an epilogue."""

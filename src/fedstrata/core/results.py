@@ -34,12 +34,26 @@ Refused = Annotated[dict[str, Any], AfterValidator(_check_refusal)]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What some of a round's clients were asked to train.
+
+    Args:
+        strata: names of the strata.
+        clients: numbers of the clients.
+    """
+
+    strata: list[str]
+    clients: list[Whole]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
     """What the server counted in a round.
 
     Args:
         clients: numbers of the clients that took part.
         active: names of the strata that trained.
+        trained: which clients trained which of them; empty where all clients trained all of them.
         refused: updates that were not used: `{"client": …, "why": …}`.
         bytes_up: sum of the lengths of all encoded updates.
         bytes_down: sum of the lengths of all encoded assignments.
@@ -57,6 +71,7 @@ class RoundOutcome:
 
     clients: list[Whole]
     active: list[str]
+    trained: list[Trained] = field(default_factory=list)
     refused: list[Refused]
     bytes_up: Count
     bytes_down: Count
@@ -68,6 +83,11 @@ class RoundOutcome:
     steps: Count
     simulated_seconds: Annotated[Finite, Field(ge=0)] | None = None
     late: list[Whole] = field(default_factory=list)
+
+    @property
+    def trainings(self) -> list[Trained]:
+        """Which clients were asked to train which strata, whatever the round."""
+        return self.trained or [Trained(strata=self.active, clients=self.clients)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -105,11 +106,18 @@ def parse_sum(text: str) -> list[Call]:
 def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a user may give: keyword-only parameters (or dataclass fields) → (type, default)."""
     own = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    scope = inspect.unwrap(target.__init__ if inspect.isclass(target) else target).__globals__
+    scope = _names_around(target)
     # Of these alone, for other parameters and results may be torch's, which is not loaded for a look at names.
     wanted = SimpleNamespace(__annotations__={p.name: p.annotation for p in own if p.annotation is not p.empty})
     hints = typing.get_type_hints(wanted, scope, include_extras=True)
     return {p.name: (hints.get(p.name, Any), p.default) for p in own}
+
+
+def _names_around(target: Callable[..., Any]) -> dict[str, Any]:
+    """What annotations may name: of a class, also in the modules of those that it inherits fields from."""
+    kinds = reversed(target.__mro__) if inspect.isclass(target) else (inspect.unwrap(target),)
+    modules = (sys.modules.get(kind.__module__) for kind in kinds)
+    return {name: value for module in modules for name, value in getattr(module, "__dict__", {}).items()}
 
 
 @cache

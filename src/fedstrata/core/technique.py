@@ -28,6 +28,10 @@ Figures = Mapping[str, Mapping[str, float]]
 """Name of a figure, such as `theta` → layer → number."""
 
 
+Measure = Callable[[Iterator[Tensors]], Tensors]
+"""Gradients, one after the other → what is made of them."""
+
+
 class Times(NamedTuple):
     """factor · tensors, as a correction: the product is taken while it is added, in one pass and in place.
 
@@ -140,6 +144,10 @@ class ClientView:
             clients, one number for each. For `prepare` alone, if the technique is to vectorise.
         normal: (shape, type) → numbers of N(0, 1) from this technique's own stream: of one client, or of each of many,
             a row per client, where `prepare` is asked once for all of them.
+        measure_gradients: (a number, measure) → what `measure` makes of that many gradients of the task's loss at the
+            received model, which it is given one after the other, of all parameters. Each is of a part of some of the
+            client's examples, as many as that many batches have, with the model as the run would evaluate it. For
+            `prepare` alone, if the technique is to vectorise: of many clients, a row of what it makes for each.
         prepare, draws: the technique's own doors, as `prepared` and `draw` go through them.
     """
 
@@ -159,6 +167,7 @@ class ClientView:
     sum_rows: Callable[[Tensor], tuple[Tensor, Tensor | int]]
     sizes: Callable[[], Tensor]
     normal: Callable[[Sequence[int], torch.dtype], Tensor]
+    measure_gradients: Callable[[int, Measure], Tensors]
     prepare: Callable[[ClientView], Tensors]
     draws: Callable[[ClientView], Callable[[Batch], Tensors]]
 
@@ -309,6 +318,22 @@ class Technique:
     vectorises: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
 
+    @property
+    def idle_doors(self) -> frozenset[str]:
+        """The doors, of those that it overrides, at which it does nothing under its settings.
+
+        It is as if it had none there: nobody goes through them, and they ask for no promise and refuse no company.
+        """
+        return frozenset()
+
+    @property
+    def per_client(self) -> bool:
+        """True if it asks each client for something of its own, or keeps what each one sent.
+
+        It is refused where the server sees the sum over clients alone.
+        """
+        return False
+
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """Server, once: the state to begin with; `setting` is that of the server's own model."""
         return {}
@@ -321,19 +346,21 @@ class Technique:
     def check(self, setting: Setting) -> None:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Server, for every assignment: narrow what trains and travels, or the `work`.
 
         The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
         one part of the model after the other.
 
         `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
-        may lack some, and names that it lacks do no harm.
+        may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
+        the rounds before.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
         technique corrects its gradients.
 
-        The same in every client for the same round: draw random numbers from (`run_seed`, `round`) only.
+        Draw random numbers from (`run_seed`, `round`) only, and from `client` where each is to be asked for something
+        of its own; a technique that reads `client` is asked for every one of them, others once for all that are alike.
         """
         return assignment
 
@@ -445,4 +472,4 @@ def non_default_fields(settings: Any) -> dict[str, Any]:
 
 def overrides(technique: Technique, door: str) -> bool:
     """True if the technique does something at this door; one that does nothing is never called there."""
-    return getattr(type(technique), door) is not getattr(Technique, door)
+    return getattr(type(technique), door) is not getattr(Technique, door) and door not in technique.idle_doors

@@ -11,6 +11,7 @@ from typing import Any
 from fedstrata.core.text import SHARES
 from fedstrata.diagnosis import remedies as papers
 from fedstrata.diagnosis.clients import CLIENT_RULES
+from fedstrata.diagnosis.coverage import COVERAGE_RULES
 from fedstrata.diagnosis.evidence import (
     IDEAL,
     WARM,
@@ -100,17 +101,17 @@ def _gains_under_skew(builder: RemedyBuilder) -> list[Remedy | None]:
             "refits the classifier once, after the last round: +3.6 and +8.5 points on Fashion-MNIST",
             papers.LUO,
         ),
-        builder.add_technique(
-            "fednlr",
-            "neurons that are bound to other clients' classes learn slowly; +0.2 to 0.8 points, with small learning "
-            "rates",
-            papers.WANG_NLR,
-        ),
     ]
 
 
 def _no_gains_under_skew(builder: RemedyBuilder) -> list[Remedy | None]:
     return [
+        builder.add_technique(
+            "fednlr",
+            "neurons that are bound to other clients' classes learn slowly; its gain did not show in our runs, -0.8 to "
+            "+0.3 points at the end of training",
+            papers.WANG_NLR,
+        ),
         builder.add_technique(
             "fedlc",
             "margins for rare classes; its gain did not show in our runs, and with two classes per client it lost 4 "
@@ -273,6 +274,7 @@ CAUSES = (
         explains=DRIFT | {"forgetting", "neuron-drift"},
         backed_by=frozenset({"opposed-updates", "layer-mismatch", "unlike-features", "forgetting", "neuron-drift"}),
     ),
+    *COVERAGE_RULES,
     *FEW_RULES,
 )
 """A cause may explain others that come after it. Of two that are equally severe, the first comes first: broken clients

@@ -12,6 +12,7 @@ from typing import Any
 from fedstrata.core.text import SHARES, metric_title
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.records import Record
 
 RECENT = 3
 """Figures are of the last third of the probed rounds, and of this many at least."""
@@ -88,8 +89,14 @@ def recent_rounds(saved: SavedRun, probe: str) -> list[Any]:
     return found[-max(RECENT, math.ceil(len(found) / 3)) :]
 
 
+def training_records(saved: SavedRun) -> list[Record]:
+    """The rounds but those after the last one, in which clients may tune models of their own."""
+    planned = saved.config.get("rounds", math.inf)
+    return [record for record in saved.records if record.round <= planned]
+
+
 def steps_per_visit(saved: SavedRun) -> float:
-    """Mean number of local steps per client and round; infinite if it is not known."""
+    """Mean number of local steps per client and round, as planned; infinite if it is not known."""
     config, facts = saved.config, saved.facts
     examples = [n for n in facts.get("examples") or map(sum, facts.get("counts", [])) if n]
     if config.get("steps") is not None:

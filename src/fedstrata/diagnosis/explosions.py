@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstrata.diagnosis import remedies as papers
-from fedstrata.diagnosis.evidence import LARGEST, Evidence, Rule, finite_number, times_text
+from fedstrata.diagnosis.evidence import LARGEST, Evidence, Rule, finite_number, times_text, training_records
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import STANDING, THRESHOLDS
@@ -40,7 +40,7 @@ def exploded_loss(saved: SavedRun) -> Evidence | None:
     guess = math.log(classes) if classes is not None and classes > 1 else None
     losses = {
         "test": _numbers_in([record.loss for record in saved.records]),
-        "training": _numbers_in([record.train_loss for record in saved.records]),
+        "training": _numbers_in([record.train_loss for record in training_records(saved)]),
     }
     grown = {kind: _growth(found, guess) for kind, found in losses.items() if found}
     known = {kind: value for kind, value in grown.items() if value is not None}

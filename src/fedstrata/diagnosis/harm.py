@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.diagnosis.evidence import IDEAL, finite_numbers
+from fedstrata.diagnosis.evidence import IDEAL, finite_numbers, training_records
 from fedstrata.diagnosis.thresholds import NEVER_SERIOUS, SLIGHT
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.records import Record
@@ -21,8 +21,13 @@ LEARNT = 0.15
 
 
 def rated_records(saved: SavedRun) -> list[Record]:
-    """The rounds that were evaluated."""
+    """The rounds that were evaluated, also those after the last one."""
     return [record for record in saved.records if finite_numbers([record.score])]
+
+
+def rated_in_training(saved: SavedRun) -> list[Record]:
+    """The rounds that were evaluated, but those after the last one."""
+    return [record for record in training_records(saved) if finite_numbers([record.score])]
 
 
 def guessing_score(saved: SavedRun, metric: str) -> float | None:

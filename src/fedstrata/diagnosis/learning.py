@@ -19,9 +19,10 @@ from fedstrata.diagnosis.evidence import (
     score_text,
     steps_per_visit,
     times_text,
+    training_records,
 )
 from fedstrata.diagnosis.findings import Remedy
-from fedstrata.diagnosis.harm import learned_share, rated_records
+from fedstrata.diagnosis.harm import learned_share, rated_in_training
 from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import STOPPED
 from fedstrata.runs.reader import SavedRun
@@ -110,7 +111,7 @@ def rate_too_small(saved: SavedRun) -> Evidence | None:
 
 
 def _losses(saved: SavedRun) -> list[float]:
-    return finite_numbers(record.train_loss for record in saved.records)
+    return finite_numbers(record.train_loss for record in training_records(saved))
 
 
 def _slow_losses(saved: SavedRun) -> Evidence | None:
@@ -294,7 +295,7 @@ def against_few_examples(builder: RemedyBuilder) -> list[Remedy | None]:
 
 def participation_noise(saved: SavedRun) -> Evidence | None:
     """How much the metric changes from round to round, up and down, where few clients take part."""
-    rated = rated_records(saved)
+    rated = rated_in_training(saved)
     everybody = saved.facts.get("clients")
     if len(rated) < 6 or everybody is None or rated[-1].primary not in SHARES or has_learned(saved):
         return None
@@ -325,7 +326,7 @@ def against_noise(builder: RemedyBuilder, share: float) -> list[Remedy | None]:
 
 def too_early(saved: SavedRun) -> Evidence | None:
     """The local steps that a client has taken, against those before which nothing can be said."""
-    rated = rated_records(saved)
+    rated = rated_in_training(saved)
     per_visit = steps_per_visit(saved)
     if not rated or has_learned(saved) or math.isinf(per_visit) or per_visit <= 0:
         return None
@@ -342,7 +343,7 @@ def too_early(saved: SavedRun) -> Evidence | None:
 
 def unfinished(saved: SavedRun) -> Evidence | None:
     """The share of what is missing that the last third of the rounds has gained."""
-    rated = rated_records(saved)
+    rated = rated_in_training(saved)
     share = learned_share(saved)
     if len(rated) < 4 or share is None or has_learned(saved):
         return None

@@ -43,7 +43,7 @@ class Threshold:
 STANDING = frozenset(
     {
         *("broken-inputs", "refused-updates", "hostile-updates", "broken-labels", "broken-data"),
-        *("probabilities", "class-imbalance", "receptive-field", "label-skew", "few-examples"),
+        *("probabilities", "class-imbalance", "receptive-field", "label-skew", "few-examples", "rarely-trained"),
     }
 )
 """Findings that stand in the facts, or are about single clients: nothing else that is measured explains them."""
@@ -115,6 +115,12 @@ THRESHOLDS: dict[str, Threshold] = {
     ),
     "dead-units": Threshold(
         0.5, 1.0, "the share of a stratum's units that no example activates: up to 0.4 in small networks that learn"
+    ),
+    "rarely-trained": Threshold(
+        0.3,
+        0.05,
+        "the share of the clients that train the stratum which the fewest train: 1 where all train everything, a third "
+        "for the upper layers of the deepest of three sub-models",
     ),
     "few-examples": Threshold(12.0, 1.5, "examples of the median client, in a run that has not learnt", ratio=True),
     "participation-noise": Threshold(

@@ -6,6 +6,7 @@ unlimited.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from fedstrata.core.groups import divide_in_groups
 from fedstrata.core.spec import Call, bind, parse_call, text_of
 from fedstrata.errors import UsageError
-from fedstrata.fleet.availability import Availability, parse_availability
+from fedstrata.fleet.availability import Availability, Trace, parse_availability
 from fedstrata.fleet.quantities import RATES, SIZES, SPEEDS, parse_quantity, quantity_text
 
 _PART = re.compile(r"""(?:'[^']*'|"[^"]*"|[^;])+""")
@@ -124,6 +125,13 @@ def devices_of(fleet: str | None, clients: int, centralised: bool = False) -> tu
     if fleet is not None and centralised:
         raise UsageError("a fleet needs clients: 'centralised' has one party that holds everybody's examples")
     return () if fleet is None else parse_fleet(fleet).devices(clients)
+
+
+def traces_digest(devices: Sequence[Device]) -> dict[str, str]:
+    """What a run's files say of the fleet's traces, whose files may be changed; empty where there are none."""
+    there = dict.fromkeys(device.available for device in devices)
+    spans = [repr(kind.spans) for kind in there if isinstance(kind, Trace)]
+    return {"traces": hashlib.sha256("".join(spans).encode()).hexdigest()[:16]} if spans else {}
 
 
 def _check_counts(groups: Sequence[Group]) -> None:

@@ -51,7 +51,7 @@ def check_sums(method: Method, archs: int) -> None:
         for technique in method.at(door):
             raise UsageError(_refusal(technique.name))
     for technique in method.techniques:
-        if technique.needs_deltas:
+        if technique.needs_deltas or technique.per_client:
             raise UsageError(_refusal(technique.name))
     if method.reducer is not None:
         raise UsageError(_refusal(str(method.base.reduce)))

@@ -11,6 +11,13 @@ from fedstrata.models.strata import check_patterns
 
 HEAD, NORM = "head", "norm"
 """What stands for the classifier, whatever it is called, and for all norm layers."""
+Patterns = str | tuple[str, ...]
+"""One pattern, or several."""
+
+
+def list_patterns(patterns: Patterns) -> tuple[str, ...]:
+    """As a tuple, also where one is given by itself."""
+    return (patterns,) if isinstance(patterns, str) else patterns
 
 
 def names_of_parts(patterns: Sequence[str], strata: Sequence[Stratum]) -> frozenset[str]:

@@ -121,6 +121,15 @@ def _crossing(context: ProbeContext) -> dict[str, Any]:
     return found
 
 
+def _scores(context: ProbeContext) -> dict[str, Any]:
+    """What a technique that chooses among strata goes by, stratum by stratum, after the round."""
+    published = context.context.method.publish(context.after.techniques).get("score", {})
+    found = {s.name: published[n] for s in context.strata for n in s.params if n in published}
+    if not found:
+        raise UsageError("the method has no scores to choose strata by, as select has")
+    return found
+
+
 def _visits(context: ProbeContext) -> dict[str, Any]:
     """Every client's update by itself: norm and cosine to the others' centre, its loss, its running statistics."""
     strata = [stratum for stratum in context.strata if not stratum.idle]
@@ -211,6 +220,7 @@ PROBES: Mapping[str, Probe] = {
     "calibration": _calibration,
     "statistics": _statistics,
     "crossing": _crossing,
+    "scores": _scores,
     "visits": _visits,
     "exchange": _exchange,
     "depth": _depth,
@@ -219,7 +229,7 @@ PROBES: Mapping[str, Probe] = {
 }
 
 
-READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "visits"})
+READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "scores", "visits"})
 """Probes that look at nothing but what clients send, so that they run where the clients' data is elsewhere."""
 
 NEED_CLASSES = frozenset({"drift", "calibration", "embedding"})

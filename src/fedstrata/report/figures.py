@@ -227,10 +227,19 @@ def metrics(groups: Sequence[RunGroup]) -> list[Figure]:
     """The metric that runs are judged by over the rounds, and the task's others, one at a time."""
     primary, *others = metrics_of(groups)
     title = sentence_title(primary)
-    about = f"{title} of the global model on the test set after every evaluated round, a line for each method."
+    about = f"{title} of {_whose(groups)} on the test set after every evaluated round, a line for each method."
     data = curve_traces(groups, partial(_metric, primary), metric_form(primary))
     shape = layout(rounds_axis(), metric_axis(primary), hovermode="x unified")
     return ([Figure(primary, title, about, data, shape)] if data else []) + _other_metrics(groups, others)
+
+
+def _whose(groups: Sequence[RunGroup]) -> str:
+    """Which models are judged on the test set: of some methods the clients' own, since the server has no whole one."""
+    own = [group for group in groups if group.is_own]
+    if not own:
+        return "the global model"
+    mean = "the clients' own models, in the mean over the clients,"
+    return mean if len(own) == len(groups) else f"the global model, or of {mean} where the server has no whole one,"
 
 
 def _other_metrics(groups: Sequence[RunGroup], names: Sequence[str]) -> list[Figure]:

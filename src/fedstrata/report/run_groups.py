@@ -102,6 +102,11 @@ class RunGroup:
         return [run.config.get("seed", 0) for run in self.runs]
 
     @property
+    def is_own(self) -> bool:
+        """True if the clients' own models are judged, in the mean, since the server has no whole one."""
+        return self.runs[0].is_own
+
+    @property
     def rounds(self) -> int:
         """The rounds of the run that got furthest."""
         return max(len(run.records) for run in self.runs)

@@ -13,6 +13,7 @@ from fedstrata.report import (
     outlier_figures,
     stratum_figures,
     tables,
+    training_figures,
     tried_figures,
 )
 from fedstrata.report.diagnosis_cards import diagnosis_html
@@ -123,6 +124,13 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
         "Each client is judged by its own test examples, which nobody trains on.",
         False,
         (client_figures.clients, client_figures.over_rounds),
+    ),
+    (
+        "training",
+        "Who trained what",
+        "Which strata were trained in which round and by which clients.",
+        False,
+        (training_figures.who_trained_what,),
     ),
     (
         "layers",

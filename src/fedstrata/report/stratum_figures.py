@@ -35,6 +35,7 @@ QUANTITIES = {
     "proxy": "divergence of updates",
     "weightdiv": "weight divergence",
     "cosine": "cosine of updates",
+    "scores": "score of the choice",
 }
 """Probes that give one number per stratum, and what it is."""
 SIGNED = (QUANTITIES["cosine"],)

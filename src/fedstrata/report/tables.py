@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.results import Fairness
 from fedstrata.core.text import metric_text, metric_title, plural, simulated_text
 from fedstrata.diagnosis.evidence import finite_numbers
 from fedstrata.report.formatting import (
@@ -115,9 +114,21 @@ def final_metric(run: SavedRun, name: str) -> float | None:
     return next((f for r in reversed(run.records) for f in finite_numbers([r.all_metrics.get(name)])), None)
 
 
-def final_fairness(run: SavedRun) -> Fairness | None:
-    """Over clients, of the last evaluation in which they were judged for themselves."""
-    return next((r.fairness for r in reversed(run.records) if r.fairness is not None), None)
+def _over_clients(run: SavedRun) -> dict[str, float | None]:
+    """The columns of `OVER_CLIENTS`, of the last evaluation in which clients were judged for themselves.
+
+    Where they have models of their own, worst and spread are those models'.
+    """
+    last = next((r for r in reversed(run.records) if r.fairness is not None or r.newcomers), None)
+    if last is None:
+        return dict.fromkeys(OVER_CLIENTS)
+    shown, apart = last.fairness, last.global_fairness
+    own = shown if apart is not None or run.is_own else None
+    whole = apart or (None if own is shown else shown)
+    means = [None if found is None else found.mean for found in (whole, own)]
+    edges = (None, None) if shown is None else (shown.worst, shown.std)
+    late = (last.newcomers.get("global"), last.newcomers.get("own"))
+    return dict(zip(OVER_CLIENTS, (*means, *edges, *late), strict=True))
 
 
 def best_score(run: SavedRun) -> tuple[float, int] | None:
@@ -136,7 +147,15 @@ def state_text(run: SavedRun) -> str:
     return f"round {len(run.records)} of {planned}" if run.records else "not begun"
 
 
-OVER_CLIENTS = ("worst client", "spread over clients")
+OVER_CLIENTS = (
+    "global model, by client",
+    "own models, by client",
+    "worst client",
+    "spread over clients",
+    "newcomers: global model",
+    "newcomers: own models",
+)
+"""Judged on each client's own test examples; newcomers took part only after the last round."""
 _AFTER_METRICS = ("best", "in round", "rounds to target", "simulated to target", "rounds", "seeds", "state")
 
 
@@ -158,7 +177,7 @@ def results(groups: Sequence[RunGroup]) -> HtmlTable:
 def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
     ended, primary = sound_runs(group), primary_of([group])
     tops = [top for run in ended if (top := best_score(run))]
-    over = [found for run in ended if (found := final_fairness(run))]
+    over = [_over_clients(run) for run in ended]
     finals = [spread(finite_numbers(final_metric(run, name) for run in ended), name) for name in metrics]
     reached = finite_numbers(run.summary.get("rounds_to_target") for run in ended)
     times = finite_numbers(run.summary.get("simulated_seconds_to_target") for run in ended)
@@ -167,8 +186,7 @@ def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
         comma_list(list(dict.fromkeys(map(buffers, group.runs)))),
         finals[0] + (f", {_seeds_text(group)}" if tops and len(ended) < len(group.runs) else ""),
         *finals[1:],
-        spread(finite_numbers(found.worst for found in over), primary),
-        spread(finite_numbers(found.std for found in over), primary),
+        *(spread(finite_numbers(one[name] for one in over), primary) for name in OVER_CLIENTS),
         spread([score for score, _ in tops], primary),
         comma_list([at for _, at in tops]) if tops else NONE,
         comma_list([f"{at:g}" for at in reached]) if reached else NONE,

@@ -36,6 +36,11 @@ class ClosedRound:
     request: Callable[[], EvalResult] | None = None
     seconds: float = 0.0
 
+    @property
+    def lr(self) -> float:
+        """The learning rate that clients were asked to train with, which a technique's plan may have changed."""
+        return next((asked.work.lr for asked in self.assignments), self.work.lr)
+
     def record(self, result: EvalResult, cost: RoundCost) -> Record:
         """The round, evaluated."""
         return Record.compose(self.before.round + 1, result, self.outcome, cost)

@@ -98,6 +98,7 @@ ROW: dict[str, Any] = {
     "statistics": _Statistics,
     "embedding": _Embedding,
     "crossing": _Crossing,
+    "scores": Table,
     "visits": _Visits,
     "exchange": dict[str, list[Any]],
     "depth": _Depth,

@@ -69,6 +69,16 @@ class SavedRun:
         """As it is written."""
         return str(self.config.get("method", "fedavg"))
 
+    @property
+    def is_own(self) -> bool:
+        """True if the clients' own models are judged, in the mean, since the server has no whole one."""
+        from fedstrata.techniques import method
+
+        try:
+            return method(self.method).incomplete
+        except UsageError:  # of a version that has other techniques
+            return False
+
     def latest(self, probe: str) -> Any:
         """What a probe found last; None where it was not used."""
         return next((row[probe] for row in reversed(self.probes) if probe in row), None)

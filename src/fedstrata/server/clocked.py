@@ -21,8 +21,7 @@ NOBODY = "no client's device is there after simulated second {:,.0f}: the fleet'
 
 def seconds_of(asked: Assignments, forecast: Forecast, presence: Presence, recall: Recall) -> list[float]:
     """How long each visit will take on its client's device."""
-    memories = recall(asked.clients)
-    costs = [forecast.cost(assignment, memories[place]) for place, assignment in enumerate(asked)]
+    costs = [forecast.cost(assignment, recall([assignment.client])[0]) for assignment in asked]
     devices = (presence.devices[client] for client in asked.clients)
     return [visit_seconds(device, c.down, c.flops, c.up) for device, c in zip(devices, costs, strict=True)]
 

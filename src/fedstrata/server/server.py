@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedstrata import wire
 from fedstrata.core.method import Method
+from fedstrata.core.results import Trained
 from fedstrata.core.rng import derive, derive_each, seed_global
 from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
@@ -103,7 +104,7 @@ class Server:
     def complete(self, state: ServerState, assignment: Assignment, holds_statistics: bool) -> Assignment:
         """An assignment as techniques plan it, and with what they send along."""
         for technique in self.method.acting("plan", assignment.is_after_training):
-            assignment = self._apply_plan(technique, assignment)
+            assignment = self._apply_plan(technique, assignment, state.techniques.get(technique.name, {}))
         frozen = assignment.update_buffers is not None and self.method.buffers == "local" and not assignment.buffers
         if frozen and not holds_statistics:  # it must use some, and has none of its own yet
             held = self.architectures[assignment.arch].buffers
@@ -156,9 +157,9 @@ class Server:
         stale = {n for n in kept if state.changed.get(n, since) < since}
         return tuple(n for n in (*template.params, *template.buffers) if n not in stale) if stale else None
 
-    def _apply_plan(self, technique: Technique, before: Assignment) -> Assignment:
+    def _apply_plan(self, technique: Technique, before: Assignment, state: Tensors) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
-        after = technique.plan(before, self._movable)
+        after = technique.plan(before, self._movable, state)
         trains, travels = set(before.trains).intersection(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(
@@ -209,7 +210,8 @@ class Server:
             accepted=tuple(folded.accepted),
             diverged=diverged,
             clients=list(asked.clients),
-            active=self._active(asked.templates),
+            active=self._find_strata({a.trains for a in asked.templates}),
+            trained=self._find_trained(asked),
             refused=[{"client": client, "why": why} for client, why in folded.refused],
             bytes_up=folded.bytes_up,
             bytes_down=wire.size_of_all(asked),
@@ -221,10 +223,20 @@ class Server:
             steps=folded.steps,
         )
 
-    def _active(self, templates: Sequence[Assignment]) -> list[str]:
-        """The strata of which something trained."""
-        trained = {n for trains in {a.trains for a in templates} for n in trains}
+    def _find_strata(self, trains: Iterable[Sequence[str]]) -> list[str]:
+        """The strata of which something is among these names."""
+        trained = {n for names in trains for n in names}
         return [s.name for s in self.architectures[""].strata if not s.idle and not trained.isdisjoint(s.params)]
+
+    def _find_trained(self, asked: Assignments) -> list[Trained]:
+        """Which clients train which strata; nothing where all train the same."""
+        kinds = [tuple(self._find_strata([template.trains])) for template in asked.templates]
+        if len(set(kinds)) < 2:
+            return []
+        found: dict[tuple[str, ...], list[int]] = {}
+        for kind, client in zip(asked.kinds, asked.clients, strict=True):
+            found.setdefault(kinds[kind], []).append(client)
+        return [Trained(strata=list(strata), clients=clients) for strata, clients in found.items()]
 
     def _advance(self, state: ServerState, folded: RoundAccumulator) -> ServerState:
         """The state after a round: the mean of its updates, as techniques apply it."""

@@ -17,6 +17,7 @@ from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
+from fedstrata.techniques.fedldf import FedLDF
 from fedstrata.techniques.fednlr import FedNLR
 from fedstrata.techniques.fednova import FedNova
 from fedstrata.techniques.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -32,12 +33,17 @@ from fedstrata.techniques.keep import Keep
 from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
+from fedstrata.techniques.progressive import Progressive
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
+from fedstrata.techniques.select import Select
 
 TECHNIQUES: Registry = {
     "fedavg": FedAvg,
     "fedpart": FedPart,
+    "select": Select,
+    "fedldf": FedLDF,
+    "progressive": Progressive,
     "fednlr": FedNLR,
     "fedimpro": FedImpro,
     "inco": InCo,

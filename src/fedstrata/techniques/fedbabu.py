@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import HEAD, check_parts, names_of_parts
+from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
 from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.keep import ONE_MODEL
 
@@ -36,7 +37,7 @@ class FedBABU(FineTune):
         "groupavg": ONE_MODEL,
         "finetune": "fedbabu fine-tunes by itself: say fedbabu(epochs=…)",
     }
-    head: str | tuple[str, ...] = HEAD
+    head: Patterns = HEAD
 
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing."""
@@ -48,9 +49,9 @@ class FedBABU(FineTune):
 
     @property
     def _head_patterns(self) -> tuple[str, ...]:
-        return (self.head,) if isinstance(self.head, str) else self.head
+        return list_patterns(self.head)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The body trains and travels; after the last round the model is fine-tuned."""
         if assignment.is_after_training:
             return self.tune(assignment, strata)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.models.parts import NORM
+from fedstrata.models.parts import NORM, Patterns
 from fedstrata.techniques.keep import Keep
 
 
@@ -25,4 +25,4 @@ class FedBN(Keep):
 
     name: ClassVar[str] = "fedbn"
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
-    strata: str | tuple[str, ...] = NORM
+    strata: Patterns = NORM

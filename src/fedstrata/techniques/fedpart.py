@@ -12,9 +12,11 @@ from typing import ClassVar, Literal, get_args
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError, one_of
 from fedstrata.models.strata import check_patterns
+from fedstrata.techniques.selection import train_only
 
 Order = Literal["sequential", "reverse", "random"]
 Group = tuple[Stratum, ...]
@@ -116,19 +118,11 @@ class FedPart(Technique):
             still = whole - {n for s in group for n in s.buffers}
             cut_at(setting.model, {n for s in group for n in s.params}, still, setting.sample)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Only the strata whose turn it is train and travel."""
         group = self.active(assignment.round, assignment.run_seed, strata)
         if group is None:
             return assignment
-        params = tuple(n for s in group for n in s.params)
-        buffers = tuple(n for s in group for n in s.buffers)
-        moves = buffers if self.freeze_norm else None
-        return replace(
-            assignment,
-            trains=params,
-            uploads=params,
-            upload_buffers=buffers,
-            update_buffers=moves,
-            cache_prefix=self.cache_prefix,
-        )
+        narrowed = train_only(assignment, group)
+        moves = narrowed.upload_buffers if self.freeze_norm else None
+        return replace(narrowed, update_buffers=moves, cache_prefix=self.cache_prefix)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum, Turn
 from fedstrata.errors import whole_number
 from fedstrata.techniques.keep import Keep
@@ -44,10 +45,10 @@ class FedRep(Keep):
     def __post_init__(self) -> None:
         whole_number("fedrep", 1, head_epochs=self.head_epochs, body_epochs=self.body_epochs)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The head trains and stays; then the body trains and travels."""
         head = self.kept(strata)
         own = tuple(n for n in assignment.trains if n in head)
         shared = tuple(n for n in assignment.trains if n not in head)
         turns = (Turn(own, self.head_epochs), Turn(shared, self.body_epochs))
-        return replace(super().plan(assignment, strata), turns=turns)
+        return replace(super().plan(assignment, strata, state), turns=turns)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import positive, whole_number
-from fedstrata.models.parts import check_parts, names_of_parts
+from fedstrata.models.parts import Patterns, check_parts, list_patterns, names_of_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class FineTune(Technique):
     }
     epochs: int = 5
     lr: float | None = None
-    strata: str | tuple[str, ...] = ()
+    strata: Patterns = ()
 
     def __post_init__(self) -> None:
         whole_number(self.name, 0, epochs=self.epochs)
@@ -43,14 +44,14 @@ class FineTune(Technique):
     @property
     def patterns(self) -> tuple[str, ...]:
         """What trains, as patterns; none for everything."""
-        return (self.strata,) if isinstance(self.strata, str) else self.strata
+        return list_patterns(self.strata)
 
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing."""
         if setting.arch == "":
             check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Before the end nothing; then what is to be tuned trains, and stays."""
         return self.tune(assignment, strata) if assignment.is_after_training else assignment
 

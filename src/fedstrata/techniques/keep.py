@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Setting, Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import HEAD, check_parts, names_of_parts
+from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
 
 ONE_MODEL = "parts are named in one model, and there every group of clients has its own"
 JUDGED = "accuracy: the mean of the clients' own models on the whole test set; the server's lacks what they keep"
@@ -33,12 +34,12 @@ class Keep(Technique):
     incomplete: ClassVar[bool] = True
     caveat: ClassVar[str] = JUDGED
     refuses: ClassVar[dict[str, str]] = {"groupavg": ONE_MODEL}
-    strata: str | tuple[str, ...] = HEAD
+    strata: Patterns = HEAD
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """What stays, as patterns."""
-        return (self.strata,) if isinstance(self.strata, str) else self.strata
+        return list_patterns(self.strata)
 
     def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
         """The names of the parameters and running statistics that stay."""
@@ -60,7 +61,7 @@ class Keep(Technique):
                 "running statistics: say fedavg(buffers='local')"
             )
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """All trains, and what stays does not travel."""
         kept = self.kept(strata)
         return replace(assignment, uploads=tuple(n for n in assignment.uploads if n not in kept))

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
+from fedstrata.models.parts import Patterns
 from fedstrata.techniques.keep import Keep
 
 
@@ -34,7 +35,7 @@ class LGFedAvg(Keep):
         **Keep.refuses,
         "fedimpro": "features of clients with lower layers of their own are not alike",
     }
-    strata: str | tuple[str, ...] = ()
+    strata: Patterns = ()
     share: float = 0.5
 
     def __post_init__(self) -> None:

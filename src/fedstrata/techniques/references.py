@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.technique import Technique
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 
 _ALONE = "a reference run is plain training, to compare methods with"
@@ -39,6 +40,6 @@ class Local(Technique):
     incomplete: ClassVar[bool] = True
     caveat: ClassVar[str] = "accuracy: local is the mean of the clients' own models on the whole test set"
 
-    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...]) -> Assignment:
+    def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Nothing travels."""
         return replace(assignment, uploads=())

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.step import compute_gradient
+from fedstrata.client.gradients import compute_gradient
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, load, scale, subtract, whole_norm

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstrata.client.step import compute_gradient
+from fedstrata.client.gradients import compute_gradient
 from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.step import compute_gradient
+from fedstrata.client.gradients import compute_gradient
 from fedstrata.core.task import Task
 from fedstrata.core.tensors import Tensors, add_, scale, zeros_like
 from fedstrata.core.types import Stratum

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.step import compute_gradient
+from fedstrata.client.gradients import compute_gradient
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.rng import derive, generator, seed_global
 from fedstrata.core.task import Task

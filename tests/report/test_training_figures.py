@@ -1,0 +1,74 @@
+"""Who trained what: against shares and counts worked out by hand."""
+
+from __future__ import annotations
+
+from fedstrata.report import training_figures
+from fedstrata.report.run_groups import group_runs
+from fedstrata.report.sections import figure_sections
+from fedstrata.runs.reader import SavedRun
+from fedstrata.runs.records import Record
+from fedstrata.runs.trainings import trained_by, trained_rounds, trained_shares
+
+from .synthetic import config, record, saved
+
+FACTS = {"model": {"strata": [{"name": name} for name in ("low", "mid", "head")]}, "client_names": ["Basel", "Bern"]}
+
+
+def split(at: int, *parts: tuple[list[str], list[int]]) -> Record:
+    """A round in which some clients trained some strata, others others."""
+    clients = sorted(client for _, members in parts for client in members)
+    active = [name for name in ("low", "mid", "head") if any(name in strata for strata, _ in parts)]
+    trained = [{"strata": strata, "clients": members} for strata, members in parts] if len(parts) > 1 else []
+    return Record.read(record(at, clients=clients, active=active, trained=trained))
+
+
+RUN = SavedRun(
+    "run",
+    config(),
+    [
+        split(1, (["low", "mid", "head"], [0, 1])),
+        split(2, (["head"], [0]), (["mid", "head"], [1])),
+        split(3, (["head"], [1])),
+        Record.read(record(4, clients=[0, 1], active=[])),  # nobody trains: a technique finishes
+    ],
+    (),
+    FACTS,
+)
+
+
+def test_shares_and_rounds() -> None:
+    """In round 2 both train the head, and one of two the middle; client 1 trains the head thrice, client 0 twice."""
+    assert [trained_shares(one) for one in RUN.records] == [
+        {"low": 1, "mid": 1, "head": 1},
+        {"mid": 0.5, "head": 1},
+        {"head": 1},
+        {},
+    ]
+    found = trained_rounds(RUN.records)
+    assert dict(found[0]) == {"low": 1, "mid": 1, "head": 2}
+    assert dict(found[1]) == {"low": 1, "mid": 2, "head": 3}
+
+
+def test_clients_that_train_a_stratum() -> None:
+    """Both clients trained the middle in the end, though not in the same rounds; then 1 of 4, not counting client 9."""
+    assert trained_by(RUN.records) == {"low": (2, 2), "mid": (2, 2), "head": (2, 2)}
+    first, second = (
+        split(1, (["mid", "head"], [2]), (["head"], [0, 1])),
+        split(2, (["mid", "head"], [2]), (["head"], [3])),
+    )
+    assert trained_by([first, second, split(3, (["head"], [9]))]) == {"mid": (1, 4), "head": (5, 5)}
+
+
+def test_figures() -> None:
+    rounds, clients = training_figures.who_trained_what(group_runs([RUN]))
+    (heat,) = rounds.traces(0)
+    assert (heat["x"], heat["y"]) == ([1, 2, 3], ["low", "mid", "head"])
+    assert heat["z"] == [[1, 0, 0], [1, 0.5, 0], [1, 1, 1]]
+    (heat,) = clients.traces(0)
+    assert (heat["x"], heat["y"]) == (["low", "mid", "head"], ["Basel", "Bern"])
+    assert heat["z"] == [[1, 1, 2], [1, 2, 3]]
+    assert "training" in [section.name for section in figure_sections(group_runs([RUN]))]
+
+
+def test_nothing_is_shown_where_all_train_everything() -> None:
+    assert training_figures.who_trained_what(group_runs([saved([0.1, 0.2])])) == []
