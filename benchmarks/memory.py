@@ -84,7 +84,7 @@ def measure(told: MemoryForecast, model: nn.Module, names: list[str], x: Tensor,
 def allocate(told: MemoryForecast, names: list[str], x: Tensor, y: Tensor) -> int:
     """What torch's allocator hands out at most in the second step of a kind, as its profiler tells, and what rests."""
     context = replace(told.context, replicas={}, costs={}, cache={})
-    with told.ready(context, "", names, None) as steps:
+    with told.ready(context, "", names) as steps:
         steps.step(x, y)
         steps.grads = ()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -187,3 +187,26 @@ def test_the_record_has_it_on_all_engines() -> None:
     names = [n for n, _ in model.named_parameters()]
     assert found["serial"] == [told.step("", names, 8).memory, told.step("", names[:2], 8).memory]
     assert runs["serial"].history().costs.training_memory == max(found["serial"])
+
+
+def test_code_that_looks_at_numbers_gets_zeros() -> None:
+    """Where a step cannot be tried without numbers, it is tried with some; where it cannot be tried, that is said."""
+
+    class Looks(nn.Module):
+        def __init__(self, most: float) -> None:
+            super().__init__()
+            self.layer, self.most = nn.Linear(6, 3), most
+
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.abs().max()) > self.most:
+                raise ValueError("too large")
+            found: Tensor = self.layer(x)
+            return found
+
+    x, y = torch.rand(4, 6), torch.zeros(4, dtype=torch.long)
+    told = forecast(Looks(9.0), x, y, Work(lr=0.1, steps=1))
+    names = ["layer.weight", "layer.bias"]
+    assert told.step("", names, 4).memory == measured(told, Looks(9.0), names, x, y)
+    blind = replace(told, context=replace(told.context, build=lambda arch: Looks(-1.0)), _known={}, _contexts={})
+    with pytest.raises(fs.UsageError, match="a step of this model cannot be tried on zeros: too large"):
+        blind.step("", names, 4)

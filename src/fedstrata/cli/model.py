@@ -104,11 +104,7 @@ def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[Strat
     work = Work(batch_size=config.batch_size, optimizer=config.optimizer)
     first = data.train.batch(torch.arange(min(1, len(data.train))))
     inputs, targets = first if len(data.train) else (torch.zeros(1, *data.input_shape), torch.zeros(1).long())
-    try:
-        return forecast_memory(model, build_task(data.task), work, inputs, targets).describe("", config.batch_size)
-    except (RuntimeError, ValueError) as error:
-        why = str(error).partition("\n")[0]
-        raise UsageError(f"a step of this model cannot be tried with {config.batch_size} examples: {why}") from error
+    return forecast_memory(model, build_task(data.task), work, inputs, targets).describe("", config.batch_size)
 
 
 def _read_data(config: RunConfig, dataset: str | None, input_shape: str | None, classes: int | None) -> Dataset:

@@ -29,6 +29,7 @@ from fedstrata.core.rng import preserve_rng
 from fedstrata.core.task import Task
 from fedstrata.core.types import Assignment, Work
 from fedstrata.data.examples import TensorExamples
+from fedstrata.errors import UsageError, one_line
 from fedstrata.models.copying import copy_model
 from fedstrata.models.in_place import work_in_place
 from fedstrata.models.memory import saved_bytes
@@ -37,7 +38,6 @@ from fedstrata.system.devices import HOST, META
 from fedstrata.techniques.fedavg import chain
 
 T = TypeVar("T")
-Names = Collection[str] | None
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,18 @@ class MemoryForecast:
     _contexts: dict[torch.device, ClientContext] = field(default_factory=dict)
     _numbers: set[str] = field(default_factory=set)
 
-    def step(self, arch: str, trains: Collection[str], rows: int, moves: Names = None) -> StepCost:
+    def step(self, arch: str, trains: Collection[str], rows: int) -> StepCost:
         """FLOPs of a step, and the most bytes that it holds at once.
 
         Args:
             arch: whose model.
             trains: names of the parameters that train.
             rows: examples of the batch.
-            moves: names of the running statistics that move; norm layers with others run as in evaluation. None means
-                all.
+
+        Raises:
+            UsageError: if the model cannot take a step on zeros.
         """
-        key = arch, frozenset(trains), rows, None if moves is None else frozenset(moves)
+        key = arch, frozenset(trains), rows
         if key not in self._known:
             self._known[key] = self._without_numbers(arch, lambda context: self._try(context, *key))
         return self._known[key]
@@ -145,8 +146,11 @@ class MemoryForecast:
                         return compute(self._context(META))
             except Exception:
                 self._numbers.add(arch)
-        with preserve_rng():
-            return compute(self._context(HOST))
+        try:
+            with preserve_rng():
+                return compute(self._context(HOST))
+        except Exception as error:  # whatever a user's own model raises
+            raise UsageError(f"a step of this model cannot be tried on zeros: {one_line(str(error), 200)}") from error
 
     def _context(self, device: torch.device) -> ClientContext:
         """A context of its own on a device, with scratch models that nobody else uses."""
@@ -161,17 +165,15 @@ class MemoryForecast:
         x, y = (t[:1].to(device)[first] for t in (self.inputs, self.targets))
         return replica.inputs(x), y
 
-    def _try(self, context: ClientContext, arch: str, trains: Collection[str], rows: int, moves: Names) -> StepCost:
+    def _try(self, context: ClientContext, arch: str, trains: Collection[str], rows: int) -> StepCost:
         """Take a step."""
-        with self.ready(context, arch, trains, moves) as steps:
+        with self.ready(context, arch, trains) as steps:
             return count_step(steps, *self._batch(context.replica(arch), rows, context.device))[1]
 
     @contextmanager
-    def ready(
-        self, context: ClientContext, arch: str, trains: Collection[str], moves: Names
-    ) -> Iterator[AutogradSteps]:
+    def ready(self, context: ClientContext, arch: str, trains: Collection[str]) -> Iterator[AutogradSteps]:
         """Inside, steps may be taken, as a visit takes them at which no technique looks."""
-        visit = self._visit(context, arch, trains, moves)
+        visit = self._visit(context, arch, trains)
         replica, large = visit.replica, find_large(visit)
         visit.prepare(but=large.names)
         with large.borrow(), work_in_place(replica.in_place):
@@ -179,7 +181,7 @@ class MemoryForecast:
             steps.layers = replica.known_layers if self.work.precision == "fp32" else None
             yield steps
 
-    def _visit(self, context: ClientContext, arch: str, trains: Collection[str], moves: Names) -> ClientVisit:
+    def _visit(self, context: ClientContext, arch: str, trains: Collection[str]) -> ClientVisit:
         """A client that is asked for a plan."""
         replica = context.replica(arch)
         names = tuple(n for n in replica.params if n in trains)
@@ -191,7 +193,6 @@ class MemoryForecast:
             buffers={},
             trains=names,
             uploads=names,
-            update_buffers=None if moves is None else tuple(moves),
             work=self.work,
             seed=0,
             method=context.method.digest,
@@ -201,7 +202,7 @@ class MemoryForecast:
     def _save(self, context: ClientContext, arch: str, rows: int) -> tuple[ModelReplica, dict[str, int]]:
         """(the replica, what each stratum keeps for the backward pass)."""
         groups = context.replica(arch).strata
-        visit = self._visit(context, arch, {n for s in groups if not s.idle for n in s.params}, None)
+        visit = self._visit(context, arch, {n for s in groups if not s.idle for n in s.params})
         visit.prepare()
         replica = visit.replica
         x, y = self._batch(replica, rows, context.device)
