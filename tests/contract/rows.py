@@ -63,6 +63,13 @@ class Row:
     like: str = ""
 
 
+def devices_for(clients: int, *techniques: Technique) -> dict[str, str]:
+    """The setting `fleet`, where a technique needs one: devices so unlike that what techniques cost orders nothing."""
+    if all(technique.arrivals is None for technique in techniques):
+        return {}
+    return {"fleet": "; ".join(f"d{client}(down={10.0 ** (client % 3)})" for client in range(clients))}
+
+
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),

@@ -25,6 +25,9 @@ from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.state import Flight, ServerState, Version
 
+TRIES = 32
+"""Draws before all clients are looked at: with a tenth of them there, one draw in thirty needs that."""
+
 
 @dataclass(frozen=True, eq=False)
 class AsTheyArrive:
@@ -98,27 +101,42 @@ class _Events:
 
     def go_on(self) -> bool:
         """Let the next thing happen: a client begins, or an update arrives. False if nothing ever will."""
-        pace = self.pace
-        busy = {flight.client for flight in (*self.flying, *self.arrived)}
-        free = [c for c in pace.sampler.candidates(self.state.round) if c not in busy]
-        has_room = len(self.flying) < pace.sampler.per_round
-        begins = pace.presence.first_time(free, self.now) if has_room else math.inf
         first = min(self.flying, key=_order, default=None)
+        begins, client = self._draw()
         if first is not None and first.ends < begins:
             self.now = first.ends
             self.flying.remove(first)
             self.arrived.append(first)
         elif begins < math.inf:
             self.now = begins
-            self._begin(pace.presence.among(free, begins))
+            self._begin(client)
         else:
             return False
         return True
 
-    def _begin(self, there: Sequence[int]) -> None:
-        """Let one of the clients that are there begin."""
+    def _draw(self) -> tuple[float, int]:
+        """(when there is room and somebody to begin, who it is); infinity for never.
+
+        Any of those that are there is as likely as the others: clients are drawn until one is there and, after a few
+        that are not, among those that are.
+        """
+        pace = self.pace
+        busy = {flight.client for flight in (*self.flying, *self.arrived)}
+        free = [c for c in pace.sampler.candidates(self.state.round) if c not in busy]
+        if len(self.flying) >= pace.sampler.per_round or not free:
+            return math.inf, -1
+        rng = random.Random(derive(pace.seed, "begin", self.state.round, self.begun))
+        for _ in range(TRIES):
+            client = rng.choice(free)
+            if pace.presence.next_time(client, self.now) == self.now:
+                return self.now, client
+        begins = pace.presence.first_time(free, self.now)
+        there = pace.presence.among(free, begins) if begins < math.inf else [-1]
+        return begins, rng.choice(there)
+
+    def _begin(self, client: int) -> None:
+        """Let a client begin with the newest state."""
         pace, number = self.pace, self.state.round
-        client = random.Random(derive(pace.seed, "begin", number, self.begun)).choice(there)
         asked = pace.server.open(self.state, [client], self.work_of(number))
         (seconds,) = seconds_of(asked, pace.forecast, pace.presence, self.recall)
         self.flying.append(Flight(client, number, self.now + seconds))
