@@ -55,9 +55,13 @@ class Job:
         text = f"{self.study.options}|{self.study.rows[self.row]}|--lr|{self.rate}|--seed|{self.seed}|--engine|serial"
         return text.replace("{seed}", str(self.seed)).split("|")
 
+    def directory(self, out: Path) -> Path:
+        """Where the run is."""
+        return out / self.study.name / sha256(json.dumps(self.options()).encode()).hexdigest()[:12]
+
     def run(self, out: Path) -> Summary:
         """The run's summary, from its directory if it is there."""
-        directory = out / self.study.name / sha256(json.dumps(self.options()).encode()).hexdigest()[:12]
+        directory = self.directory(out)
         summary = directory / "summary.json"
         if not summary.exists():
             rest = ["resume", str(directory)]  # where it was stopped

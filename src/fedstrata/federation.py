@@ -141,7 +141,7 @@ class Federation:
         """Take up models and data, as clients see it: some go wrong, on purpose."""
         s = self.settings
         setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
-        self._faults = plan_faults(s.faults, setup, s.seed, self.method.centralised, s.rounds)
+        self._faults = plan_faults(s.faults, setup, s.seed, self.method, s.rounds)
         self.notes = self._faults.notes
         self.devices = devices_of(s.fleet, len(setup.clients), self.method.centralised)
         seen = replace(setup, clients=self._faults.spoil(setup.clients))

@@ -21,8 +21,9 @@ METHODS = [
         "finetune(epochs=1)",
         "fedspeed",
         "fedpart(full_rounds=0)",
-        *("select(score='gradnorm')", "select(score='snr', per='client')", "fedldf(refresh=1)"),
     ),
+    *("select(score='gradnorm')", "select(score='snr', per='client')", "fedldf(refresh=1)"),
+    "topk(share=0.1) + quantise + moon",
 ]
 
 

@@ -34,9 +34,11 @@ from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.progressive import Progressive
+from fedstrata.techniques.quantise import Quantise
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
 from fedstrata.techniques.select import Select
+from fedstrata.techniques.topk import TopK
 from tests.contract import standins
 
 
@@ -101,6 +103,8 @@ ROWS = [
     Row(FedBuff(buffer=2), None),
     Row(FedAsync(), None, like="fedbuff"),
     Row(Perturb(), Perturb(noise=0.0)),
+    Row(TopK(share=0.3), TopK(share=1.0)),
+    Row(Quantise(bits=4, feedback=True), Quantise(bits=32), like="topk"),
     Row(Keep(), Keep(strata=())),
     Row(FedPer(), None, like="keep"),
     Row(FedBN(), None, like="keep"),

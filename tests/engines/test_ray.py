@@ -164,7 +164,7 @@ def mixed(method: str) -> dict[str, Any]:
     [
         (lambda: {**images(), "method": "fedavg(buffers='local') + fedpart(warmup=1) + fednlr"}, 1),
         (lambda: {"model": two_types(), "method": fs.chain(Scaffold(), Limit(limit=0.05)), "participation": 1.0}, 2),
-        (lambda: {"model": staged(), "method": EIGHT, "rounds": 5}, 2),
+        (lambda: {"model": staged(), "method": f"{EIGHT} + topk(share=0.5) + quantise(bits=4)", "rounds": 5}, 2),
         (lambda: mixed("inco"), 1),
         (lambda: mixed("groupavg"), 1),
         (named_inputs, 1),
@@ -173,7 +173,7 @@ def mixed(method: str) -> dict[str, Any]:
     ids=[
         "batch norm and fedpart",
         "two types and scaffold",
-        "eight techniques",
+        "ten techniques",
         "inco",
         "groupavg",
         "named inputs",

@@ -65,7 +65,7 @@ def test_a_server_that_trusts_its_own_examples() -> None:
 def test_clients_of_different_architecture() -> None:
     parts = {"shallow": made("first", "norm", "relu", "head")}
     names = {0: "", 1: "shallow", 2: "", 3: "shallow", 4: ""}
-    for method in ("heteroavg + scaffold", "groupavg"):
+    for method in ("heteroavg + scaffold + topk(share=0.5)", "groupavg"):
         settings: dict[str, Any] = {"method": method, "arch_of": names.__getitem__, "participation": 4}
         found = silos(grid(archs=parts), archs=parts, **settings)
         check_same(found, serial(archs={"shallow": parts["shallow"]()}, **settings))
@@ -78,7 +78,7 @@ DRILLS = (
 )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold + moon"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold + moon + topk(share=0.5) + quantise"])
 @pytest.mark.parametrize("faults", DRILLS)
 def test_a_drill_at_sites_has_the_bits_of_a_simulation(faults: str, method: str) -> None:
     settings: dict[str, Any] = {"method": method, "rounds": 6, "participation": 4}

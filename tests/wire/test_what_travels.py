@@ -17,7 +17,7 @@ from fedstrata.techniques import TECHNIQUES
 from tests.engines.worlds import seeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
-PARAMETER = "one tensor a parameter"
+PARAMETER, STRATUM = "one tensor a parameter", "one tensor a stratum"
 NUMBER = "a number per stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
@@ -94,12 +94,14 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
         assert kept
         assert kept < set(params)
         params = [n for n in params if n not in kept]
-    assert all(list(update.delta) == params for update in trained)
+    strata = [s.name for s in fs.strata(layers())]
+    assert all(list(update.delta) == (strata if "encoded" in which else params) for update in trained)
     sent = {(n, tensor.dim()) for update in updates for slot in update.slots.values() for n, tensor in slot.items()}
-    told = {(PARAMETER if dim else NUMBER) if name in params else name for name, dim in sent}
+    words = {**dict.fromkeys(strata, STRATUM), **dict.fromkeys(params, PARAMETER)}
+    told = {words.get(name, name) if dim or name not in params else NUMBER for name, dim in sent}
     # What stands in the last cell belongs to an argument that is given here.
     named = set(re.findall(r"`(\w+)`", f"{beside} {rows()[name][2]}")) - TECHNIQUES.keys()
-    assert told == named | {words for words in (PARAMETER, NUMBER) if words in beside}
+    assert told == named | {words for words in (PARAMETER, STRATUM, NUMBER) if words in beside}
     assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops"}
     assert all(name.startswith("conv.1.") for update in updates for name in update.buffers)
 

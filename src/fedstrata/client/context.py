@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client.compiling import CompiledForward
+from fedstrata.core.encoding import Encoding
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
 from fedstrata.core.tensors import LINE, FlatTensors, Tensors, clone, load, subtract, whole_lines
@@ -213,6 +214,10 @@ class ClientContext:
     def hooked(self) -> bool:
         """True if a technique has a part on the client."""
         return any(self.method.at("local"))
+
+    def encoding(self, arch: str) -> Encoding | None:
+        """What techniques make of what an architecture's clients send; None if that travels as it is."""
+        return self.method.encoding({arch: self.replica(arch).strata}) if self.method.encoders else None
 
     @contextmanager
     def computing(self, threads: int) -> Iterator[None]:

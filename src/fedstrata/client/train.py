@@ -33,11 +33,23 @@ from fedstrata.system.timing import timed
 
 
 def train_client(context: ClientContext, assignment: Assignment, data: Examples, memory: Slots) -> tuple[Update, Slots]:
-    """Train one client for one round: (update, what the client will remember if the server accepts it).
+    """Train one client for one round: (update as it travels, what the client will remember if the server accepts it).
 
     Seeds global generators, which dropout, augmentation and datasets draw from; the caller restores them
     (`preserve_rng`).
     """
+    update, remembers = train_unencoded(context, assignment, data, memory)
+    encoding = context.encoding(assignment.arch)
+    if encoding is None:
+        return update, remembers
+    with timed("techniques"):
+        return encoding.encode(update, remembers, assignment)
+
+
+def train_unencoded(
+    context: ClientContext, assignment: Assignment, data: Examples, memory: Slots
+) -> tuple[Update, Slots]:
+    """The same, with the update as it is before techniques encode it."""
     with timed("load the model"):
         a = assignment_on(context.device, assignment)
         named = {"data": data, "memory": slots_on(context.device, memory), "replica": context.replica(a.arch)}

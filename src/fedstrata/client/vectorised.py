@@ -324,11 +324,12 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
     flops = _subtract_saved(group, flops, count_flops(prefix))
     stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
-    if not any(overrides(technique, "pack") for technique in views):
+    encoding = context.encoding(group.template.arch)
+    if encoding is None and not any(overrides(technique, "pack") for technique in views):
         yield range(len(group)), stack
         return
     for row, visit in enumerate(pack_slots(stack, views)):
-        yield (row,), visit
+        yield (row,), visit if encoding is None else encoding.encode(*visit, group.visit(row).assignment)
 
 
 def _subtract_saved(group: ClientGroup, flops: Sequence[float], per_row: int) -> list[float]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Protocol
 
+from fedstrata.core.encoding import STEPS, Encoder, Encoding
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
 from fedstrata.core.tensors import Tensors
-from fedstrata.core.types import Reducer, Slots, Weight
+from fedstrata.core.types import Reducer, Slots, Stratum, Weight
 from fedstrata.errors import UsageError
 
 
@@ -66,6 +67,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self._check_pairs()
+        self._check_kinds()
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         self._check_base()
@@ -85,6 +87,9 @@ class Method:
             for other, why in refused:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+
+    def _check_kinds(self) -> None:
+        """Refuse techniques that cannot stand together because of what they are, whatever their names."""
         for takes, waits in product(self.techniques, repeat=2):
             if takes.arrivals is not None and waits.synchronous:
                 raise UsageError(f"'{takes.name}' and '{waits.name}' cannot be combined: {waits.synchronous}")
@@ -94,6 +99,9 @@ class Method:
                     f"'{lacks.name}' and '{needs.name}' cannot be combined: clients keep parts of the model to "
                     f"themselves, and '{needs.name}' computes with whole models on the server"
                 )
+        for one, two in pairwise(self.encoders):
+            if one.step == two.step:
+                raise UsageError(f"'{one.name}' and '{two.name}' cannot be combined: {STEPS[one.step]}")
 
     def _check_base(self) -> None:
         """Refuse arguments of the mean that have no meaning for a technique that stands alone."""
@@ -156,6 +164,16 @@ class Method:
     def reducer(self) -> Reducer | None:
         """What takes the mean's place; None for the mean itself."""
         return self.base.reducer
+
+    @cached_property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """The techniques that encode what travels, in the order in which they do."""
+        found = (t for t in self.techniques if isinstance(t, Encoder))
+        return tuple(sorted(found, key=lambda encoder: [*STEPS].index(encoder.step)))
+
+    def encoding(self, strata: Mapping[str, Sequence[Stratum]]) -> Encoding | None:
+        """What they make of changes of models with these strata, by architecture; None if there are none."""
+        return Encoding(self.encoders, strata) if self.encoders else None
 
     @property
     def epilogue(self) -> int:

@@ -67,21 +67,38 @@ class FaultyEngine:
 
     def _change(self, visit: Visit, asked: Assignments, hit: dict[int, tuple[int, ...]], recall: Recall) -> Visit:
         """A visit after all faults that hit it, from left to right."""
-        for place in hit.get(visit[0].client, ()):
-            visit = self._change_by(place, visit, asked, recall)
-        return visit
+        places = hit.get(visit[0].client, ())
+        read = self._decode(visit, asked) if places else None
+        if read is None:
+            return visit
+        for place in places:
+            read = self._change_by(place, read, asked, recall)
+        return self.plan.encode(read, _own(asked, visit))
+
+    def _decode(self, visit: Visit, asked: Assignments) -> Visit | None:
+        """A visit as faults see it; None for one whose update nobody can read."""
+        return self.plan.decode(visit, _own(asked, visit))
 
     def _change_by(self, place: int, visit: Visit, asked: Assignments, recall: Recall) -> Visit:
         """A visit after one fault."""
-        own = asked.of_client(visit[0].client)
-        assert own is not None
+        own = _own(asked, visit)
         remembers = acts(self.plan.faults[place], "remember")
         return self.plan.change(place, visit, own, recall([own.client])[0] if remembers else {})
 
     def _change_together(
+        self, sent: list[Visit], asked: Assignments, hit: dict[int, tuple[int, ...]], recall: Recall
+    ) -> Iterator[Visit]:
+        """A round's visits after all faults; those that are not hit as they came."""
+        read = [self._decode(visit, asked) for visit in sent]
+        changed = iter(self._change_in_turn([visit for visit in read if visit is not None], asked, hit, recall))
+        for visit, readable in zip(sent, read, strict=True):
+            after = visit if readable is None else next(changed)
+            yield self.plan.encode(after, _own(asked, visit)) if readable and visit[0].client in hit else visit
+
+    def _change_in_turn(
         self, visits: list[Visit], asked: Assignments, hit: dict[int, tuple[int, ...]], recall: Recall
     ) -> list[Visit]:
-        """A round's visits after all faults, from left to right; some see what the others send."""
+        """Visits after all faults, from left to right; some see what the others send."""
         for place, fault in enumerate(self.plan.faults):
             chosen = [place in hit.get(update.client, ()) for update, _ in visits]
             others = _finite_updates(visit for visit, is_hit in zip(visits, chosen, strict=True) if not is_hit)
@@ -116,6 +133,13 @@ def with_faults(engine: Engine, plan: FaultPlan, has_own_data: bool = False) -> 
     if has_own_data:
         plan.refuse_data_faults("which an engine of your own has itself")
     return FaultyEngine(engine, plan) if plan.changes_updates else engine
+
+
+def _own(asked: Assignments, visit: Visit) -> Assignment:
+    """What a visit answers."""
+    found = asked.of_client(visit[0].client)
+    assert found is not None
+    return found
 
 
 def _take_out(item: Visits, hit: dict[int, tuple[int, ...]]) -> Iterator[Visits]:

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregation.arithmetic import floor_share
+from fedstrata.core.encoding import Encoding
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive, preserve_rng
 from fedstrata.core.tensors import Tensors
@@ -22,6 +23,7 @@ from fedstrata.faults.spoilt_examples import SpoiltClients
 from fedstrata.models.passes import preserve_model
 
 if TYPE_CHECKING:
+    from fedstrata.core.method import Method
     from fedstrata.server.setup import Setup
 
 UPDATE_DOORS = ("change", "remember", "collude")
@@ -35,11 +37,15 @@ def memory_kind(place: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class FaultPlan:
-    """The faults of a run, in order, and whom each of them hits; without any, everything passes as it is."""
+    """The faults of a run, in order, and whom each of them hits; without any, everything passes as it is.
+
+    Faults see and change updates as they are before they are encoded; what is sent is encoded once more.
+    """
 
     faults: tuple[Fault, ...] = ()
     hit: tuple[frozenset[int], ...] = ()
     setting: FaultSetting | None = None
+    encoding: Encoding | None = None
     _places: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +82,21 @@ class FaultPlan:
         """True if a fault keeps something in its clients' memories."""
         return any(acts(fault, "remember") for fault in self.faults)
 
+    def decode(self, visit: Visit, asked: Assignment) -> Visit | None:
+        """A visit as faults see it; None for one whose update nobody can read."""
+        update, memory = visit
+        if self.encoding is None or isinstance(update, Absence):
+            return visit
+        read = self.encoding.try_decoding(update, asked)
+        return None if read is None else (read, memory)
+
+    def encode(self, visit: Visit, asked: Assignment) -> Visit:
+        """A visit as it travels; what its client remembers stays as it is, and so does what answers something else."""
+        update, memory = visit
+        if self.encoding is None or isinstance(update, Absence) or update.delta.keys() != set(asked.uploads):
+            return visit
+        return self.encoding.encode(update, {}, asked)[0], memory
+
     def change(self, place: int, visit: Visit, asked: Assignment, before: Slots) -> Visit:
         """What comes of a visit by one fault; `before` is what the client remembered."""
         update, memory = visit
@@ -88,9 +109,13 @@ class FaultPlan:
 
     def change_all(self, visit: Visit, asked: Assignment, before: Slots) -> Visit:
         """What comes of a visit by all faults that hit its client, from left to right."""
-        for place in self.places_of(asked.client, asked.round):
-            visit = self.change(place, visit, asked, before)
-        return visit
+        places = self.places_of(asked.client, asked.round)
+        read = self.decode(visit, asked) if places else None
+        if read is None:
+            return visit
+        for place in places:
+            read = self.change(place, read, asked, before)
+        return self.encode(read, asked)
 
     def without_own(self, memory: Slots) -> Slots:
         """A client's memory without what faults remember."""
@@ -146,16 +171,14 @@ def _add_memory(memory: Slots, before: Slots, place: int, kept: Tensors | None) 
     return {**before, **memory, kind: kept}
 
 
-def plan_faults(
-    text: str | None, setup: Setup, seed: int, centralised: bool = False, rounds: int | None = None
-) -> FaultPlan:
+def plan_faults(text: str | None, setup: Setup, seed: int, method: Method, rounds: int | None = None) -> FaultPlan:
     """Say whom each fault hits, and that it can.
 
     Args:
         text: the faults, as a user wrote them; None for none.
         setup: what is hit; clients without examples are never hit by a share.
         seed: of the run.
-        centralised: True if one party holds everybody's examples, and there are no clients' updates.
+        method: that is run; where one party holds everybody's examples, there are no clients' updates.
         rounds: of the run; None if that is not known.
 
     Raises:
@@ -166,7 +189,7 @@ def plan_faults(
     faults = parse_faults(text)
     setting = FaultSetting(setup.task, setup.sample, cache(partial(_count_classes, setup)), seed)
     for fault in faults:
-        if centralised and acts(fault, *UPDATE_DOORS):
+        if method.centralised and acts(fault, *UPDATE_DOORS):
             raise UsageError(f"'{fault.name}' needs clients' updates, and here one party holds everybody's examples")
         if rounds is not None and fault.begin > rounds:
             raise UsageError(f"'{fault.name}' begins in round {fault.begin}, and the run has {rounds}")
@@ -177,7 +200,7 @@ def plan_faults(
     for fault, numbers in zip(faults, hit, strict=True):
         if acts(fault, "collude") and numbers.issuperset(present):
             raise UsageError(f"'{fault.name}' looks at others' updates, and there are none: it hits all clients")
-    return FaultPlan(faults, hit, setting)
+    return FaultPlan(faults, hit, setting, method.encoding({n: a.strata for n, a in setup.architectures.items()}))
 
 
 def _count_classes(setup: Setup) -> int:
@@ -233,12 +256,14 @@ def parse_site_faults(text: str | None) -> tuple[Fault, ...]:
     return faults
 
 
-def plan_site_faults(faults: tuple[Fault, ...], client: int, setting: FaultSetting) -> FaultPlan:
+def plan_site_faults(
+    faults: tuple[Fault, ...], client: int, setting: FaultSetting, encoding: Encoding | None = None
+) -> FaultPlan:
     """Say which faults of a site hit one of its clients: those that name it, or nobody."""
     for fault in faults:
         fault.check(setting)
     hit = tuple(frozenset({client} if not fault.clients or client in fault.clients else ()) for fault in faults)
-    return FaultPlan(faults, hit, setting)
+    return FaultPlan(faults, hit, setting, encoding)
 
 
 MemoryCheck = Callable[[Any, int, Slots], str | None]

@@ -252,7 +252,7 @@ class Site:
         task, replica = context.task, context.replica(assignment.arch)
         classes = replica.width if task.has_classes else 2
         setting = FaultSetting(task, context.sample, lambda: classes, assignment.run_seed)
-        return plan_site_faults(self.faults, assignment.client, setting)
+        return plan_site_faults(self.faults, assignment.client, setting, context.encoding(assignment.arch))
 
     def client_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         """Where clients are trained; the last one is kept, for as long as this process lives."""

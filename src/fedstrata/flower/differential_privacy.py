@@ -48,6 +48,11 @@ class Privacy:
         for door in ("rescale", "accumulate", "apply"):
             for technique in method.at(door):
                 raise UsageError(f"'{technique.name}' makes something else of the mean than dp_clip bounds")
+        for encoder in method.encoders:
+            raise UsageError(
+                f"'{encoder.name}' sends something else than the change that dp_clip bounds, and what it leaves out of "
+                "one round comes in another"
+            )
         if method.reducer is not None or method.weight != "uniform":
             raise UsageError("dp_clip bounds a client's part in a plain mean: write fedavg(weight='uniform')")
         if archs > 1:

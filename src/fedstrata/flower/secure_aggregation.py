@@ -53,6 +53,11 @@ def check_sums(method: Method, archs: int) -> None:
     for technique in method.techniques:
         if technique.needs_deltas or technique.per_client:
             raise UsageError(_refusal(technique.name))
+    for encoder in method.encoders:
+        raise UsageError(
+            f"'{encoder.name}' lets every client send its change in a form of its own, and under secure aggregation "
+            "changes are added up before anybody reads them"
+        )
     if method.reducer is not None:
         raise UsageError(_refusal(str(method.base.reduce)))
     if archs > 1:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import check_patterns
 
+T = TypeVar("T")
 HEAD, NORM = "head", "norm"
 """What stands for the classifier, whatever it is called, and for all norm layers."""
 Patterns = str | tuple[str, ...]
@@ -47,3 +49,30 @@ def check_parts(what: str, patterns: Sequence[str], strata: Sequence[Stratum]) -
         if pattern == HEAD:
             raise UsageError(f"{what}: no classifier was found in the model; name its strata")
         check_patterns(f"{what}: no stratum is called", [pattern], [s.name for s in strata])
+
+
+def rate_of(stratum: Stratum, rates: Sequence[tuple[str, T]], otherwise: T) -> T:
+    """What the first pattern that names a stratum says of it; `head` is the classifier, whatever it is called."""
+    return next((rate for pattern, rate in rates if _is_named(stratum, pattern)), otherwise)
+
+
+def check_pairs(what: str, rates: Sequence[Any], example: float) -> None:
+    """Refuse what is not made of pairs of a name pattern and a number; `what` are they: whose."""
+    for pair in rates:
+        if not (isinstance(pair, tuple) and [*map(type, pair)] in ([str, int], [str, float])):
+            form = f"(('head', {example!r}),)"
+            raise UsageError(f"{what} are pairs of a name pattern and a number, such as {form}, not {rates!r}")
+
+
+def check_rates(what: str, rates: Sequence[tuple[str, T]], strata: Sequence[Stratum]) -> None:
+    """Refuse patterns of which one names no stratum; `what` are they: whose."""
+    for pattern, _ in rates:
+        if any(_is_named(stratum, pattern) for stratum in strata):
+            continue
+        if pattern == HEAD:
+            raise UsageError(f"{what}: no classifier was found in the model; name its strata")
+        check_patterns(f"{what}: no stratum is called", [pattern], [s.name for s in strata])
+
+
+def _is_named(stratum: Stratum, pattern: str) -> bool:
+    return (pattern == HEAD and stratum.classifies) or fnmatchcase(stratum.name, pattern)

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
-from fedstrata.core.stacks import VisitBlock, Visits, expand
+from fedstrata.core.stacks import Assignments, VisitBlock, Visits, expand
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Assignment, Examples, Update, Work, replace_fields
 from fedstrata.data.examples import TensorExamples
@@ -33,16 +34,26 @@ DIGITS = 6
 
 @dataclass(eq=False)
 class UpdateRecorder:
-    """Keeps copies of some clients' updates as they pass, without what techniques sent."""
+    """Keeps copies of some clients' updates as they pass, decoded, without what techniques sent.
+
+    Args:
+        clients: whose updates are kept.
+        decode: gives an update as the server will read it, None if it cannot.
+        seen: client → its update.
+    """
 
     clients: frozenset[int]
+    decode: Callable[[Update], Update | None] = lambda update: update
     seen: dict[int, Update] = field(default_factory=dict)
 
     def see(self, update: Update) -> None:
         """Before the next update is asked for: its tensors may be gone then."""
-        if update.client in self.clients and update.client not in self.seen:
-            copies = {"delta": clone(update.delta), "buffers": clone(update.buffers)}
-            self.seen[update.client] = replace_fields(update, slots={}, **copies)
+        if update.client not in self.clients or update.client in self.seen:
+            return
+        read = self.decode(update)
+        if read is not None:
+            copies = {"delta": clone(read.delta), "buffers": clone(read.buffers)}
+            self.seen[update.client] = replace_fields(read, slots={}, **copies)
 
 
 def watch_visits(
@@ -154,7 +165,13 @@ class Prober:
         for at in lot:
             groups.setdefault(asked[at].arch, []).append(asked[at].client)
         in_turn = (client for several in zip_longest(*groups.values()) for client in several if client is not None)
-        return UpdateRecorder(frozenset(islice(in_turn, self.settings.probe_clients)))
+        return UpdateRecorder(frozenset(islice(in_turn, self.settings.probe_clients)), partial(self._decode, asked))
+
+    def _decode(self, asked: Sequence[Assignment], update: Update) -> Update | None:
+        """An update as the server will read it; None if it cannot."""
+        encoding = self.context.method.encoding({name: held.strata for name, held in self.architectures.items()})
+        own = Assignments.of(asked).of_client(update.client)
+        return update if encoding is None or own is None else encoding.try_decoding(update, own)
 
     def measure(self, watched: ObservedRound, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""

@@ -131,15 +131,16 @@ class RoundAccumulator:
         self._losses += losses if all(steps) else compress(losses, steps)
 
     def _take(self, update: Update, memory: Slots) -> None:
-        """Validate an update, count what it cost, and fold it in."""
+        """Validate an update, count what it cost as it was sent, and fold it in."""
+        sent = update
         with timed("check updates"):
-            why = self._validate.check(self._asked.of_client(update.client), update)
+            update, why = self._validate.read(self._asked.of_client(sent.client), sent)
         if update.client in self.accepted:
             why = "it was answered already"
         if why != NOT_CARRIED:
             with timed("count bytes"):
-                self.bytes_up += wire.size(update)
-                sizes = wire.slot_sizes(update)
+                self.bytes_up += wire.size(sent)
+                sizes = wire.slot_sizes(sent)
                 self.slots_up.update({name: size for name, size in sizes.items() if name in self._names})
             self.flops += believable_flops(update)
         if why is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.client.context import ClientContext
-from fedstrata.client.train import train_client
+from fedstrata.client.train import train_unencoded
 from fedstrata.core.types import Update, Work
 from fedstrata.server.server import Server
 from fedstrata.server.state import ServerState
@@ -18,4 +18,4 @@ def train_reference(server: Server, context: ClientContext, state: ServerState, 
     if reducer is None or not reducer.trusts:
         return None
     assert server.trusted is not None
-    return train_client(context, server.open_reference(state, work), server.trusted, {})[0]
+    return train_unencoded(context, server.open_reference(state, work), server.trusted, {})[0]

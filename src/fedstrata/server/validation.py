@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedstrata import wire
+from fedstrata.core.encoding import Encoding, Malformed
 from fedstrata.core.method import Method
 from fedstrata.core.results import NOT_FINITE
 from fedstrata.core.stacks import Assignments, UpdateStack
@@ -34,16 +35,35 @@ class UpdateValidator:
         self._method, self._architectures = method, architectures
         self._validates = tuple(method.at("validate"))
         self._names = {t.name for t in method.techniques}
+        self._encoding = method.encoding({name: held.strata for name, held in architectures.items()})
 
     def __call__(self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]) -> str | None:
         """Why an update must be refused, or None if it is sound; `buffers` show the shapes of running statistics."""
+        return self.read(assignment, update, buffers)[1]
+
+    def read(
+        self, assignment: Assignment | None, update: Update, buffers: Mapping[str, Tensor]
+    ) -> tuple[Update, str | None]:
+        """(an update, decoded as far as it can be; why it must be refused, or None if it is sound)."""
         if assignment is None:
-            return "it was not asked for"
-        return (
-            self._check_answer(assignment, update)
-            or self._check_tensors(assignment, update, buffers)
-            or self._check_slots(assignment, update)
+            return update, "it was not asked for"
+        why = self._check_answer(assignment, update)
+        if why is None and self._encoding is not None:
+            update, why = self._decode(self._encoding, assignment, update)
+        return update, (
+            why or self._check_tensors(assignment, update, buffers) or self._check_slots(assignment, update)
         )
+
+    def _decode(self, encoding: Encoding, assignment: Assignment, update: Update) -> tuple[Update, str | None]:
+        """(an update decoded, if it can be; else why not)."""
+        if not _is_carried(update):
+            return update, NOT_CARRIED
+        if not (update.finite or _all_finite(update)):
+            return update, NOT_FINITE
+        try:
+            return encoding.decode(update, assignment), None
+        except Malformed as error:
+            return update, str(error)
 
     def against(self, buffers: Mapping[str, Tensor]) -> RoundValidator:
         """The same for a round, of whose running statistics these show the shapes."""
@@ -51,6 +71,8 @@ class UpdateValidator:
 
     def check_stack(self, asked: Assignments, stack: UpdateStack, buffers: Mapping[str, Tensor]) -> bool:
         """True if all updates of a stack are sound; where one may not be, each has to be looked at by itself."""
+        if self._encoding is not None:
+            return False
         if not stack.finite:
             stack.finite = all_finite(stack.tensors())
         kinds = {kind: row for row, kind in enumerate(asked.kinds_of(stack.clients))}
@@ -90,7 +112,7 @@ class UpdateValidator:
 
     def _check_slots(self, assignment: Assignment, update: Update) -> str | None:
         """What techniques send, and that all numbers are finite."""
-        if not all(wire.carries(t) for slot in update.slots.values() for t in slot.values()):
+        if not _is_carried(update):
             return NOT_CARRIED
         strangers = update.slots.keys() - self._names
         if strangers:
@@ -121,9 +143,9 @@ class RoundValidator:
     validator: UpdateValidator
     buffers: Mapping[str, Tensor]
 
-    def check(self, assignment: Assignment | None, update: Update) -> str | None:
-        """Why an update must be refused, or None if it is sound."""
-        return self.validator(assignment, update, self.buffers)
+    def read(self, assignment: Assignment | None, update: Update) -> tuple[Update, str | None]:
+        """(an update, decoded as far as it can be; why it must be refused, or None if it is sound)."""
+        return self.validator.read(assignment, update, self.buffers)
 
     def check_stack(self, asked: Assignments, stack: UpdateStack) -> bool:
         """True if all updates of a stack are sound."""
@@ -144,6 +166,12 @@ def _check_counts(assignment: Assignment, examples: int, steps: int) -> str | No
 def _most_steps(examples: int, work: Work) -> int:
     """How many steps a client with so many examples may take."""
     return work.epochs * -(-examples // work.batch_size) if work.steps is None else work.steps
+
+
+def _is_carried(update: Update) -> bool:
+    """True if messages carry the change and what techniques send."""
+    slots = (t for slot in update.slots.values() for t in slot.values())
+    return all(map(wire.carries, (*update.delta.values(), *slots)))
 
 
 def _all_finite(update: Update) -> bool:

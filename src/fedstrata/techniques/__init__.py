@@ -34,9 +34,11 @@ from fedstrata.techniques.lgfedavg import LGFedAvg
 from fedstrata.techniques.moon import Moon
 from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.progressive import Progressive
+from fedstrata.techniques.quantise import Quantise
 from fedstrata.techniques.references import Centralised, Local
 from fedstrata.techniques.scaffold import Scaffold
 from fedstrata.techniques.select import Select
+from fedstrata.techniques.topk import TopK
 
 TECHNIQUES: Registry = {
     "fedavg": FedAvg,
@@ -75,6 +77,8 @@ TECHNIQUES: Registry = {
     "apfl": APFL,
     "finetune": FineTune,
     "perturb": Perturb,
+    "topk": TopK,
+    "quantise": Quantise,
     "centralised": Centralised,
     "local": Local,
 }
