@@ -15,14 +15,9 @@ from tests.engines.worlds import EIGHT, convnet, pictures
 
 METHODS = [
     *("fedavg", "fedavg(buffers='local')", "fedavg(buffers='drop')", EIGHT, "fedrep(head_epochs=2)", "keep", "ditto"),
-    *(
-        "fedimpro(split='norm')",
-        "ccvr(samples=20, epochs=2)",
-        "finetune(epochs=1)",
-        "fedspeed",
-        "fedpart(full_rounds=0)",
-        *("select(score='gradnorm')", "select(score='snr', per='client')", "fedldf(refresh=1)"),
-    ),
+    *("fedimpro(split='norm')", "ccvr(samples=20, epochs=2)", "finetune(epochs=1)", "fedspeed"),
+    *("fedpart(full_rounds=0)", "select(score='gradnorm')", "select(score='snr', per='client')", "fedldf(refresh=1)"),
+    "topk(share=0.1) + quantise + moon",
 ]
 
 

@@ -24,7 +24,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Examples, Slots, Update, replace_fields
 from fedstrata.data.batching import batch_sizes
 from fedstrata.models.flops import FlopCount
-from fedstrata.system.devices import assignment_on, slots_on, to_device
+from fedstrata.system.devices import HOST, assignment_on, slots_on, to_device
 
 
 @dataclass(frozen=True)
@@ -148,16 +148,25 @@ def _look_at_end(visit: ClientVisit, steps: AutogradSteps, known: _Kind) -> None
     known.after = counter.total
     names = tuple(replica.buffers) if a.upload_buffers is None else a.upload_buffers
     silent = context.method.buffers == "drop" or not a.trains
-    known.sent = Update(
+    update = Update(
         round=0,
         client=0,
         method=context.method.digest,
         examples=0,
         steps=0,
-        delta=_shapes(sent),
-        buffers={} if silent else _shapes({n: replica.buffers[n] for n in names}),
-        slots={name: _shapes(slot) for name, slot in slots.items()},
+        delta=slots_on(HOST, {"": sent})[""],
+        buffers={} if silent else {n: replica.buffers[n] for n in names},
+        slots=slots_on(HOST, slots),
         metrics={"train_loss": 0.0, "flops": 0.0, "memory": 0.0},
+    )
+    encoding = context.encoding(a.arch)
+    if encoding is not None:  # into lengths that do not depend on the numbers
+        update, _ = encoding.encode(update, slots_on(HOST, visit.memory), assignment_on(HOST, a))
+    known.sent = replace_fields(
+        update,
+        delta=_shapes(update.delta),
+        buffers=_shapes(update.buffers),
+        slots={name: _shapes(slot) for name, slot in update.slots.items()},
     )
 
 

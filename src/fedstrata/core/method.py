@@ -67,6 +67,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self._check_pairs()
+        self._check_kinds()
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         self._check_base()
@@ -86,6 +87,12 @@ class Method:
             for other, why in refused:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+
+    def _check_kinds(self) -> None:
+        """Refuse techniques that cannot stand together because of what they are, whatever their names."""
+        for takes, waits in product(self.techniques, repeat=2):
+            if takes.arrivals is not None and waits.synchronous:
+                raise UsageError(f"'{takes.name}' and '{waits.name}' cannot be combined: {waits.synchronous}")
         for lacks, needs in product(self.techniques, repeat=2):
             if lacks.incomplete and needs.needs_whole:
                 raise UsageError(
@@ -95,13 +102,6 @@ class Method:
         for one, two in pairwise(self.encoders):
             if one.step == two.step:
                 raise UsageError(f"'{one.name}' and '{two.name}' cannot be combined: {STEPS[one.step]}")
-        self._check_arrivals()
-
-    def _check_arrivals(self) -> None:
-        """Refuse updates as they arrive beside a technique that needs one model for all clients of a round."""
-        for takes, waits in product(self.techniques, repeat=2):
-            if takes.arrivals is not None and waits.synchronous:
-                raise UsageError(f"'{takes.name}' and '{waits.name}' cannot be combined: {waits.synchronous}")
 
     def _check_base(self) -> None:
         """Refuse arguments of the mean that have no meaning for a technique that stands alone."""
