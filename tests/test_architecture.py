@@ -17,7 +17,7 @@ SOURCE = Path(fedstrata.__file__).parent
 LAYERS = [
     ["errors", "_version"],
     ["core"],
-    ["system", "aggregation", "data"],
+    ["system", "aggregation", "data", "fleet"],
     ["models", "tasks"],
     ["techniques", "wire"],
     ["client"],

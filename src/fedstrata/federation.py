@@ -35,6 +35,7 @@ from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.faults.engine import with_faults
 from fedstrata.faults.plan import check_memories, plan_faults
 from fedstrata.faults.spoilt_examples import real_clients, standardise_inputs
+from fedstrata.fleet.devices import devices_of, traces_digest
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
@@ -50,7 +51,10 @@ from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
+from fedstrata.server.budgets import plan_budgets
 from fedstrata.server.compatibility import fingerprint, state_mismatch
+from fedstrata.server.pace import Pace
+from fedstrata.server.paces import build_pace
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
 from fedstrata.server.setup import Setup, build_setup
@@ -127,7 +131,7 @@ class Federation:
         self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)
         self.sampler = self._build_sampler(setup)
         self.clients = self.sampler.clients
-        self._server = self._build_server(setup)
+        self._server, self._pace = self._build_server(setup)
         self.state, self._recorder = self._start(setup), self._build_recorder(out, store)
         self._engine, evaluate = self._choose_engine(engine, recipe or {}, resume)
         self._evaluator, self._prober = self._build_evaluator(evaluate), self._build_prober()
@@ -140,6 +144,7 @@ class Federation:
         setup = build_setup(self.method, task, s.batch_size, s.holdout, s.seed, *given)
         self._faults = plan_faults(s.faults, setup, s.seed, self.method, s.rounds)
         self.notes = self._faults.notes
+        self.devices = devices_of(s.fleet, len(setup.clients), self.method.centralised)
         seen = replace(setup, clients=self._faults.spoil(setup.clients))
         return seen if s.standardise is None else standardise_inputs(seen, s.left_out, given[2] is None)
 
@@ -174,12 +179,15 @@ class Federation:
             newcomers=s.newcomers,
         )
 
-    def _build_server(self, setup: Setup) -> Server:
-        """What opens and closes rounds."""
+    def _build_server(self, setup: Setup) -> tuple[Server, Pace]:
+        """What opens and closes rounds, and what says who takes part in them and how long they take."""
         s, sampler = self.settings, self.sampler
         how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
         data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
-        return Server(self.method, setup.architectures, len(self.clients), *how, *data)
+        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices)
+        self.notes += budgets.notes
+        server = Server(self.method, setup.architectures, len(self.clients), *how, *data, budgets)
+        return server, build_pace(server, sampler, s, self.devices, self._context)
 
     def _start(self, setup: Setup) -> ServerState:
         """The state before the first round, once every technique has agreed to what it will run with."""
@@ -261,9 +269,8 @@ class Federation:
     def _resume(self) -> None:
         """Go on where the run in the directory was left."""
         begun = self._recorder.resume(self._config, self._about(), self.state)
-        self.notes += begun.notes
         self.records, self.probes = list(begun.records), list(begun.probes)
-        self.state = begun.state or self.state
+        self.notes, self.state = (*self.notes, *begun.notes), begun.state or self.state
         if begun.state is None:  # it begins anew, by what run.toml says now
             self._recorder.describe(self._facts())
 
@@ -272,7 +279,7 @@ class Federation:
         way = way_of_training(self.engine)
         chosen = ": ".join(filter(None, (self.engine, self.engine_reason)))
         data = fingerprint(real_clients(self.clients), self._server.public, self._server.trusted)
-        return {"data": data, "clients": f"trained {way}", "engine": chosen}
+        return {"data": data, "clients": f"trained {way}", "engine": chosen, **traces_digest(self.devices)}
 
     def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
         """Run all rounds that are left, and return the history.
@@ -337,9 +344,7 @@ class Federation:
     @property
     def done(self) -> bool:
         """True when all rounds are run, or the target is reached and the run is to stop there."""
-        if self.state.round >= self.total:
-            return True
-        return self.settings.stop_at_target and self._rounds_to_target() is not None
+        return self.state.round >= self.total or (self.settings.stop_at_target and self._rounds_to_target() is not None)
 
     def _rounds_to_target(self) -> int | None:
         return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
@@ -361,16 +366,15 @@ class Federation:
         with preserve_rng(), self._context.computing(self.settings.threads), use_clock(self.clock):
             work = self._work(number)
             with timed("open the round"):
-                assignments = self._server.open(state, self.sampler.sample(number), work)
-            watch = None if prober is None else prober.watch(assignments)
-            visits = self._engine.run(assignments, recall)
-            counted = watch_visits(visits, len(assignments), watch, self.on_visit)
+                opened = self._pace.open(state, self._work, recall)
+            watch = None if prober is None else prober.watch(opened.asked)
+            counted = watch_visits(opened.visits(self._engine.run, recall), len(opened.asked), watch, self.on_visit)
             with timed("train and close"):
                 reference = train_reference(self._server, self._context, state, work)
-                after, outcome = self._server.close(state, assignments, counted, keep, reference)
+                after, outcome = self._server.close(state, opened.asked, counted, keep, reference)
         if outcome.diverged:
             raise self._divergence(number, "its updates are not finite numbers")
-        return self._around.close(ClosedRound(state, after, outcome, assignments, work, watch))
+        return self._around.close(ClosedRound(state, *opened.settle(after, outcome), opened.asked, work, watch))
 
     def _lap(self) -> float:
         """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
@@ -420,8 +424,7 @@ class Federation:
     def dry_run(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""
         start, memories = state or self.state, store or self._recorder.store
-        why = state_mismatch(self.state, start)
-        if why is not None:
+        if (why := state_mismatch(self.state, start)) is not None:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
         recall = partial(read_memories, memories, self._recorder.check_memory, start)
@@ -437,8 +440,7 @@ class Federation:
 
     def memory(self, client: int) -> Slots:
         """What a client remembers after the last round: technique name → its tensors."""
-        memory = self._recorder.recall(self.state, [client])[0]
-        return {name: clone(slot) for name, slot in memory.items()}
+        return {name: clone(slot) for name, slot in self._recorder.recall(self.state, [client])[0].items()}
 
     def _divergence(self, number: int, why: str) -> Diverged:
         where = f"; the last good state is in {self.out}" if self.out else ""
@@ -483,10 +485,8 @@ class Federation:
 
     def saved_run(self) -> SavedRun:
         """The run so far, as its files would tell it."""
-        name = "this run" if self.out is None else self.out.name
-        seen = tuple(self.records), tuple(self.probes)
-        about = {**versions(), **self._about()}
-        details = self._details() if self.done else {}
+        name, seen = "this run" if self.out is None else self.out.name, (tuple(self.records), tuple(self.probes))
+        about, details = {**versions(), **self._about()}, self._details() if self.done else {}
         return SavedRun(name, self._config, *seen, self._facts(), self.summary(), about, self.out, details)
 
     def report(self, path: str | Path | None = None) -> Path:

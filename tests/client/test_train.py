@@ -509,7 +509,7 @@ def test_a_visit_without_training():
     update, memory = visit(mlp(5, 3), toy(8), technique, trains=[], optimizer="adam")
     assert update.delta == {}
     assert update.steps == 0
-    assert update.metrics == {"train_loss": 0.0, "flops": 0.0}
+    assert update.metrics == {"train_loss": 0.0, "flops": 0.0, "memory": 0.0}
     assert update.slots["count"]["n"] == 1
     assert memory["count"]["m"] == 1
 

@@ -18,7 +18,7 @@ def test_keywords_are_the_fields_of_settings() -> None:
     """With the types that they have there, or more: a method may also be an object."""
     keywords, hints = SettingsKeywords.__annotations__, get_type_hints(Settings)
     assert {*keywords, "engine"} == Settings.model_fields.keys()
-    for name in keywords.keys() - {"method", "task", "buffers", "precision", "standardise"}:
+    for name in keywords.keys() - {"method", "task", "buffers", "precision", "standardise", "stragglers"}:
         kind = hints[name]
         theirs = kind.__name__ if isinstance(kind, type) else str(kind)
         assert set(keywords[name].__forward_arg__.split(" | ")) == set(theirs.split(" | ")), name

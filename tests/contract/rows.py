@@ -8,9 +8,11 @@ from fedstrata.core.technique import Technique
 from fedstrata.techniques.apfl import APFL
 from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.ditto import Ditto
+from fedstrata.techniques.fedasync import FedAsync
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.fedbabu import FedBABU
 from fedstrata.techniques.fedbn import FedBN
+from fedstrata.techniques.fedbuff import FedBuff
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -63,6 +65,13 @@ class Row:
     like: str = ""
 
 
+def devices_for(clients: int, *techniques: Technique) -> dict[str, str]:
+    """The setting `fleet`, where a technique needs one: devices so unlike that what techniques cost orders nothing."""
+    if all(technique.arrivals is None for technique in techniques):
+        return {}
+    return {"fleet": "; ".join(f"d{client}(down={10.0 ** (client % 3)})" for client in range(clients))}
+
+
 ROWS = [
     Row(standins.Pull(mu=0.5), standins.Pull(mu=0.0)),
     Row(standins.Pace(), standins.Pace(factor=1.0)),
@@ -91,6 +100,8 @@ ROWS = [
     Row(FedAdagrad(), None, order_free=False),
     Row(FedAdam(), None, order_free=False),
     Row(FedYogi(), None, order_free=False),
+    Row(FedBuff(buffer=2), None),
+    Row(FedAsync(), None, like="fedbuff"),
     Row(Perturb(), Perturb(noise=0.0)),
     Row(TopK(share=0.3), TopK(share=1.0)),
     Row(Quantise(bits=4, feedback=True), Quantise(bits=32), like="topk"),

@@ -21,7 +21,7 @@ from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.fedavg import FedAvg, chain, parse
 from fedstrata.wire.messages import decode_update, encode
 from fedstrata.wire.packing import unpack
-from tests.contract.rows import ROWS, Row
+from tests.contract.rows import ROWS, Row, devices_for
 
 EACH = pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])
 
@@ -84,6 +84,7 @@ def federation(
         test = (torch.randn(40, 6), torch.randint(0, 4, (40,)))
     weight = settings.pop("weight", None)
     settings = {"participation": 3, "batch_size": 5, "lr": 0.05, "engine": "serial", **settings}
+    settings |= devices_for(len(clients), *techniques)
     return fs.Federation(net, clients, test, method=chain(*techniques, weight=weight), rounds=rounds, **settings)
 
 

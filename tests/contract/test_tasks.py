@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.techniques.fedavg import chain
-from tests.contract.rows import ROWS, Row
+from tests.contract.rows import ROWS, Row, devices_for
 
 OUTPUTS = {"binary": 1, "multilabel": 3, "regression": 1}
 
@@ -31,6 +31,7 @@ def federation(row: Row, task: str, engine: str) -> fs.Federation:
         net.add_module("head", nn.Linear(8, OUTPUTS[task]))
     clients = [rows(task, size, size) for size in (9, 6, 5, 14)]
     settings = {"method": chain(row.technique), "participation": 3, "batch_size": 5, "lr": 0.05, "rounds": 3}
+    settings |= devices_for(len(clients), row.technique)
     return fs.Federation(net, clients, rows(task, 20, 99), task=task, engine=engine, **settings)
 
 

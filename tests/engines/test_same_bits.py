@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedstrata as fs
 from fedstrata.engines import pool, processes
 from fedstrata.techniques.scaffold import Scaffold
-from tests.contract.rows import ROWS, Row
+from tests.contract.rows import ROWS, Row, devices_for
 from tests.contract.standins import Limit
 from tests.engines.worlds import (
     SIZES,
@@ -104,6 +104,7 @@ def test_a_run_that_stops_at_its_target_stops_before_the_end() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])
 def test_every_technique(row: Row) -> None:
     settings = {"model": staged(), "method": fs.chain(row.technique), "rounds": 4}
+    settings |= devices_for(len(flat()), row.technique)
     check_same(run(**settings, engine="processes", workers=2), run(**settings, engine="serial"))
 
 

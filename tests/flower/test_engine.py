@@ -519,6 +519,8 @@ def test_a_round_without_anybody_ends_the_run_and_not_the_rounds() -> None:
         ({"method": "fedavgg"}, "did you mean"),
         ({"method": "local"}, "'local' is a reference"),
         ({"method": "centralised"}, "'centralised' is a reference"),
+        ({"method": "fedbuff"}, "'fedbuff' takes updates in the order of simulated time"),
+        ({"fleet": "a*3"}, "'fleet' has no meaning here"),
         ({"method": "fedper", "test": points(4, 0)}, "'fedper' keeps parts of the model at the sites"),
         ({"newcomers": 0.2}, "'newcomers' has no meaning here"),
         ({"probe": "visits cka"}, "the probe 'cka' has no meaning here"),

@@ -54,6 +54,8 @@ DEFAULTS = [
     "fedadagrad(lr=0.1, beta1=0.0, tau=0.001)",
     "fedadam(lr=0.03, beta1=0.9, beta2=0.99, tau=0.001)",
     "fedyogi(lr=0.03, beta1=0.9, beta2=0.99, tau=0.001)",
+    "fedbuff(buffer=10, staleness='poly(0.5)')",
+    "fedasync(alpha=0.6, staleness='poly(0.5)')",
 ]
 
 

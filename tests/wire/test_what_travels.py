@@ -22,6 +22,7 @@ NUMBER = "a number per stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
 ARGUMENTS = {
+    "fedbuff": "buffer=2",
     "fedpart": "full_rounds=1, rounds_per_stratum=1",
     "fedimpro": "split=1, counts=True",
     "select": "score='gradnorm'",
@@ -68,6 +69,8 @@ def updates_of(method: str, monkeypatch: pytest.MonkeyPatch) -> list[Update]:
 
     monkeypatch.setattr(wire, "decode_update", noted)
     given: dict[str, Any] = {"rounds": ROUNDS, "batch_size": 5, "engine": "wire", "public": torch.randn(8, 1, 6, 6)}
+    if fs.method(method).arrivals is not None:  # a few updates a round
+        given |= {"fleet": "slow*2(flops='1M/s'); fast*2(flops='2M/s')", "rounds": 4 * ROUNDS}
     fs.Federation(seeded(layers), [pictures(12, k) for k in range(4)], pictures(10, 9), method=method, **given).fit()
     return found
 
@@ -99,7 +102,7 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
     # What stands in the last cell belongs to an argument that is given here.
     named = set(re.findall(r"`(\w+)`", f"{beside} {rows()[name][2]}")) - TECHNIQUES.keys()
     assert told == named | {words for words in (PARAMETER, STRATUM, NUMBER) if words in beside}
-    assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops"}
+    assert {metric for update in updates for metric in update.metrics} == {"train_loss", "flops", "memory"}
     assert all(name.startswith("conv.1.") for update in updates for name in update.buffers)
 
 

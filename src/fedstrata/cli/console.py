@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedstrata.compare.show import fitting_columns
 from fedstrata.core.results import Fairness
-from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural
+from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural, simulated_text
 from fedstrata.runs.records import History, Record
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
         "training": f"{plural(s.rounds, 'round')}, {local} of {s.optimizer} at lr {s.lr:g}, batch {s.batch_size}, "
         f"seed {s.seed}",
         "size": f"{parameters:,} parameters in {len(federation.strata)} strata",
-        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} in every round{_judged(federation)}",
+        "clients": f"{federation.sampler.per_round} of {len(federation.clients)} {_together(federation)}",
         "engine": f"{federation.engine}, {plural(federation.workers, 'worker')}" + (", compiled" if s.compile else ""),
         **({"because": federation.engine_reason} if federation.engine_reason else {}),
     }
@@ -56,6 +56,12 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     for name, text in shown.items():
         table.add_row(name, text)
     return Panel(table, title="fedstrata", title_align="left", expand=False)
+
+
+def _together(federation: Federation) -> str:
+    """When clients train, and whether they are judged by test examples of their own."""
+    when = "in every round" if federation.method.arrivals is None else "at the same time"
+    return when + _judged(federation)
 
 
 def _judged(federation: Federation) -> str:
@@ -152,9 +158,7 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     for title, told in clients_rows(history, metric, names):
         facts.add_row(title, told)
     if s["target"] is not None:
-        reached = s["rounds_to_target"]
-        told = f"reached in round {reached}" if reached else "not reached"
-        facts.add_row("target", f"{metric_text(metric, s['target'])} {told}")
+        facts.add_row("target", f"{metric_text(metric, s['target'])} {_reached_text(s)}")
     archs = next((r.arch_accuracy for r in reversed(history.records) if r.loss is not None), {})
     if archs:
         facts.add_row("by model", ", ".join(f"{arch} {metric_text(metric, score)}" for arch, score in archs.items()))
@@ -163,9 +167,12 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     up = bytes_text(costs.bytes_up) + " up" + (f" ({', '.join(beside)})" if beside else "")
     facts.add_row("sent", f"{up}, {bytes_text(costs.bytes_down)} down")
     facts.add_row("computed", f"{flops_text(costs.flops)} in {costs.steps:,} steps, {costs.seconds:.1f} s")
+    if "simulated_seconds" in s:
+        facts.add_row("simulated", f"{simulated_text(s['simulated_seconds'])} on the fleet's devices")
     if probed := s.get("probes"):
         facts.add_row("probes", f"{probed['seconds']:.1f} s more, in {plural(probed['rounds'], 'round')}")
-    facts.add_row("memory", f"{bytes_text(costs.memory)} at most")
+    step = f", {bytes_text(costs.training_memory)} in a client's step" if costs.training_memory else ""
+    facts.add_row("memory", f"{bytes_text(costs.memory)} at most{step}")
     if s["refused"]:
         facts.add_row("refused", f"{s['refused']} updates; see metrics.jsonl")
     for note in s["notes"]:
@@ -174,6 +181,13 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
         shown = ", report.html" if report else ""
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
     return Group(RoundsTable(_milestones(history.records)), facts)
+
+
+def _reached_text(summary: Mapping[str, Any]) -> str:
+    """When a run reached its target."""
+    reached, seconds = summary["rounds_to_target"], summary.get("simulated_seconds_to_target")
+    after = "" if seconds is None else f", after {simulated_text(seconds)} of simulated time"
+    return f"reached in round {reached}{after}" if reached else "not reached"
 
 
 def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int) -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +18,9 @@ from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import nn
 
+    from fedstrata.client.memory_forecast import StratumMemory
     from fedstrata.data.examples import Dataset
     from fedstrata.models.receptive import Field
     from fedstrata.models.summary import ModelFacts
@@ -40,36 +44,80 @@ def show(
         str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")
     ] = None,
     classes: Annotated[int | None, typer.Option(help="with --input [default: 10]")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="also what each stratum takes in training")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="with --memory: examples per step [default: 32]")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="with --memory: local optimiser [default: sgd]")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a model's strata: parameters, bytes, FLOPs, and each convolution's receptive field."""
-    from fedstrata.data.datasets import load_dataset
     from fedstrata.models.summary import describe_model
     from fedstrata.run import models_of
 
-    given = {} if dataset is None else {"dataset": dataset}
+    steps = {"batch_size": batch_size, "optimizer": optimizer}
+    if not memory and any(value is not None for value in steps.values()):
+        raise UsageError("--batch-size and --optimizer go with --memory")
+    given = {field: value for field, value in {"dataset": dataset, **steps}.items() if value is not None}
     config = validate_settings(RunConfig, {"model": name, "data_dir": data_dir, **given})
+    data = _read_data(config, dataset, input_shape, classes)
+    model, _ = models_of(config, data)
+    inputs: Any = data.train.x
+    facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
+    taken = _forecast(config, data, model) if memory else ()
+    if as_json:
+        print(json.dumps(_about(name, data) | facts.as_dict() | _as_dict(config, taken)))
+        return
+    screen = open_screen()
+    screen.print(f"{name}: inputs of {shape_words(data.input_shape)}, {data.classes} classes", soft_wrap=True)
+    _print(_table(facts), _remarks(facts))
+    if taken:
+        _print(_memory_table(taken), _memory_remarks(config, taken))
+
+
+def _print(table: Table, remarks: Sequence[str]) -> None:
+    """A table, and what its columns mean."""
+    screen = open_screen()
+    screen.print(table)
+    for line in remarks:
+        screen.print(line, soft_wrap=True)
+
+
+def _about(name: str, data: Dataset) -> dict[str, Any]:
+    """Whose anatomy it is, for JSON."""
+    inputs: Any = data.train.x
+    shape = inputs.shape[1:]
+    sizes = dict(shape) if isinstance(inputs, Parts) else list(shape)
+    return {"model": name, "input_shape": sizes, "classes": data.classes}
+
+
+def _as_dict(config: RunConfig, strata: Sequence[StratumMemory]) -> dict[str, Any]:
+    """What strata take in training, for JSON; nothing where nobody asked."""
+    how = {"batch_size": config.batch_size, "optimizer": config.optimizer}
+    return {"memory": {**how, "strata": [asdict(stratum) for stratum in strata]}} if strata else {}
+
+
+def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[StratumMemory, ...]:
+    """What each stratum takes in training."""
+    from fedstrata.client.memory_forecast import forecast_memory
+    from fedstrata.core.types import Work
+    from fedstrata.tasks.registry import build_task
+
+    work = Work(batch_size=config.batch_size, optimizer=config.optimizer)
+    first = data.train.batch(torch.arange(min(1, len(data.train))))
+    inputs, targets = first if len(data.train) else (torch.zeros(1, *data.input_shape), torch.zeros(1).long())
+    return forecast_memory(model, build_task(data.task), work, inputs, targets).describe("", config.batch_size)
+
+
+def _read_data(config: RunConfig, dataset: str | None, input_shape: str | None, classes: int | None) -> Dataset:
+    """The dataset that the model is for, or one without examples."""
+    from fedstrata.data.datasets import load_dataset
+
     if input_shape is not None and dataset is not None:
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:
         raise UsageError("--classes goes with --input; a dataset has its own number of classes")
-    data = (
-        load_dataset(config.dataset, config.data_dir) if input_shape is None else _empty_dataset(input_shape, classes)
-    )
-    model, _ = models_of(config, data)
-    inputs: Any = data.train.x
-    facts = describe_model(model, inputs[:1] if isinstance(inputs, Parts) else data.input_shape)
-    if as_json:
-        shape = inputs.shape[1:]
-        told = dict(shape) if isinstance(inputs, Parts) else list(shape)
-        about = {"model": name, "input_shape": told, "classes": data.classes}
-        print(json.dumps(about | facts.as_dict()))
-        return
-    screen = open_screen()
-    screen.print(f"{name}: inputs of {shape_words(data.input_shape)}, {data.classes} classes", soft_wrap=True)
-    screen.print(_table(facts))
-    for line in _remarks(facts):
-        screen.print(line, soft_wrap=True)
+    if input_shape is None:
+        return load_dataset(config.dataset, config.data_dir)
+    return _empty_dataset(input_shape, classes)
 
 
 def _empty_dataset(input_shape: str, classes: int | None) -> Dataset:
@@ -111,6 +159,32 @@ def _table(facts: ModelFacts) -> Table:
     total = [f"{len(facts.strata)} strata", f"{facts.parameters:,}", bytes_text(facts.bytes), _flops_text(facts.flops)]
     table.add_row("all", *total, *([""] if fields else []))
     return table
+
+
+def _memory_table(strata: Sequence[StratumMemory]) -> Table:
+    from rich.table import Table
+
+    table = Table(expand=False)
+    table.add_column("stratum", overflow="fold")
+    for title in ("weights", "gradient", "optimiser", "saved", "peak"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for stratum in strata:
+        table.add_row(*(text if isinstance(text, str) else bytes_text(text) for text in asdict(stratum).values()))
+    table.add_section()
+    sums = [sum(getattr(s, kind) for s in strata) for kind in ("weights", "gradient", "optimiser", "activations")]
+    table.add_row("all", *map(bytes_text, sums), bytes_text(strata[0].from_here))
+    return table
+
+
+def _memory_remarks(config: RunConfig, strata: Sequence[StratumMemory]) -> list[str]:
+    """What the columns of memory mean."""
+    third = strata[-max(1, len(strata) // 3)].from_here
+    return [
+        f"memory: of a step with {config.batch_size} examples and {config.optimizer}; saved are the activations that "
+        "the forward pass keeps for the backward pass while everything trains",
+        "peak: the most that is held at once if this stratum and all after it train and those before are "
+        f"frozen; the deepest third alone takes {third / max(strata[0].from_here, 1):.0%} of all",
+    ]
 
 
 def _flops_text(count: int | None) -> str:

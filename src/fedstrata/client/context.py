@@ -1,4 +1,4 @@
-"""What a worker keeps between visits, none of it state of the federation: model replicas, and measured FLOPs."""
+"""What a worker keeps between visits, none of it state of the federation: model replicas, and measured costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedstrata.models.norms import constants, normalises_batches, running_statis
 from fedstrata.models.passes import preserve_model
 from fedstrata.models.strata import strata
 from fedstrata.models.zoo.layers import Block
-from fedstrata.system.devices import use_device
+from fedstrata.system.devices import HOST, META, use_device
 from fedstrata.system.machine import compute_with
 from fedstrata.tasks.classification import Classification
 
@@ -152,7 +152,9 @@ class ModelReplica:
     @cached_property
     def known_layers(self) -> Layer | None:
         """The model for steps at which nobody looks, where all of its layers' gradients are known to us."""
-        plain = self.forward is self.model and all(p.device.type == "cpu" for p in self.params.values())
+        # Without numbers, on the device meta, a step is tried to learn what it takes: the same as on the CPU.
+        here = all(p.device in (HOST, META) for p in self.params.values())
+        plain = self.forward is self.model and here
         return compose_layers(self.model) if plain else None
 
     @cached_property
@@ -173,7 +175,7 @@ class ModelReplica:
 
 @dataclass(eq=False)
 class ClientContext:
-    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured FLOPs.
+    """What a worker keeps between visits, none of it state of the federation: scratch models, and measured costs.
 
     Args:
         build: makes the model of an architecture.
@@ -187,7 +189,7 @@ class ClientContext:
         archs: the names of all architectures.
         strata: of architectures whose strata are known; those of others are found when they are needed.
         replicas: the scratch models, by architecture.
-        flops: what was counted, by what was computed; of steps, by the shape of their inputs.
+        costs: what was counted, by what was computed; of steps, by the shape of their inputs.
         cache: whatever else a way of training keeps between visits.
         allocate_delta: (parameters, names) → memory for a visit's delta, tensors like those of these names; None for
             memory of its own.
@@ -205,7 +207,7 @@ class ClientContext:
     archs: tuple[str, ...] = ("",)
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
     replicas: dict[str, ModelReplica] = field(default_factory=dict)
-    flops: dict[Any, Any] = field(default_factory=dict)
+    costs: dict[Any, Any] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     allocate_delta: Callable[[Tensors, Sequence[str]], Tensors] | None = None
     allocate_stack: Callable[[Tensors], Tensors] | None = None
@@ -230,7 +232,7 @@ class ClientContext:
 
     def for_worker(self, device: torch.device) -> ClientContext:
         """The same on a device, for another process: with what was counted, but without models and caches."""
-        return replace(self, device=device, replicas={}, flops=dict(self.flops), cache={})
+        return replace(self, device=device, replicas={}, costs=dict(self.costs), cache={})
 
     def replica(self, arch: str) -> ModelReplica:
         """The scratch model of an architecture, made at its first use."""

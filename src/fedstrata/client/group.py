@@ -84,20 +84,24 @@ class ClientGroup:
         data = self.examples[self.clients[place]]
         return ClientVisit(self.context, assignment, data, self.memories[place], self.replica)
 
-    def estimate_costs(self) -> tuple[list[float], FlopEstimate]:
-        """(each client's FLOPs, the estimate that they are from), which knows every size of batch."""
+    def estimate_costs(self) -> tuple[list[float], list[float], FlopEstimate]:
+        """(each client's FLOPs, its memory if it were alone, the estimate that they are from).
+
+        The estimate knows every size of batch.
+        """
         cache = self.context.cache
         key = ("group", *self.kind)
-        known: dict[int, float] = cache.setdefault(("flops", *self.kind), {})
+        known: dict[int, tuple[float, float]] = cache.setdefault(("costs", *self.kind), {})
         for place, examples in enumerate(self.examples_of_each):
             if examples not in known:
                 row = self.batches[place]
                 cost = estimate_flops(self.visit(place), row, key)
-                known[examples] = float(cost.total(examples, row))
+                known[examples] = float(cost.total(examples, row)), float(cost.memory(row))
         estimate: FlopEstimate = cache[key]
-        return [known[examples] for examples in self.examples_of_each], estimate
+        each = [known[examples] for examples in self.examples_of_each]
+        return [flops for flops, _ in each], [memory for _, memory in each], estimate
 
-    def describe(self, loss: Sequence[float], flops: Sequence[float]) -> UpdateStack:
+    def describe(self, loss: Sequence[float], flops: Sequence[float], memory: Sequence[float]) -> UpdateStack:
         """The updates of these visits, without tensors."""
         return UpdateStack(
             round=self.template.round,
@@ -105,7 +109,7 @@ class ClientGroup:
             clients=self.clients,
             examples=self.examples_of_each,
             steps=self.steps,
-            metrics={"train_loss": loss, "flops": flops},
+            metrics={"train_loss": loss, "flops": flops, "memory": memory},
             delta={},
         )
 

@@ -190,3 +190,6 @@ def build_hooks(
         t: open_view(t, method, replica, data, a, memory, answers) for t in method.acting("local", a.is_after_training)
     }
     return HookSet({t.name: t.local(view) for t, view in views.items()}, kept=frozenset(personal_names(a)))
+
+
+NO_HOOKS = HookSet({})

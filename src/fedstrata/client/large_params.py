@@ -20,6 +20,7 @@ from fedstrata.client.visit import ClientVisit
 from fedstrata.core.optim import move_in_place
 from fedstrata.core.tensors import Tensors, write_difference
 from fedstrata.models.layer_gradients import Gradients
+from fedstrata.system.devices import HOST, META
 
 BLOCK = 1 << 18
 """Numbers of a gradient that are computed at once where it is used up piece by piece."""
@@ -145,7 +146,7 @@ def find_large(visit: ClientVisit) -> LargeParams:
     """The large parameters of a visit: of what trains and travels, where nobody but the optimiser touches any."""
     context, replica, a = visit.context, visit.replica, visit.assignment
     names: list[str] = []
-    plain = context.device.type == "cpu" and replica.forward is replica.model and not any(context.method.at("local"))
+    plain = context.device in (HOST, META) and replica.forward is replica.model and not any(context.method.at("local"))
     if plain and replica.large:
         uploads = set(a.uploads)
         names = [n for n in a.trains if n in replica.large and n in uploads and _alike(a.params[n], replica.params[n])]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import CostMeter
-from fedstrata.client.hooks import HookSet
+from fedstrata.client.hooks import NO_HOOKS, HookSet
 from fedstrata.client.large_params import LargeParams, find_large
 from fedstrata.client.personal import personal_names
 from fedstrata.client.step import AutogradSteps, CachedPrefix
@@ -80,7 +80,7 @@ def _train(visit: ClientVisit, large: LargeParams) -> tuple[Update, Slots]:
         delta=sent if sent is delta and context.device == HOST else _bring_home({"": sent})[""],
         buffers=_collect_buffers(visit, remembers),
         slots=_bring_home(slots),
-        metrics={"train_loss": loss, "flops": float(meter.total)},
+        metrics={"train_loss": loss, "flops": float(meter.total), "memory": float(meter.memory)},
         finite=False,
     )
     _keep_steps(visit, steps, large)
@@ -88,7 +88,6 @@ def _train(visit: ClientVisit, large: LargeParams) -> tuple[Update, Slots]:
 
 
 NOTHING_LARGE = LargeParams({}, {})
-NO_HOOKS = HookSet({})
 
 
 def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
@@ -114,7 +113,7 @@ def _take_turns(visit: ClientVisit, hooks: HookSet, meter: CostMeter) -> tuple[A
         part.freeze()
         own = CostMeter(part)
         steps, loss = _take_steps(part, hooks, own, NOTHING_LARGE, tallies)
-        meter.total += own.total
+        meter.total, meter.memory = meter.total + own.total, max(meter.memory, own.memory)
         total, taken, tallies = total + loss * steps.taken, taken + steps.taken, steps.tallies
     visit.freeze()
     steps.taken = taken

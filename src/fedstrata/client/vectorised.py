@@ -299,7 +299,7 @@ def _longest_first(
 def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     """Train clients that have all in common that one computation for all of them needs."""
     context = group.context
-    flops, estimate = group.estimate_costs()
+    flops, needed, estimate = group.estimate_costs()
     dropouts = [link.dropout for link in known_chain(group) or () if link.dropout is not None]
     chain = chain_of(group)
     prefix = find_prefix(group, chain or (), estimate.idle)
@@ -323,7 +323,7 @@ def _train_alike(group: ClientGroup) -> Iterator[Trained]:
     delta, sent, remembers, loss = came
     delta, sent, remembers = slots_on(HOST, {"": delta})[""], slots_on(HOST, sent), slots_on(HOST, remembers)
     flops = _subtract_saved(group, flops, count_flops(prefix))
-    stack = replace(group.describe(loss.tolist(), flops), delta=delta, slots=sent, memory=remembers)
+    stack = replace(group.describe(loss.tolist(), flops, needed), delta=delta, slots=sent, memory=remembers)
     encoding = context.encoding(group.template.arch)
     if encoding is None and not any(overrides(technique, "pack") for technique in views):
         yield range(len(group)), stack

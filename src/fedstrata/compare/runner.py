@@ -25,7 +25,7 @@ from fedstrata.core.results import Count, Fairness, Finite
 from fedstrata.errors import Diverged, FedstrataError, Stopped, UsageError
 from fedstrata.runs.files import read_object
 from fedstrata.runs.reader import read_records
-from fedstrata.runs.records import Record, rounds_to
+from fedstrata.runs.records import Record, rounds_to, simulated_seconds_to
 from fedstrata.system.signals import begin_work, handle_signals
 
 
@@ -53,6 +53,8 @@ class Result:
     fairness: Fairness | None = None
     global_fairness: Fairness | None = None
     incomplete: bool = False
+    simulated_seconds: Finite | None = None
+    simulated_seconds_to_target: Finite | None = None
 
     @property
     def global_mean(self) -> float | None:
@@ -104,18 +106,19 @@ def find_result(run: Run) -> Result | None:
         costs = {name: summary["costs"][name] for name in ("bytes_up", "bytes_down", "flops", "seconds")}
         about = {"seed": run.config.seed, "directory": str(run.directory), "diverged": summary.get("diverged")}
         about["incomplete"] = run.is_incomplete
-        return _RESULT.validate_python({**main, **costs, **about, "rounds_to_target": _rounds_to_target(run, summary)})
+        about["simulated_seconds"] = summary.get("simulated_seconds")
+        return _RESULT.validate_python({**main, **costs, **about, **_to_target(run, summary)})
     except (OSError, ValueError, KeyError, TypeError, UsageError):
         return None  # whole or absent: what is neither was edited, and a resume writes it again or says what is wrong
 
 
-def _rounds_to_target(run: Run, summary: Mapping[str, Any]) -> int | None:
-    """The round that reached the target, even if the run had no target, or another one."""
-    target = run.config.target
+def _to_target(run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """When the target was reached, in rounds and in simulated time, even if the run had no target, or another one."""
+    target, names = run.config.target, ("rounds_to_target", "simulated_seconds_to_target")
     if target is None or summary.get("target") == target:
-        reached: int | None = summary.get("rounds_to_target")
-        return reached
-    return rounds_to(read_finished_records(run.directory), target)
+        return {name: summary.get(name) for name in names}
+    records = read_finished_records(run.directory)
+    return dict(zip(names, (rounds_to(records, target), simulated_seconds_to(records, target)), strict=True))
 
 
 def read_finished_records(directory: Path) -> list[Record]:

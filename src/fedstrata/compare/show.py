@@ -21,7 +21,7 @@ from fedstrata.compare.runner import News, missing
 from fedstrata.compare.table import Comparison, ComparisonRow, spread
 from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
-from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_text, metric_title, plural
+from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_text, metric_title, plural, simulated_text
 from fedstrata.errors import one_line
 
 
@@ -53,8 +53,17 @@ def _to_target_text(row: ComparisonRow) -> str:
     """Rounds to the target, and how many seeds reached it, if not all did."""
     found = row.of("rounds_to_target")
     reached = 0 if found is None else found.count
-    part = f" ({reached}/{len(row.results)})" if reached < len(row.results) else ""
-    return ("–" if found is None else f"{found.mean:.1f}") + part
+    return ("–" if found is None else f"{found.mean:.1f}") + _reached_text(row, reached)
+
+
+def _simulated_to_target_text(row: ComparisonRow) -> str:
+    """Simulated time to the target, in the same way."""
+    found = row.of("simulated_seconds_to_target")
+    return "–" if found is None else simulated_text(found.mean) + _reached_text(row, found.count)
+
+
+def _reached_text(row: ComparisonRow, reached: int) -> str:
+    return f" ({reached}/{len(row.results)})" if reached < len(row.results) else ""
 
 
 def _mean_text(name: str, text: Callable[[float], str]) -> Callable[[ComparisonRow], str]:
@@ -72,6 +81,8 @@ _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "spread": lambda r: spread(r.of("spread"), r.metric),
     "gap": lambda r: spread(r.gap, r.metric),
     "to target": _to_target_text,
+    "simulated to target": _simulated_to_target_text,
+    "simulated": _mean_text("simulated_seconds", simulated_text),
     "up": _mean_text("bytes_up", bytes_text),
     "down": _mean_text("bytes_down", bytes_text),
     "FLOPs": _mean_text("flops", lambda count: flops_text(count).removesuffix("FLOP")),
@@ -87,7 +98,8 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
     if len({row.run.buffers for row in comparison.rows}) > 1:
         columns["buffers"] = lambda r: r.run.buffers
     unasked = {"gap"} if not comparison.has_gap else set()
-    unasked |= {"to target"} if not comparison.has_target else set()
+    unasked |= {"to target", "simulated to target"} if not comparison.has_target else set()
+    unasked |= {"simulated", "simulated to target"} if not comparison.has_fleet else set()
     unasked |= {"global, by client", "worst", "spread"} if not comparison.has_fairness else set()
     unasked |= {"own, by client"} if not comparison.has_own_models else set()
     apart = _are_apart(comparison)

@@ -105,6 +105,8 @@ class ComparisonRow:
 SCORES = ("accuracy", "best_accuracy", "score", "best_score")
 MEASURED = (*SCORES, "rounds_to_target", "bytes_up", "bytes_down", "flops", "seconds")
 """Fields of a Result that a table averages."""
+SIMULATED = ("simulated_seconds_to_target", "simulated_seconds")
+"""Those that it averages where there is a fleet."""
 OVER_CLIENTS = ("global_mean", "own_mean", "worst", "spread")
 """Those that it averages where clients are judged for themselves."""
 
@@ -149,7 +151,13 @@ class Comparison:
     @property
     def measured(self) -> tuple[str, ...]:
         """Fields of a Result that the table averages."""
-        return (*MEASURED, *OVER_CLIENTS) if self.has_fairness else MEASURED
+        clock = SIMULATED if self.has_fleet else ()
+        return (*MEASURED, *clock, *OVER_CLIENTS) if self.has_fairness else (*MEASURED, *clock)
+
+    @property
+    def has_fleet(self) -> bool:
+        """True if some run has simulated time."""
+        return any(result.simulated_seconds is not None for row in self.rows for result in row.results)
 
     @property
     def has_target(self) -> bool:

@@ -13,7 +13,18 @@ from fedstrata.errors import UsageError, one_line
 ENGINE_FIELDS = frozenset({"engine", "workers", "ray_address", "ray_cpus", "ray_gpus"})
 """Fields that say which engine trains the clients, and those that single engines read."""
 AT_SITES = ENGINE_FIELDS.union(
-    ("eval_clients", "faults", "holdout", "newcomers", "probe_examples", "standardise", "without")
+    (
+        "deadline",
+        "eval_clients",
+        "faults",
+        "fleet",
+        "holdout",
+        "newcomers",
+        "probe_examples",
+        "standardise",
+        "stragglers",
+        "without",
+    )
 )
 """Fields that a Flower server refuses: they need the clients' data, or say how to train them on the server."""
 EXECUTION_FIELDS = ENGINE_FIELDS | {"checkpoint_seconds", "data_dir"}

@@ -82,6 +82,13 @@ class Settings(BaseModel):
     standardise: Literal["client"] | None = Field(
         None, description="client: every client's inputs by its own mean and deviation, test inputs by the median's"
     )
+    fleet: str | None = Field(
+        None, description="clients' devices, group after group: 'phone*6(up='1MB/s', flops='2G/s'); server*4'"
+    )
+    deadline: float | None = Field(None, gt=0, description="simulated seconds of a round, by the fleet's devices")
+    stragglers: Literal["drop", "wait", "narrow"] = Field(
+        "drop", description="who is late: drop it, wait for it, or narrow: who would be trains fewer strata in time"
+    )
     engine: str = Field("auto", description="how clients are run, as in 'fedstrata list engines'")
     workers: int | str = Field(1, description="clients trained at the same time, or auto for one per core")
     threads: int = Field(1, ge=1, description="threads of one worker; more may change the last bits")
@@ -127,6 +134,14 @@ class Settings(BaseModel):
 
         return None if value is None else write_faults(parse_faults(value))
 
+    @field_validator("fleet")
+    @classmethod
+    def _read_fleet(cls, value: str | None) -> str | None:
+        """As it is written, whatever its spelling; a file's whole path."""
+        from fedstrata.fleet.devices import parse_fleet
+
+        return None if value is None else str(parse_fleet(value))
+
     @field_validator("without", mode="before")
     @classmethod
     def _read_without(cls, value: Any) -> Any:
@@ -158,6 +173,8 @@ class Settings(BaseModel):
         choose_probes(self.probe)
         if self.stop_at_target and self.target is None:
             raise UsageError("stop_at_target needs a target")
+        if self.deadline is not None and self.fleet is None:
+            raise UsageError("a deadline needs a fleet: without devices no simulated time passes")
         return self
 
     @property
@@ -171,7 +188,9 @@ class Settings(BaseModel):
         return self.channels_last and self.precision == "fp32"
 
 
-ADDED_LATER = frozenset({"faults", "holdout", "newcomers", "precision", "standardise", "task", "without"})
+ADDED_LATER = frozenset(
+    {"deadline", "faults", "fleet", "holdout", "newcomers", "precision", "standardise", "stragglers", "task", "without"}
+)
 """Fields that older runs do not have, whose defaults are what these did: they resume."""
 
 
@@ -196,6 +215,9 @@ class SettingsKeywords(TypedDict, total=False):
     without: str | None
     newcomers: float | None
     standardise: Literal["client"] | None
+    fleet: str | None
+    deadline: float | None
+    stragglers: Literal["drop", "wait", "narrow"]
     workers: int | str
     threads: int
     ray_address: str

@@ -67,6 +67,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self._check_pairs()
+        self._check_kinds()
         for key in ("weight", "buffers", "server_lr"):
             self._setting(key, None)
         self._check_base()
@@ -86,6 +87,12 @@ class Method:
             for other, why in refused:
                 if other in seen:
                     raise UsageError(f"'{one.name}' and '{other}' cannot be combined: {why}")
+
+    def _check_kinds(self) -> None:
+        """Refuse techniques that cannot stand together because of what they are, whatever their names."""
+        for takes, waits in product(self.techniques, repeat=2):
+            if takes.arrivals is not None and waits.synchronous:
+                raise UsageError(f"'{takes.name}' and '{waits.name}' cannot be combined: {waits.synchronous}")
         for lacks, needs in product(self.techniques, repeat=2):
             if lacks.incomplete and needs.needs_whole:
                 raise UsageError(
@@ -172,6 +179,11 @@ class Method:
     def epilogue(self) -> int:
         """Rounds after the last one, in which nobody trains."""
         return max((t.epilogue for t in self.techniques), default=0)
+
+    @property
+    def arrivals(self) -> int | None:
+        """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
+        return next((t.arrivals for t in self.techniques if t.arrivals is not None), None)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -34,6 +34,11 @@ def move_in_place(weights: Sequence[Tensor], direction: Sequence[Tensor], lr: fl
 class Optimizer(Protocol):
     """Settings of an optimiser; `start` makes the step function of one visit."""
 
+    @property
+    def kept(self) -> int:
+        """How many tensors of its size it keeps of a parameter from step to step."""
+        ...
+
     def start(
         self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place
     ) -> Step:
@@ -64,6 +69,11 @@ class Sgd:
             raise UsageError(f"sgd's momentum must be 1 at most, not {self.momentum}")
         if self.nesterov and not self.momentum:
             raise UsageError("sgd's nesterov needs a momentum above 0")
+
+    @property
+    def kept(self) -> int:
+        """The velocity, if there is momentum."""
+        return 1 if self.momentum else 0
 
     def start(
         self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place
@@ -102,6 +112,11 @@ class Adam:
         not_negative("adam", beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay)
         if max(self.beta1, self.beta2) >= 1:
             raise UsageError("adam's beta1 and beta2 must be below 1")
+
+    @property
+    def kept(self) -> int:
+        """Both moments."""
+        return 2
 
     def start(
         self, params: list[Tensor], lr: float | Tensor, scale: list[Tensor] | None, move: Move = move_in_place

@@ -134,6 +134,11 @@ class Parts:
         """Where all parts are."""
         return next(iter(self.tensors.values())).device
 
+    @property
+    def nbytes(self) -> int:
+        """Of all parts together."""
+        return sum(part.nbytes for part in self.tensors.values())
+
     def dim(self) -> int:
         """No number of axes of its own: layouts of images are not for it."""
         return 0

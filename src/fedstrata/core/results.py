@@ -60,9 +60,13 @@ class RoundOutcome:
         slots_up: technique → how many of the bytes up are numbers that it sends beside the model; without those that
             send none.
         flops: of local training, counted on real steps (matrix products, convolutions, attention, recurrent layers).
+        training_memory: the most bytes that a client held at once in a step: weights, optimiser's state, batch, and
+            what the step made, with activations and gradients; 0 where nobody trained or nobody said.
         train_loss: the clients' mean training loss, weighted by examples; None if no update was used.
         examples: of the clients whose updates were used.
         steps: optimiser steps of those clients.
+        simulated_seconds: when the round ended, in simulated time since the run began; None without a fleet.
+        late: clients that would have come, or came, after the deadline.
     """
 
     clients: list[Whole]
@@ -73,9 +77,12 @@ class RoundOutcome:
     bytes_down: Count
     slots_up: dict[str, Count] = field(default_factory=dict)
     flops: Count
+    training_memory: Count = 0
     train_loss: Real | None
     examples: Count
     steps: Count
+    simulated_seconds: Annotated[Finite, Field(ge=0)] | None = None
+    late: list[Whole] = field(default_factory=list)
 
     @property
     def trainings(self) -> list[Trained]:

@@ -280,6 +280,8 @@ class Technique:
             is judged by the mean over the clients' own models.
         needs_whole: True if it computes with whole models on the server; beside an `incomplete` one there are none.
         tunes: True if clients train in its rounds after the last one, and keep all that they train there.
+        synchronous: why its maths needs all clients of a round to begin with the same model; it is refused beside a
+            technique with `arrivals`.
         caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         sums: `slot` or `delta` as a promise that `accumulate` adds up slots, or deltas, and nothing else. Beside a
@@ -308,6 +310,7 @@ class Technique:
     incomplete: ClassVar[bool] = False
     needs_whole: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
+    synchronous: ClassVar[str] = ""
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     sums: ClassVar[Literal["", "slot", "delta"]] = ""
@@ -334,6 +337,11 @@ class Technique:
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """Server, once: the state to begin with; `setting` is that of the server's own model."""
         return {}
+
+    @property
+    def arrivals(self) -> int | None:
+        """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
+        return None
 
     def check(self, setting: Setting) -> None:
         """Once per model, before anything is trained or written: raise a UsageError for what cannot work."""

@@ -21,6 +21,14 @@ def flops_text(count: float) -> str:
     return f"{count:.3g} PFLOP"
 
 
+def simulated_text(seconds: float) -> str:
+    """Simulated time in its unit: 30.5 → '30.5 s', 9000 → '2.5 h'."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def percent(value: float | None) -> str:
     """0.9137 → '91.37 %', and a dash for None."""
     return "–" if value is None else f"{100 * value:.2f} %"

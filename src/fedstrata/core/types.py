@@ -112,6 +112,8 @@ class Assignment:
         method: digest of the method that the server runs.
         rounds: number of rounds of the run.
         run_seed: of the run, the same in every assignment.
+        staleness: how many rounds were closed between the one that it is of and the one that its update counts in; only
+            the server knows, and it does not travel.
     """
 
     round: int
@@ -132,6 +134,7 @@ class Assignment:
     rounds: int = 1
     run_seed: int = 0
     turns: tuple[Turn, ...] = ()
+    staleness: int = 0
 
     @property
     def works(self) -> tuple[Work, ...]:

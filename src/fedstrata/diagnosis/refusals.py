@@ -13,7 +13,7 @@ from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.runs.reader import SavedRun
 
-LATE = ("did not come", "did not answer", "answers round")
+LATE = ("did not come", "did not answer", "answers round", "came too late")
 """Words of a refusal that say that an update was late, or never came."""
 
 

@@ -163,6 +163,8 @@ class ServerSpec:
             check_sums(chosen, 1 + len(self.archs))
         if chosen.centralised or any(technique.exclusive for technique in chosen.techniques):
             raise UsageError(f"'{chosen}' is a reference, not a federation: run it where all data is")
+        if chosen.arrivals is not None:
+            raise UsageError(f"'{chosen}' takes updates in the order of simulated time, which no site has: simulate it")
         if chosen.incomplete and self.test is not None:
             raise UsageError(
                 f"'{chosen}' keeps parts of the model at the sites, and the server has no whole one: leave test out"

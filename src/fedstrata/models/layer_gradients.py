@@ -5,6 +5,9 @@ Here the same kernels are called in the same order, so every bit is the same, bu
 overwrites what it is given, and comes after a max-pool that follows it: of what does not fall, the maximum is the same,
 and so is its gradient, for a quarter of the numbers.
 
+What a layer keeps for its gradient is what this needs: of a frozen convolution or linear map no input, of a pooling
+its form. It is gone as soon as the gradient has passed.
+
 It is for steps at which nobody looks: no hook of a module is run, and nothing can be tapped.
 """
 
@@ -102,9 +105,9 @@ class _Sequence:
 
         def pass_back(gradient: Tensor, gradients: Gradients) -> Tensor | None:
             g: Tensor | None = gradient
-            for back in reversed(backs):
+            while backs:  # each with all that it keeps is gone when it has run
                 assert g is not None
-                g = back(g, gradients)
+                g = backs.pop()(g, gradients)
             return g
 
         return x, pass_back if backs else None
@@ -131,11 +134,13 @@ def _convolution(module: nn.Module, fresh: bool) -> Layer | None:
         x = contiguous(x) if plain else x
         out = torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
         mask = [wanted, *_trained(weight, bias)]
+        kept, form = (x, _NO_FORM) if mask[1] else (None, _form_of(x))
 
         def back(g: Tensor, gradients: Gradients) -> Tensor | None:
             sizes = None if bias is None else [len(bias)]
+            below = kept if kept is not None else g.new_empty_strided(*form)  # nobody reads its numbers
             found = aten.convolution_backward(
-                g, x, weight, sizes, stride, padding, dilation, False, [0, 0], groups, mask
+                g, below, weight, sizes, stride, padding, dilation, False, [0, 0], groups, mask
             )
             for wants, param, gradient in zip(mask[1:], (weight, bias), found[1:], strict=True):
                 _note(gradients, param, gradient if wants else None)
@@ -153,13 +158,14 @@ def _linear(module: nn.Module, fresh: bool) -> Layer:
         weight, bias = module.weight, module.bias
         out = F.linear(x, weight, bias)
         trains, shifts = _trained(weight, bias)
+        kept = x if trains else None
 
         def back(g: Tensor, gradients: Gradients) -> Tensor | None:
             below = g.mm(weight) if wanted else None
             if shifts:
                 gradients[id(bias)] = g.sum(0)
-            if trains:
-                gradients.take_product(weight, g, x)
+            if kept is not None:
+                gradients.take_product(weight, g, kept)
             return below
 
         return out, back if wanted or trains or shifts else None
@@ -218,9 +224,11 @@ def _max_pool(module: nn.Module, fresh: bool) -> Layer | None:
 
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
         out, places = F.max_pool2d_with_indices(x, *form)  # type: ignore[arg-type]
+        below = _form_of(x)
 
         def back(g: Tensor, gradients: Gradients) -> Tensor:
-            found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *form, places)
+            # The places say it all: nobody reads the numbers that were looked at.
+            found: Tensor = aten.max_pool2d_with_indices_backward(g, g.new_empty_strided(*below), *form, places)
             return found
 
         return out, back if wanted else None
@@ -234,8 +242,8 @@ def _flatten(module: nn.Module, fresh: bool) -> Layer | None:
         return None
 
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
-        layout = _layout_of(x)
-        back = lambda g, gradients: g.reshape(x.shape).contiguous(memory_format=layout)  # noqa: E731
+        shape, layout = x.shape, _layout_of(x)
+        back = lambda g, gradients: g.reshape(shape).contiguous(memory_format=layout)  # noqa: E731
         return x.flatten(1), back if wanted else None
 
     return run
@@ -247,14 +255,23 @@ def _average(module: nn.Module, fresh: bool) -> Layer | None:
         return None
 
     def run(x: Tensor, wanted: bool) -> tuple[Tensor, Back | None]:
-        pixels, layout = x.shape[2] * x.shape[3], _layout_of(x)
+        shape, pixels, layout = x.shape, x.shape[2] * x.shape[3], _layout_of(x)
 
         def back(g: Tensor, gradients: Gradients) -> Tensor:
-            return (g / pixels).expand(x.shape).contiguous(memory_format=layout)
+            return (g / pixels).expand(shape).contiguous(memory_format=layout)
 
         return F.adaptive_avg_pool2d(x, 1), back if wanted else None
 
     return run
+
+
+_Form = tuple[tuple[int, ...], tuple[int, ...]]
+_NO_FORM: _Form = ((), ())
+
+
+def _form_of(x: Tensor) -> _Form:
+    """Shape and strides: what a kernel needs of a tensor whose numbers it does not read."""
+    return tuple(x.shape), x.stride()
 
 
 def _layout_of(x: Tensor) -> torch.memory_format:

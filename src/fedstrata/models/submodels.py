@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from fedstrata.core.groups import divide_in_groups
 from fedstrata.core.spec import bind
 from fedstrata.errors import UsageError
 from fedstrata.models.registry import MODELS
@@ -54,12 +53,7 @@ def groups(share: Mapping[str, float], clients: int) -> Callable[[int], str]:
     Raises:
         UsageError: if an architecture is left without any client.
     """
-    names, ends = list(share), list(accumulate(share.values()))
-    chosen = [names[min(bisect_right(ends, (client + 0.5) / clients), len(names) - 1)] for client in range(clients)]
-    for name in names:
-        if name not in chosen:
-            raise UsageError(f"archs: with {clients} clients none has '{name}'; take more clients or leave it out")
-    return chosen.__getitem__
+    return divide_in_groups("archs", share, clients).__getitem__
 
 
 def deepest(models: Mapping[str, nn.Module]) -> str:

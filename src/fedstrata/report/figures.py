@@ -22,6 +22,7 @@ from fedstrata.report.run_groups import (
     Value,
     by_bytes,
     by_flops,
+    by_hours,
     by_round,
     judged_alike,
     mean_curve,
@@ -294,23 +295,25 @@ def loss(groups: Sequence[RunGroup]) -> list[Figure]:
 
 
 def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
-    """The primary metric against bytes, and against operations."""
+    """The primary metric against bytes, against operations and, with a fleet, against simulated hours."""
     groups, metric = judged_alike(groups), primary_of(groups)
     title = sentence_title(metric)
     kinds: tuple[tuple[str, str, str, str, Places], ...] = (
         ("bytes", "bytes", "sent, up and down", "B", by_bytes),
         ("flops", "operations", "computed in local training", "FLOP", by_flops),
+        ("hours", "simulated hours", "of the clients' devices", " h", by_hours),
     )
     found = []
     for name, what, how, unit, at in kinds:
-        data = curve_traces(groups, lambda r: r.score, metric_form(metric), at)
+        held = [group for group in groups if any(any(at(run.records)) for run in group.runs)]
+        data = curve_traces(held, lambda r: r.score, metric_form(metric), at)
         for trace in data:
             if "hovertemplate" in trace:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
-        x = axis(f"{what} {how}", tickformat="~s", ticksuffix=unit, rangemode="tozero")
+        x = axis(f"{what} {how}", tickformat="~g" if name == "hours" else "~s", ticksuffix=unit, rangemode="tozero")
         shape = layout(x, metric_axis(metric), hovermode="closest")
         about = f"{title} on the test set against all {what} {how} until then, a line for each method."
-        if data and any(x for trace in data for x in trace["x"]):
+        if data:
             found.append(Figure(f"{metric}-{name}", f"{title} against {what}", about, data, shape, log=("xaxis",)))
     return found
 

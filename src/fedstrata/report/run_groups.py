@@ -209,6 +209,11 @@ def by_bytes(records: Sequence[Record]) -> list[float]:
     return list(accumulate((finite_number(r.bytes_up) or 0) + (finite_number(r.bytes_down) or 0) for r in records))
 
 
+def by_hours(records: Sequence[Record]) -> list[float]:
+    """Simulated hours so far; zeros without a fleet."""
+    return [(finite_number(r.simulated_seconds) or 0) / 3600 for r in records]
+
+
 def by_flops(records: Sequence[Record]) -> list[float]:
     """Operations of local training so far."""
     return list(accumulate(finite_number(r.flops) or 0 for r in records))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.text import metric_text, metric_title, plural
+from fedstrata.core.text import metric_text, metric_title, plural, simulated_text
 from fedstrata.diagnosis.evidence import finite_numbers
 from fedstrata.report.formatting import (
     NONE,
@@ -156,7 +156,7 @@ OVER_CLIENTS = (
     "newcomers: own models",
 )
 """Judged on each client's own test examples; newcomers took part only after the last round."""
-_AFTER_METRICS = ("best", "in round", "rounds to target", "rounds", "seeds", "state")
+_AFTER_METRICS = ("best", "in round", "rounds to target", "simulated to target", "rounds", "seeds", "state")
 
 
 def results(groups: Sequence[RunGroup]) -> HtmlTable:
@@ -180,6 +180,7 @@ def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
     over = [_over_clients(run) for run in ended]
     finals = [spread(finite_numbers(final_metric(run, name) for run in ended), name) for name in metrics]
     reached = finite_numbers(run.summary.get("rounds_to_target") for run in ended)
+    times = finite_numbers(run.summary.get("simulated_seconds_to_target") for run in ended)
     return (
         group.name,
         comma_list(list(dict.fromkeys(map(buffers, group.runs)))),
@@ -189,6 +190,7 @@ def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
         spread([score for score, _ in tops], primary),
         comma_list([at for _, at in tops]) if tops else NONE,
         comma_list([f"{at:g}" for at in reached]) if reached else NONE,
+        comma_list([simulated_text(at) for at in times]) if times else NONE,
         str(group.rounds),
         comma_list(group.seeds),
         comma_list(list(dict.fromkeys(map(state_text, group.runs)))),
@@ -201,7 +203,7 @@ def costs(groups: Sequence[RunGroup]) -> HtmlTable:
     return _drop_empty_columns(
         HtmlTable(
             "Costs of a run" + (", mean over seeds" if several else ""),
-            ("method", "up", "down", "beside the model, up", "computed", "steps", "time", "memory", "probes"),
+            ("method", "up", "down", "beside the model, up", "computed", "steps", "time", *_AFTER_TIME),
             tuple(map(_cost_row, groups)),
             tuple(group.index for group in groups),
             frozenset({0, 3}),
@@ -209,14 +211,18 @@ def costs(groups: Sequence[RunGroup]) -> HtmlTable:
     )
 
 
+_AFTER_TIME = ("simulated time", "memory", "probes")
+
+
 def _cost_row(group: RunGroup) -> tuple[str, ...]:
     each = [Costs.of(run.records) for run in group.runs if run.records]
     if not each:
-        return (group.name, *[NONE] * 8)
+        return (group.name, *[NONE] * 9)
     beside: Counter[str] = Counter()
     for cost in each:
         beside.update(cost.slots_up)
     steps = mean(cost.steps for cost in each)
+    ended = mean(finite_numbers(run.records[-1].simulated_seconds for run in group.runs if run.records))
     spent = [
         sum(finite_numbers(value for row in run.probes for value in _probe_times(row)))
         for run in group.runs
@@ -230,6 +236,7 @@ def _cost_row(group: RunGroup) -> tuple[str, ...]:
         flops_or_dash(mean(cost.flops for cost in each)),
         NONE if steps is None else f"{steps:,.0f}",
         duration_text(mean(cost.seconds for cost in each)),
+        NONE if ended is None else simulated_text(ended),
         bytes_or_dash(max(cost.memory for cost in each)),
         duration_text(mean(spent)),
     )

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import FedstrataError
 from fedstrata.runs.files import Damaged, read_sealed, write_sealed
-from fedstrata.server.state import ServerState
+from fedstrata.server.state import Flight, ServerState, Version
 from fedstrata.wire.packing import pack, sections, slots_of, unpack
+
+
+class _Flight(BaseModel):
+    """A visit under way."""
+
+    model_config = ConfigDict(strict=True)
+    client: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0)]
+    ends: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Head(BaseModel):
@@ -22,6 +33,9 @@ class _Head(BaseModel):
     round: int
     techniques: list[str]
     changed: dict[str, int]
+    clock: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    flights: list[_Flight] = []
+    versions: dict[str, dict[str, int]] = {}
 
 
 def _path(directory: Path, round: int) -> Path:
@@ -47,6 +61,16 @@ def save(directory: Path, state: ServerState, settings: Mapping[str, str] | None
     tensors |= {f"state:{t}/{n}": v for t, slot in state.techniques.items() for n, v in slot.items()}
     tensors |= {"held": state.held, "remembers": state.remembers}
     head = {"round": state.round, "techniques": list(state.techniques), "changed": dict(state.changed)}
+    head |= {"clock": state.clock} if state.clock else {}
+    for version in state.versions:
+        tensors |= {f"param@{version.round}/{n}": t for n, t in version.params.items()}
+        tensors |= {f"buffer@{version.round}/{n}": t for n, t in version.buffers.items()}
+        tensors |= {
+            f"state@{version.round}:{t}/{n}": v for t, slot in version.techniques.items() for n, v in slot.items()
+        }
+    if state.flights:
+        head["flights"] = [asdict(flight) for flight in state.flights]
+        head["versions"] = {str(version.round): dict(version.changed) for version in state.versions}
     head |= {} if settings is None else {"settings": dict(settings)}
     path = _path(directory, state.round)
     write_sealed(path, pack(head, tensors))
@@ -70,18 +94,34 @@ def load(path: Path) -> ServerState:
             changed=head.changed,
             held=tensors["held"],
             remembers=tensors["remembers"],
+            clock=head.clock,
+            flights=tuple(Flight(f.client, f.round, f.ends) for f in head.flights),
+            versions=tuple(_version(int(number), head, found) for number in head.versions),
         )
-    except (KeyError, ValidationError, FedstrataError) as error:
+    except (KeyError, ValueError, FedstrataError) as error:
         raise Damaged(f"{path} is damaged") from error
     if state.round != number(path) or not _sound(state):
         raise Damaged(f"{path} is damaged")
     return state
 
 
+def _version(number: int, head: _Head, found: Mapping[str, Tensors]) -> Version:
+    """What is kept of an earlier state."""
+    params, buffers = found.get(f"param@{number}", {}), found.get(f"buffer@{number}", {})
+    return Version(
+        number, params, buffers, slots_of(found, f"state@{number}", head.techniques), head.versions[str(number)]
+    )
+
+
 def _sound(state: ServerState) -> bool:
     """True if what it says of clients and rounds can be: a file that was edited may have been sealed again."""
     clients = (state.held, state.remembers)
     if any(t.dtype != torch.int32 or t.dim() != 1 or len(t) != len(state.held) for t in clients):
+        return False
+    known = {version.round for version in state.versions}
+    if any(f.client >= len(state.held) or f.round not in known for f in state.flights):
+        return False
+    if any(v.params.keys() != state.params.keys() or v.round >= state.round for v in state.versions):
         return False
     last = [*state.changed.values(), *(n for t in clients if len(t) for n in (int(t.min()), int(t.max())))]
     return all(-1 <= n < max(state.round, 1) for n in last)

@@ -166,11 +166,13 @@ class RunDirectory:
         """What a reader must know of a run that goes on elsewhere than it began.
 
         Raises:
-            UsageError: if it would go on with other data.
+            UsageError: if it would go on with other data, or with other devices.
         """
         before = self.versions()
         if before.get("data", now["data"]) != now["data"]:
             raise UsageError(f"{self.path} was run with other data: the clients' sizes or labels differ")
+        if before.get("traces") != now.get("traces"):
+            raise UsageError(f"{self.path} was run with other traces: the files that its fleet names have changed")
         told = ("fedstrata", "torch", "machine", "processor", "clients")
         other = [name for name in told if before.get(name, now[name]) != now[name]]
         return tuple(f"begun with {n} {before[n]}, now {now[n]}: the last bits may differ" for n in other)

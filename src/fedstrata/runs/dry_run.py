@@ -57,7 +57,7 @@ def dry_run(
             kept[client] = {name: clone(slot) for name, slot in memory.items()}
 
     done = state.round
-    state = replace(state, round=min(done, max(planned - rounds, 0)))
+    state = replace(state, round=min(done, max(planned - rounds, 0)), flights=(), versions=())
     while len(rows) < min(rounds, planned):
         try:
             trained = run_round(state, prober, recall, keep)

@@ -72,7 +72,11 @@ def _record() -> TypeAdapter[Record]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run cost in total; `slots_up` is the part of `bytes_up` that each technique sent beside the model."""
+    """What a run cost in total.
+
+    `slots_up` is the part of `bytes_up` that each technique sent beside the model; `memory` is the largest of this
+    process, `training_memory` of a client's step.
+    """
 
     bytes_up: int
     bytes_down: int
@@ -80,6 +84,7 @@ class Costs:
     seconds: float
     steps: int
     memory: int
+    training_memory: int = 0
     slots_up: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
@@ -95,6 +100,7 @@ class Costs:
             seconds=sum(r.seconds for r in records),
             steps=sum(r.steps for r in records),
             memory=max((r.memory for r in records), default=0),
+            training_memory=max((r.training_memory for r in records), default=0),
             slots_up=dict(slots_up),
         )
 
@@ -166,6 +172,11 @@ def rounds_to(records: Sequence[Record], target: float) -> int | None:
     return next((r.round for r in records if r.reaches(target)), None)
 
 
+def simulated_seconds_to(records: Sequence[Record], target: float) -> float | None:
+    """The simulated second at which the primary metric reaches the target, or None; None without a fleet, too."""
+    return next((r.simulated_seconds for r in records if r.reaches(target)), None)
+
+
 def _last_evaluated(records: Sequence[Record]) -> Record | None:
     return next((r for r in reversed(records) if r.loss is not None), None)
 
@@ -210,8 +221,17 @@ def summarise(
         "costs": asdict(Costs.of(records)),
         "notes": list(notes),
         **over_clients,
+        **_simulated(records, target),
         **({"probes": measured} if probes else {}),
     }
+
+
+def _simulated(records: Sequence[Record], target: float | None) -> dict[str, Any]:
+    """Simulated time, where there is a fleet: of the run, and until the target was reached."""
+    if not records or records[-1].simulated_seconds is None:
+        return {}
+    reached = None if target is None else simulated_seconds_to(records, target)
+    return {"simulated_seconds": records[-1].simulated_seconds, "simulated_seconds_to_target": reached}
 
 
 def _over_clients(record: Record) -> dict[str, Any]:

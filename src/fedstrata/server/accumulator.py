@@ -22,7 +22,7 @@ from fedstrata.core.results import NOT_FINITE
 from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
 from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Absence, Assignment, Reducer, Slots, Stratum, Update, replace_fields
-from fedstrata.server.validation import NOT_CARRIED, RoundValidator, believable_flops
+from fedstrata.server.validation import NOT_CARRIED, RoundValidator, believable
 from fedstrata.system.timing import timed
 
 
@@ -63,7 +63,7 @@ class RoundAccumulator:
         self.refused: list[tuple[int, str]] = []
         self.accepted: dict[int, bool] = {}
         """Client → it has something to remember."""
-        self.bytes_up, self.flops, self.examples, self.steps = 0, 0.0, 0, 0
+        self.bytes_up, self.flops, self.memory, self.examples, self.steps = 0, 0.0, 0.0, 0, 0
         self.slots_up: Counter[str] = Counter()
         self._not_finite, self._absent = 0, False
 
@@ -98,6 +98,8 @@ class RoundAccumulator:
             for name, size in wire.slot_sizes(stack).items():
                 self.slots_up[name] += size * len(rows)
         self.flops = reduce(add, pick(stack.metrics["flops"], rows), self.flops)
+        if "memory" in stack.metrics:
+            self.memory = max(self.memory, *pick(stack.metrics["memory"], rows))
         with timed("fold updates"):
             self._fold_block(stack, rows)
         self.accepted.update(dict.fromkeys(clients, bool(stack.memory)))
@@ -142,7 +144,8 @@ class RoundAccumulator:
                 self.bytes_up += wire.size(sent)
                 sizes = wire.slot_sizes(sent)
                 self.slots_up.update({name: size for name, size in sizes.items() if name in self._names})
-            self.flops += believable_flops(update)
+            self.flops += believable(update, "flops")
+            self.memory = max(self.memory, believable(update, "memory"))
         if why is not None:
             self.refused.append((update.client, why))
             self._not_finite += why == NOT_FINITE

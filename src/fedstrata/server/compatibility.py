@@ -219,6 +219,10 @@ def state_mismatch(fresh: ServerState, state: ServerState) -> str | None:
         return f"another model: '{name}' does not fit"
     if state.held.shape != fresh.held.shape:
         return f"another number of clients: {len(state.held)} instead of {len(fresh.held)}"
+    for version in state.versions:
+        name = first_unlike(*({**s.params, **s.buffers} for s in (fresh, version)))
+        if name is not None:
+            return f"another model: '{name}' does not fit"
     if state.techniques.keys() != fresh.techniques.keys():
         return f"another method: {', '.join(state.techniques) or 'no technique'}"
     for technique, begun in fresh.techniques.items():

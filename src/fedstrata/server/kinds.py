@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fedstrata.core.types import Assignment, Work, replace_fields
+from fedstrata.server.budgets import Part
 from fedstrata.server.state import ServerState
 
 
@@ -14,6 +15,10 @@ class Opener(Protocol):
 
     def arch_of(self, client: int) -> str:
         """The architecture of a client."""
+        ...
+
+    def parts_of(self, round: int, clients: Sequence[int]) -> Sequence[Part | None]:
+        """What each client's device can train in a round; None for the whole model."""
         ...
 
     def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
@@ -45,17 +50,20 @@ class _AnyClient:
     __radd__ = __rsub__ = __rmul__ = __rmod__ = __rfloordiv__ = __rtruediv__ = __rpow__ = __rxor__ = _refuse
 
 
-Key = tuple[str, tuple[str, ...] | None, bool]
-"""What decides about a client's kind: its architecture, what it is to be sent, whether it has statistics of its own."""
+Key = tuple[str, tuple[str, ...] | None, bool, Part | None]
+"""What decides about a client's kind: its architecture, what it is to be sent, whether it has statistics of its own,
+and what its device can train."""
+About = tuple[str, int, bool, Part | None]
+"""Architecture, round that a client holds, whether it remembers, what its device can train."""
 
 
-class _Filled(dict[tuple[str, int, bool], Key]):
-    """(architecture, round that a client holds, whether it remembers) → what decides about its kind; found once."""
+class _Filled(dict[About, Key]):
+    """What is known about a client → what decides about its kind; found once."""
 
-    def __init__(self, find: Callable[[tuple[str, int, bool]], Key]) -> None:
+    def __init__(self, find: Callable[[About], Key]) -> None:
         self._find = find
 
-    def __missing__(self, about: tuple[str, int, bool]) -> Key:
+    def __missing__(self, about: About) -> Key:
         self[about] = self._find(about)
         return self[about]
 
@@ -77,7 +85,8 @@ class AssignmentKinds:
         """(the places of clients' templates, their seeds: a plan may have given them others)."""
         archs = map(self._opener.arch_of, clients)
         held, remembers = self._held[clients].tolist(), (self._remembers[clients] >= 0).tolist()
-        keys = map(self._keys.__getitem__, zip(archs, held, remembers, strict=True))
+        parts = self._opener.parts_of(self._state.round, clients)
+        keys = map(self._keys.__getitem__, zip(archs, held, remembers, parts, strict=True))
         found = [self._find_one(*about) for about in zip(keys, clients, seeds, strict=True)]
         return [place for place, _ in found], [seed for _, seed in found]
 
@@ -89,29 +98,32 @@ class AssignmentKinds:
             self._per_client = not self._add_template(key)
             if not self._per_client:
                 return self._known[key], seed
-        arch, to_send, holds_statistics = key
-        asked = replace_fields(self._common[arch], client=client, seed=seed, to_send=to_send)
-        self.templates.append(self._opener.complete(self._state, asked, holds_statistics))
+        asked = self._ask(key, client=client, seed=seed)
+        self.templates.append(self._opener.complete(self._state, asked, key[2]))
         return len(self.templates) - 1, self.templates[-1].seed
 
-    def _key_of(self, about: tuple[str, int, bool]) -> Key:
+    def _ask(self, key: Key, **named: Any) -> Assignment:
+        """What clients of a kind are asked for, before techniques plan."""
+        arch, to_send, _, part = key
+        asked = replace_fields(self._common[arch], to_send=to_send, **named)
+        return asked if part is None else part.narrow(asked)
+
+    def _key_of(self, about: About) -> Key:
         """What decides about a client's kind."""
-        arch, since, holds_statistics = about
+        arch, since, holds_statistics, part = about
         if arch not in self._common:
             self._begin(arch)
         to_send = None
         if since > self._oldest[arch]:
             to_send = self._opener.names_to_send(self._state, since, self._common[arch])
-        return arch, to_send, holds_statistics
+        return arch, to_send, holds_statistics, part
 
     def _add_template(self, key: Key) -> bool:
         """Ask techniques once for all clients of a kind; False if they have to be asked for each."""
-        arch, to_send, holds_statistics = key
         client: Any = _AnyClient()
         seed: Any = _AnyClient()
-        named: dict[str, Any] = {"client": client, "seed": seed, "to_send": to_send}
         try:
-            made = self._opener.complete(self._state, replace_fields(self._common[arch], **named), holds_statistics)
+            made = self._opener.complete(self._state, self._ask(key, client=client, seed=seed), key[2])
         except Exception:  # somebody looked at the client; or something is wrong, and will be told for a client
             return False
         if client.looked_at or seed.looked_at or made.client is not client or made.seed is not seed:

@@ -85,20 +85,29 @@ class ClientSampler:
         """All clients that have examples and take part in rounds."""
         return [0] if self._centralised else self._eligible
 
-    def _draw(self, number: int) -> list[int]:
-        return random.Random(derive(self._seed, "sample", number)).sample(self._eligible, self._count)
+    def _draw(self, among: Sequence[int], *stream: int | str) -> list[int]:
+        """As many as take part in a round, or all if fewer are left."""
+        return random.Random(derive(self._seed, *stream)).sample(among, min(self._count, len(among)))
 
-    def sample(self, number: int) -> Sequence[int]:
-        """The clients of a round."""
+    def candidates(self, number: int) -> Sequence[int]:
+        """The clients that may be asked in a round."""
+        return self.everybody if number < self._rounds else self._all
+
+    def sample(self, number: int, choose: Callable[[Sequence[int]], Sequence[int]] | None = None) -> Sequence[int]:
+        """The clients of a round; `choose` says which of some can be drawn, all of them without it."""
         if self._centralised or number < self._rounds:
-            return self.everybody if self._centralised else self._draw(number)
+            there = self._eligible if choose is None else choose(self._eligible)
+            return self.everybody if self._centralised else self._draw(there, "sample", number)
         return self._all
 
     def work(self, number: int, work: Work) -> Work:
         """What a client of this round is asked to do: its share of the work, or all of it where one party does it."""
         if not self._centralised:
             return work
-        steps = (len(batch_sizes(self._size(client), work, self._drop_single)) for client in self._draw(number))
+        steps = (
+            len(batch_sizes(self._size(client), work, self._drop_single))
+            for client in self._draw(self._eligible, "sample", number)
+        )
         return replace(work, steps=sum(steps))
 
 

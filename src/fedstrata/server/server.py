@@ -21,6 +21,7 @@ from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Turn, Update, Work, replace_fields
 from fedstrata.server.accumulator import RoundAccumulator
+from fedstrata.server.budgets import NO_BUDGETS, Budgets, Part
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.kinds import AssignmentKinds
 from fedstrata.server.state import Architecture, Outcome, ServerState
@@ -42,6 +43,7 @@ class Server:
         members: the clients that can take part, if not all.
         public: the server's unlabelled data, if it has any.
         trusted: labelled examples that the server trusts, if it has any.
+        budgets: what clients' devices can train.
     """
 
     def __init__(
@@ -57,9 +59,11 @@ class Server:
         members: Sequence[int] | None = None,
         public: Examples | None = None,
         trusted: Examples | None = None,
+        budgets: Budgets = NO_BUDGETS,
     ) -> None:
         self.method, self.architectures, self.population, self.seed = method, architectures, population, seed
         self.rounds, self.model, self.arch_of, self.public, self.trusted = rounds, model, arch_of, public, trusted
+        self.budgets = budgets
         self._members = range(population) if members is None else members
         self.like = torch.empty(0) if like is None else like
         self.digest = method.digest
@@ -111,6 +115,10 @@ class Server:
             assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
         return assignment
 
+    def parts_of(self, round: int, clients: Sequence[int]) -> Sequence[Part | None]:
+        """What each client's device can train in a round; None for the whole model."""
+        return self.budgets.parts_of(round, clients)
+
     def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         """What all clients of an architecture are asked for, before techniques plan."""
         held = self.architectures[arch]
@@ -152,7 +160,7 @@ class Server:
     def _apply_plan(self, technique: Technique, before: Assignment, state: Tensors) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
         after = technique.plan(before, self._movable, state)
-        trains, travels = set(after.trains), set(after.uploads)
+        trains, travels = set(before.trains).intersection(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(
             after,
@@ -189,11 +197,12 @@ class Server:
         asked, compared = Assignments.of(assignments), (self.architectures[""].strata, reference)
         folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep, *compared)
         folded.take_all(visits)
-        after, diverged = state, folded.only_infinite
+        # Where few updates end a round, one bad client may be all of it: its update is refused, and the run goes on.
+        after, diverged = state, folded.only_infinite and self.method.arrivals is None
         if folded.accepted:
             after = self._advance(state, folded)
             diverged = not all_finite(after.params.values())
-        after = self._remember(after, state.round, folded.accepted)
+        after = self._remember(after, state.round, folded.accepted, asked)
         return after, self._outcome(asked, folded, diverged)
 
     def _outcome(self, asked: Assignments, folded: RoundAccumulator, diverged: bool) -> Outcome:
@@ -208,6 +217,7 @@ class Server:
             bytes_down=wire.size_of_all(asked),
             slots_up=dict(folded.slots_up),
             flops=round(folded.flops),
+            training_memory=round(folded.memory),
             train_loss=folded.mean_loss(),
             examples=folded.examples,
             steps=folded.steps,
@@ -272,9 +282,14 @@ class Server:
             seed=derive(self.seed, "server", state.round),
         )
 
-    def _remember(self, state: ServerState, number: int, accepted: Mapping[int, bool]) -> ServerState:
+    def _remember(
+        self, state: ServerState, number: int, accepted: Mapping[int, bool], asked: Assignments
+    ) -> ServerState:
         held, remembers = state.held.clone(), state.remembers.clone()
         held[list(accepted)] = number
+        if any(template.round != number for template in asked.templates):
+            for one in asked:  # some began with an earlier state
+                held[one.client] = one.round if one.client in accepted else held[one.client]
         remembers[[client for client, writes in accepted.items() if writes]] = number
         return replace(state, round=number + 1, held=held, remembers=remembers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -12,6 +12,31 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Stratum
 from fedstrata.models.norms import running_statistics
 from fedstrata.models.strata import strata
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A visit under way: of which client, begun with the state after how many rounds, and when it ends."""
+
+    client: int
+    round: int
+    ends: float
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """What is kept of an earlier state for visits that began with it: fields of that, by their names."""
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    techniques: Slots
+    changed: Mapping[str, int]
+
+    @staticmethod
+    def of(state: ServerState) -> Version:
+        """What is kept of a state; its tensors are shared."""
+        return Version(state.round, state.params, state.buffers, state.techniques, state.changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +51,9 @@ class ServerState:
         changed: name of a parameter or of a running statistic → the last round that changed it, −1 for none.
         held: client → the last round of which it holds the parameters (its last accepted one), −1 for none.
         remembers: client → the round in which it last wrote its memory, −1 for never.
+        clock: the simulated second; 0 where there is no fleet.
+        flights: visits under way, where updates are taken as they arrive.
+        versions: of each earlier state that a visit under way began with.
     """
 
     round: int
@@ -35,6 +63,16 @@ class ServerState:
     changed: Mapping[str, int]
     held: Tensor
     remembers: Tensor
+    clock: float = 0.0
+    flights: tuple[Flight, ...] = ()
+    versions: tuple[Version, ...] = ()
+
+    def at(self, round: int) -> ServerState:
+        """The state that a visit under way began with; a client under way is to the server what it was then."""
+        if round == self.round:
+            return self
+        version = next(version for version in self.versions if version.round == round)
+        return replace(self, **vars(version))
 
 
 @dataclass(frozen=True)

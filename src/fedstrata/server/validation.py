@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -79,7 +80,7 @@ class UpdateValidator:
         one_each = [(asked.of_client(stack.clients[row]), stack.update(row)) for row in kinds.values()]
         if not stack.finite or any(self(own, update, buffers) is not None for own, update in one_each):
             return False
-        if not all(abs(value) <= METRIC_LIMIT for values in stack.metrics.values() for value in values):
+        if not all(map(METRIC_LIMIT.__ge__, map(abs, chain.from_iterable(stack.metrics.values())))):
             return False
         counts = set(zip(stack.examples, stack.steps, strict=True))
         works = [own for own, _ in one_each if own is not None]
@@ -179,7 +180,7 @@ def _all_finite(update: Update) -> bool:
     return all_finite([*tensors, *(t for slot in update.slots.values() for t in slot.values())])
 
 
-def believable_flops(update: Update) -> float:
-    """FLOPs that an update says it took, refused or not; 0 where it says nothing that can be believed."""
-    flops = update.metrics.get("flops", 0.0)
-    return flops if 0 <= flops <= METRIC_LIMIT else 0.0
+def believable(update: Update, cost: str) -> float:
+    """A cost that an update says it had, refused or not; 0 where it says nothing that can be believed."""
+    said = update.metrics.get(cost, 0.0)
+    return said if 0 <= said <= METRIC_LIMIT else 0.0

@@ -19,6 +19,8 @@ from fedstrata.errors import UsageError
 
 HOST = torch.device("cpu")
 """Where results come home to; the server's tensors, memories and examples are there."""
+META = torch.device("meta")
+"""Where tensors have a shape and no memory: what a step takes can be tried there."""
 
 
 def devices_by_name(names: str) -> tuple[torch.device, ...]:

@@ -7,10 +7,12 @@ from fedstrata.core.spec import Registry
 from fedstrata.techniques.apfl import APFL
 from fedstrata.techniques.ccvr import CCVR
 from fedstrata.techniques.ditto import Ditto
+from fedstrata.techniques.fedasync import FedAsync
 from fedstrata.techniques.fedavg import FedAvg, parse
 from fedstrata.techniques.fedavgm import FedAvgM
 from fedstrata.techniques.fedbabu import FedBABU
 from fedstrata.techniques.fedbn import FedBN
+from fedstrata.techniques.fedbuff import FedBuff
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
 from fedstrata.techniques.fedimpro import FedImpro
@@ -63,6 +65,8 @@ TECHNIQUES: Registry = {
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
+    "fedbuff": FedBuff,
+    "fedasync": FedAsync,
     "keep": Keep,
     "fedper": FedPer,
     "lgfedavg": LGFedAvg,

@@ -17,6 +17,7 @@ from fedstrata.core.rng import generator
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, each, load
 from fedstrata.errors import UsageError, not_negative, positive
+from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ class FedDF(Technique):
     """
 
     name: ClassVar[str] = "feddf"
+    synchronous: ClassVar[str] = SYNCHRONOUS
     needs_whole: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     needs_deltas: ClassVar[bool] = True

@@ -13,6 +13,7 @@ from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Settin
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import one_of, positive
 from fedstrata.techniques.fedprox import pull
+from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,7 @@ class FedDyn(Technique):
     """
 
     name: ClassVar[str] = "feddyn"
+    synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)
     vectorises: ClassVar[bool] = True

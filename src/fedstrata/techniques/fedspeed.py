@@ -14,6 +14,7 @@ from fedstrata.core.tensors import Tensors, add, add_, scale, subtract, whole_no
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
+from fedstrata.techniques.staleness import SYNCHRONOUS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class FedSpeed(Technique):
     """
 
     name: ClassVar[str] = "fedspeed"
+    synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = {
         "feddyn": "both pull with a memory of their own, and what fedspeed adds to an upload would enter feddyn's h",

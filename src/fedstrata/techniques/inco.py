@@ -16,6 +16,7 @@ from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
 from fedstrata.errors import one_of
 from fedstrata.models.stages import first_of_kind, partners, repeated_stages
+from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,6 +143,7 @@ class InCo(Technique):
     """
 
     name: ClassVar[str] = "inco"
+    synchronous: ClassVar[str] = SYNCHRONOUS
     form: Form = "released"
     normalise: bool = True
     optimise: bool = True

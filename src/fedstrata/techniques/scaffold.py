@@ -13,6 +13,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add_, each, subtract, zeros_like
 from fedstrata.core.types import Assignment
+from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,7 @@ class Scaffold(Technique):
     """
 
     name: ClassVar[str] = "scaffold"
+    synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True

@@ -1,0 +1,92 @@
+"""Rounds by a clock: a server waits for its clients' devices, or until a deadline, in simulated time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstrata.client.forecast import Forecast
+from fedstrata.core.stacks import Assignments
+from fedstrata.core.types import Absence
+from fedstrata.errors import UsageError
+from fedstrata.fleet.clock import Presence, round_seconds, visit_seconds
+from fedstrata.server.pace import OpenRound, Recall, WorkOf
+from fedstrata.server.sampling import ClientSampler
+from fedstrata.server.server import Server
+from fedstrata.server.state import ServerState
+
+NOBODY = "no client's device is there after simulated second {:,.0f}: the fleet's traces end"
+
+
+def seconds_of(asked: Assignments, forecast: Forecast, presence: Presence, recall: Recall) -> list[float]:
+    """How long each visit will take on its client's device."""
+    costs = [forecast.cost(assignment, recall([assignment.client])[0]) for assignment in asked]
+    devices = (presence.devices[client] for client in asked.clients)
+    return [visit_seconds(device, c.down, c.flops, c.up) for device, c in zip(devices, costs, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Clocked:
+    """All clients of a round begin with the same state; the slowest one, or the deadline, ends it.
+
+    Clients are drawn among those that are there; where nobody is, time moves on until somebody is. In rounds after the
+    last one everybody takes part, each as soon as it is there, and there is no deadline.
+
+    Args:
+        server: opens rounds.
+        sampler: draws clients.
+        forecast: says what visits cost.
+        presence: says when clients are there.
+        deadline: simulated seconds of a round.
+        drops: True if what comes later is dropped; it is awaited else.
+    """
+
+    server: Server
+    sampler: ClientSampler
+    forecast: Forecast
+    presence: Presence
+    deadline: float | None = None
+    drops: bool = True
+
+    def open(self, state: ServerState, work_of: WorkOf, recall: Recall) -> OpenRound:
+        """The round that begins with a state."""
+        begins = move_on(self.presence, self.sampler.candidates(state.round), state.clock)
+        clients = self.sampler.sample(state.round, lambda some: self.presence.among(some, begins))
+        asked = self.server.open(state, clients, work_of(state.round))
+        waits = [self.presence.next_time(client, begins) - begins for client in asked.clients]
+        taken = seconds_of(asked, self.forecast, self.presence, recall)
+        seconds = [wait + own for wait, own in zip(waits, taken, strict=True)]
+        deadline = None if state.round >= self.server.rounds else self.deadline
+        late = [place for place, own in enumerate(seconds) if deadline is not None and own > deadline]
+        absent = self._absent(asked, seconds, late)
+        gone = {absence.client for absence in absent}
+        there = [place for place, client in enumerate(asked.clients) if client not in gone]
+        awaited = [own for own in seconds if own < math.inf]
+        ends = begins + round_seconds(awaited, deadline if self.drops else None)
+        trained = asked if len(there) == len(asked) else asked.select(there)
+        parts = (trained,) if there else ()
+        return OpenRound(asked, parts, absent, ends, tuple(asked.clients[place] for place in late))
+
+    def _absent(self, asked: Assignments, seconds: Sequence[float], late: Sequence[int]) -> tuple[Absence, ...]:
+        """Those whose updates do not come, or come too late to count."""
+        found = []
+        for place, own in enumerate(seconds):
+            if own == math.inf:
+                found.append(Absence(asked.clients[place], "its device is never there again"))
+            elif self.drops and place in late:
+                why = f"it came too late: after {own:.4g} simulated seconds, and {self.deadline:g} were allowed"
+                found.append(Absence(asked.clients[place], why))
+        return tuple(found)
+
+
+def move_on(presence: Presence, clients: Sequence[int], now: float) -> float:
+    """The first second from `now` on at which one of some clients is there.
+
+    Raises:
+        UsageError: if nobody will be there again.
+    """
+    later = presence.first_time(clients, now)
+    if later == math.inf:
+        raise UsageError(NOBODY.format(now))
+    return later

@@ -1,0 +1,178 @@
+"""Simulated time against a loop in this file: who is drawn, who is late, when rounds end; the same after a resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstrata as fs
+from fedstrata.compare import compare
+from fedstrata.compare.show import csv_text
+from fedstrata.engines.registry import ENGINES
+from fedstrata.fleet.clock import round_seconds, visit_seconds
+from fedstrata.fleet.devices import Device
+from fedstrata.report.figures import against_costs
+from fedstrata.report.run_groups import group_runs
+from fedstrata.runs.reader import SavedRun
+from tests.engines.worlds import check_same, flat, mlp, points
+
+SIZES = (9, 14, 21, 30, 12, 3)
+FLEET = "slow*2(up='1kB/s', down='2kB/s', flops='5k/s'); fast*3(up='10kB/s', flops='50k/s'); free"
+
+
+def build(**how: Any) -> fs.Federation:
+    given = {"rounds": 4, "epochs": 2, "batch_size": 8, "engine": "serial", "lr": 0.1, "fleet": FLEET, **how}
+    return fs.Federation(mlp(), flat(*SIZES), points(40, 99), **given)
+
+
+def test_seconds_of_a_visit() -> None:
+    """2,000 bytes at 1 kB/s, 10⁶ FLOPs at 4 MFLOP/s, 500 bytes at 250 B/s: 2 + 0.25 + 2 seconds."""
+    assert visit_seconds(Device("x", None, 250.0, 1000.0, 4e6), 2000, 10**6, 500) == 4.25
+    assert visit_seconds(Device("x"), 2000, 10**6, 500) == 0
+    assert [round_seconds((1, 5, 3), d) for d in (None, 4, 6)] == [5, 4, 5]
+
+
+def visits_by_hand(record: fs.Record, fed: fs.Federation, sent: int) -> dict[int, float]:
+    """Client → seconds of its visit, from what two dense layers cost: forward 2mn per row, backward twice as much."""
+    first, second = 6 * 8, 8 * 4
+    found = {}
+    for client in record.clients:
+        flops = 2 * SIZES[client] * (2 * first + 2 * second + 2 * second * 2 + 2 * first)
+        down = record.bytes_down / len(record.clients)
+        device = fed.devices[client]
+        found[client] = sum(
+            amount / rate for amount, rate in ((down, device.down), (flops, device.flops), (sent, device.up)) if rate
+        )
+    return found
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
+    fed = build(participation=3)
+    now = 0.0
+    for record in fed.fit().records:
+        sent = record.bytes_up / 3
+        wanted = now + max(visits_by_hand(record, fed, round(sent)).values())
+        assert record.simulated_seconds == pytest.approx(wanted, abs=0.05)  # the digits of numbers in messages
+        now = record.simulated_seconds or 0.0
+    assert fed.state.clock == now
+    assert now > 1
+
+
+def test_what_comes_after_the_deadline_is_dropped() -> None:
+    """Only slow devices are late: the others train as they would alone, with the same bits; FedAvg of those in time."""
+    alone = build(method="moon", deadline=2.0, rounds=2)
+    history = alone.fit()
+    for number, record in enumerate(history.records, 1):
+        assert record.late == [0, 1]
+        assert [row["client"] for row in record.refused] == [0, 1]
+        assert all("too late" in row["why"] for row in record.refused)
+        assert record.simulated_seconds == 2.0 * number
+        assert record.examples == sum(SIZES[2:])
+    assert not alone.memory(0)
+    assert alone.memory(2)
+    others = build(method="moon", rounds=2, without="0,1").fit()
+    assert [r.train_loss for r in history.records] == [r.train_loss for r in others.records]
+
+
+def test_what_comes_after_the_deadline_may_be_awaited() -> None:
+    """The same bits as without a deadline, and who was late is told."""
+    waited, plain = build(deadline=2.0, stragglers="wait"), build()
+    records = waited.fit().records
+    plain.fit()
+    assert [r.train_loss for r in records] == [r.train_loss for r in plain.records]
+    assert [r.simulated_seconds for r in records] == [r.simulated_seconds for r in plain.records]
+    assert all(record.late == [0, 1] and not record.refused for record in records)
+
+
+def test_a_fleet_changes_no_bit_of_what_is_trained() -> None:
+    with_fleet, without = build(participation=3), build(participation=3, fleet=None)
+    assert all(record.simulated_seconds is None for record in without.fit().records)
+    with_fleet.records = [replace(record, simulated_seconds=None) for record in with_fleet.fit().records]
+    check_same(with_fleet, without)
+
+
+def test_everybody_may_be_late() -> None:
+    fed = build(deadline=1e-3, without="2,3,4,5", rounds=2)
+    start = {name: value.clone() for name, value in fed.state.params.items()}
+    records = fed.fit().records
+    assert [record.simulated_seconds for record in records] == [1e-3, 2e-3]
+    assert all((value == start[name]).all() for name, value in fed.state.params.items())
+
+
+def test_who_is_there_is_drawn(tmp_path: Path) -> None:
+    """Clients 0 and 1 are there until second 10, 2 to 4 from second 100 on; then nobody ever again."""
+    rows = [f"{client},0,10" for client in (0, 1)] + [f"{client},100,200" for client in (2, 3, 4)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,start,end", *rows]))
+    fleet = f"a*6(up='100B/s', available=\"trace('{tmp_path / 't.csv'}')\")"
+    fed = build(fleet=fleet, participation=2, rounds=40)
+    seen: list[tuple[float, list[int]]] = []
+    with pytest.raises(fs.UsageError, match="no client's device is there after simulated second"):
+        fed.fit(lambda record: seen.append((record.simulated_seconds or 0.0, record.clients)))
+    began = [0.0] + [max(end, 100.0) if end >= 10 else end for end, _ in seen[:-1]]
+    assert seen[0][1] == [0, 1]
+    for begin, (_, clients) in zip(began, seen, strict=True):
+        assert set(clients) <= ({0, 1} if begin < 10 else {2, 3, 4})
+        assert len(clients) == 2
+    assert seen[-1][0] >= 200
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if ENGINES[name].same_bits and name != "ray"])
+def test_the_clock_is_the_same_on_every_engine_and_after_a_resume(engine: str, tmp_path: Path) -> None:
+    fleet = "slow*3(up='0.1B/s', flops='5k/s', available='daily(p=0.3)'); fast*3(available='daily(p=0.5, hours=2)')"
+    make = partial(build, fleet=fleet, participation=3, deadline=4000.0, method="scaffold")
+    whole = make()
+    whole.fit()
+    workers = {"workers": 2} if ENGINES[engine].parallel else {}
+    other = make(engine=engine, out=tmp_path / "run", **workers)
+    rounds = other.rounds()
+    next(rounds), next(rounds)
+    rounds.close()
+    again = make(engine=engine, out=tmp_path / "run", resume=True, **workers)
+    again.fit()
+    check_same(again, whole)
+    told = [(r.simulated_seconds, r.late, r.clients) for r in again.records]
+    assert told == [(r.simulated_seconds, r.late, r.clients) for r in whole.records]
+    assert any(r.late for r in whole.records)
+    assert again.state.clock == whole.state.clock
+
+
+def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,start,end\n0,0,99\n")
+    make = partial(build, fleet=f"a*6(available=\"trace('{tmp_path / 't.csv'}')\")", out=tmp_path / "run", rounds=2)
+    make().fit()
+    make(resume=True)
+    (tmp_path / "t.csv").write_text("client,start,end\n1,0,99\n")
+    with pytest.raises(fs.UsageError, match="was run with other traces"):
+        make(resume=True)
+
+
+def test_a_deadline_needs_a_fleet() -> None:
+    with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
+        build(fleet=None, deadline=3.0)
+
+
+def test_time_to_target_is_told(tmp_path: Path) -> None:
+    """In the summary, the comparison and the report, and only where there is a fleet."""
+    fed = build(target=0.3, rounds=6, out=tmp_path / "run")
+    history = fed.fit()
+    reached = history.rounds_to(0.3)
+    assert reached is not None
+    assert history.summary["simulated_seconds_to_target"] == history.records[reached - 1].simulated_seconds
+    assert history.summary["simulated_seconds"] == history.records[-1].simulated_seconds
+    assert "simulated_seconds" not in build(fleet=None, rounds=1).fit().summary
+    groups = group_runs([SavedRun.read(tmp_path / "run")])
+    curve = {figure.name: figure for figure in against_costs(groups)}["accuracy-hours"].data[-1]
+    assert list(curve["x"]) == pytest.approx([(r.simulated_seconds or 0) / 3600 for r in history.records], rel=1e-3)
+
+
+def test_a_comparison_has_columns_of_simulated_time(tmp_path: Path) -> None:
+    small = {"clients": 3, "rounds": 1, "steps": 1, "partition": "iid", "model": "mlp(hidden=(4,))", "workers": 1}
+    found = compare({**small, "fleet": "a*2(up='1kB/s'); b", "target": 0.01}, tmp_path / "with")
+    assert found.rows[0].of("simulated_seconds_to_target") == found.rows[0].of("simulated_seconds")
+    assert found.rows[0].of("simulated_seconds") is not None
+    assert "simulated_seconds_to_target" in csv_text(found)
+    assert "simulated" not in csv_text(compare(small, tmp_path / "without"))
