@@ -44,8 +44,9 @@ STUDIES = {
         ),
         Study(
             "fashion",
-            "--dataset|fashion-mnist(examples=6000, test_examples=1000)|--partition|dirichlet(alpha=0.1)|--clients|20"
-            "|--participation|0.5|--model|cnn4(width=8)|--holdout|0.25|--rounds|40|--epochs|2|--eval-every|40",
+            "--dataset|fashion-mnist(resolution=14, examples=4000, test_examples=1000)|--partition|dirichlet(alpha=0.1)"
+            "|--clients|20|--participation|0.5|--model|resnet8(width=8, stem='3x3', maxpool=False)|--holdout|0.25"
+            "|--rounds|30|--epochs|2|--eval-every|30",
             (0.01, 0.03, 0.1),
             rows(head=5),
         ),
