@@ -91,8 +91,33 @@ def test_what_comes_after_the_deadline_may_be_awaited() -> None:
 def test_a_fleet_changes_no_bit_of_what_is_trained() -> None:
     with_fleet, without = build(participation=3), build(participation=3, fleet=None)
     assert all(record.simulated_seconds is None for record in without.fit().records)
-    with_fleet.records = [replace(record, simulated_seconds=None) for record in with_fleet.fit().records]
+    with_fleet.records = [replace(r, simulated_seconds=None, devices=[]) for r in with_fleet.fit().records]
     check_same(with_fleet, without)
+
+
+def add_up(fed: fs.Federation, record: fs.Record) -> None:
+    """What visits took by device is what the server counted, but for the digits of losses; memory is the largest."""
+    uses = record.devices
+    assert sum(use.flops for use in uses) == record.flops
+    assert sum(use.visits for use in uses) == len(record.clients) - len(record.refused)
+    assert sum(use.bytes_up for use in uses) == pytest.approx(record.bytes_up, abs=24 * len(record.clients))
+    assert max((use.memory for use in uses), default=0) == record.training_memory
+    names = {fed.devices[client].name for client in record.clients}
+    assert {use.device for use in uses} <= names
+
+
+def test_what_devices_took_adds_up() -> None:
+    """Also where updates arrive one by one, and where some are late: of those nothing counts."""
+    fed = build(participation=3)
+    for record in fed.fit().records:
+        add_up(fed, record)
+        assert sum(use.bytes_down for use in record.devices) == record.bytes_down
+        wanted = sum(visits_by_hand(record, fed, round(record.bytes_up / 3)).values())
+        assert sum(use.seconds for use in record.devices) == pytest.approx(wanted, abs=0.15)
+    for how in ({"deadline": 2.0}, {"method": "fedbuff(buffer=2)", "participation": 4}):
+        fed = build(**how)
+        for record in fed.fit().records:
+            add_up(fed, record)
 
 
 def test_everybody_may_be_late() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
+from fedstrata.client.cost import StepCost, count_step
 from fedstrata.client.hooks import HookSet
 from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
@@ -29,18 +30,19 @@ from fedstrata.system.devices import HOST, assignment_on, slots_on, to_device
 
 @dataclass(frozen=True)
 class VisitCost:
-    """What a visit takes: bytes down, FLOPs, bytes up."""
+    """What a visit takes: bytes down, FLOPs, bytes up; and the most bytes that one of its steps holds at once."""
 
     down: int
     flops: int
     up: int
+    memory: int
 
 
 @dataclass(eq=False)
 class _Kind:
-    """What is known of visits of one kind: (what trains, rows of a step) → FLOPs, and of what comes after the steps."""
+    """What is known of visits of one kind: (what trains, rows) → what a step takes, and of what comes after steps."""
 
-    steps: dict[tuple[tuple[str, ...], int], int] = field(default_factory=dict)
+    steps: dict[tuple[tuple[str, ...], int], StepCost] = field(default_factory=dict)
     before: dict[int, int] = field(default_factory=dict)
     after: int = 0
     sent: Update | None = None
@@ -74,10 +76,11 @@ class Forecast:
         if known.sent is None or len(data) not in known.before or missing:
             self._look(assignment, data, memory, known, missing)
         assert known.sent is not None
-        flops = known.before[len(data)] + known.after + sum(known.steps[step] * n for step, n in steps.items())
+        flops = known.before[len(data)] + known.after + sum(known.steps[step].flops * n for step, n in steps.items())
+        most = max((known.steps[step].memory for step in steps), default=0)
         metrics = {**known.sent.metrics, "flops": float(flops)}
         sent = replace_fields(known.sent, examples=len(data), steps=steps.total(), metrics=metrics)
-        return VisitCost(wire.size(assignment), flops, wire.size(sent))
+        return VisitCost(wire.size(assignment), flops, wire.size(sent), most)
 
     def _look(
         self,
@@ -130,9 +133,8 @@ def _look_at_steps(
         with steps.objective.attach_features():
             for size in sorted(size for names, size in missing if names == trains):
                 x, y = visit.data.batch(torch.arange(size), context.augment)
-                with FlopCount() as counter:
-                    steps.step(visit.replica.inputs(to_device(x, context.device)), to_device(y, context.device))
-                known.steps[trains, size] = counter.total
+                inputs = visit.replica.inputs(to_device(x, context.device))
+                _, known.steps[trains, size] = count_step(steps, inputs, to_device(y, context.device))
         tallies = steps.tallies
     visit.freeze()
     return steps

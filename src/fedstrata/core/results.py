@@ -47,6 +47,29 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceUse:
+    """What the visits of a round took on devices of one kind, as foreseen by a fleet's clock.
+
+    Args:
+        device: its name.
+        visits: how many there were.
+        bytes_down: sum over the visits.
+        bytes_up: likewise.
+        flops: likewise.
+        seconds: likewise, simulated.
+        memory: the most bytes that a step of one of them holds at once.
+    """
+
+    device: str
+    visits: Count
+    bytes_down: Count
+    bytes_up: Count
+    flops: Count
+    seconds: Annotated[Finite, Field(ge=0)]
+    memory: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
     """What the server counted in a round.
 
@@ -67,6 +90,7 @@ class RoundOutcome:
         steps: optimiser steps of those clients.
         simulated_seconds: when the round ended, in simulated time since the run began; None without a fleet.
         late: clients that would have come, or came, after the deadline.
+        devices: what the visits whose updates came took, by kind of device; empty without a fleet.
     """
 
     clients: list[Whole]
@@ -83,6 +107,7 @@ class RoundOutcome:
     steps: Count
     simulated_seconds: Annotated[Finite, Field(ge=0)] | None = None
     late: list[Whole] = field(default_factory=list)
+    devices: list[DeviceUse] = field(default_factory=list)
 
     @property
     def trainings(self) -> list[Trained]:

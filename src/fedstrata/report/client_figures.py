@@ -36,7 +36,7 @@ Scores = dict[int, float]
 
 def clients(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric of every client after the last evaluated round, the worst first."""
-    held = [(group, run, scores) for group, run in _shown(groups) if (scores := _scores(run))]
+    held = [(group, run, scores) for group, run in _shown(groups) if (scores := last_scores(run))]
     if not held:
         return []
     metric = primary_of([group for group, *_ in held])
@@ -73,7 +73,7 @@ def _shown(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
     return [(group, group.runs[group.seeds.index(common[0])]) for group in groups]
 
 
-def _scores(run: SavedRun) -> Scores:
+def last_scores(run: SavedRun) -> Scores:
     """Client → primary metric of its own model where it has one, else of the global one; of the last such round."""
     record = next((r for r in reversed(run.records) if r.own_metrics or r.client_metrics), None)
     if record is None:

@@ -16,6 +16,7 @@ from fedstrata.report import (
     training_figures,
     tried_figures,
 )
+from fedstrata.report.device_table import device_table
 from fedstrata.report.diagnosis_cards import diagnosis_html
 from fedstrata.report.figures import HEIGHT, Control, Figure
 from fedstrata.report.formatting import escape
@@ -253,5 +254,5 @@ def _results(groups: Sequence[RunGroup]) -> str:
 
 
 def _costs(groups: Sequence[RunGroup]) -> str:
-    of_probes = tables.probe_seconds(groups)
-    return tables.costs(groups).html() + (of_probes.html() if of_probes else "")
+    more = (device_table(groups), tables.probe_seconds(groups))
+    return tables.costs(groups).html() + "".join(table.html() for table in more if table is not None)

@@ -71,7 +71,7 @@ class HtmlTable:
         return "" if column in self.words else ' class="n"'
 
 
-def _drop_empty_columns(table: HtmlTable) -> HtmlTable:
+def drop_empty_columns(table: HtmlTable) -> HtmlTable:
     """The table without columns that hold nothing but dashes."""
     keep = [c for c in range(len(table.head)) if not c or any(row[c] != NONE for row in table.rows)]
     return HtmlTable(
@@ -163,7 +163,7 @@ def results(groups: Sequence[RunGroup]) -> HtmlTable:
     """The results, one row per group and one column per metric."""
     metrics = metrics_of(groups)
     titles = [metric_title(name) for name in metrics]
-    return _drop_empty_columns(
+    return drop_empty_columns(
         HtmlTable(
             "Results" + (", mean ± standard deviation over seeds" if any(len(x.runs) > 1 for x in groups) else ""),
             ("method", "buffers", *titles, *OVER_CLIENTS, *_AFTER_METRICS),
@@ -200,7 +200,7 @@ def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
 def costs(groups: Sequence[RunGroup]) -> HtmlTable:
     """The costs, one row per group: totals of a run, mean over seeds."""
     several = any(len(group.runs) > 1 for group in groups)
-    return _drop_empty_columns(
+    return drop_empty_columns(
         HtmlTable(
             "Costs of a run" + (", mean over seeds" if several else ""),
             ("method", "up", "down", "beside the model, up", "computed", "steps", "time", *_AFTER_TIME),

@@ -19,7 +19,7 @@ from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import replace_fields
 from fedstrata.errors import UsageError
 from fedstrata.fleet.clock import Presence
-from fedstrata.server.clocked import NOBODY, Clocked, seconds_of
+from fedstrata.server.clocked import NOBODY, Clocked, foresee, sum_by_device
 from fedstrata.server.pace import OpenRound, Recall, WorkOf
 from fedstrata.server.sampling import ClientSampler
 from fedstrata.server.server import Server
@@ -67,7 +67,8 @@ class AsTheyArrive:
         kept = [version for version in state.versions if version.round in needed]
         kept += [Version.of(state)] if state.round in needed else []
         left = tuple(sorted(events.flying, key=_order))
-        return OpenRound(asked, parts, ends=events.now, flights=left, versions=tuple(kept))
+        devices = sum_by_device(use for part in parts for use in foresee(part, self.forecast, self.presence, recall))
+        return OpenRound(asked, parts, ends=events.now, flights=left, versions=tuple(kept), devices=devices)
 
     def _ask(self, state: ServerState, arrived: Sequence[Flight], work_of: WorkOf) -> tuple[Assignments, ...]:
         """What those were asked for whose updates have arrived: a part for each state that visits began with."""
@@ -138,6 +139,6 @@ class _Events:
         """Let a client begin with the newest state."""
         pace, number = self.pace, self.state.round
         asked = pace.server.open(self.state, [client], self.work_of(number))
-        (seconds,) = seconds_of(asked, pace.forecast, pace.presence, self.recall)
-        self.flying.append(Flight(client, number, self.now + seconds))
+        (use,) = foresee(asked, pace.forecast, pace.presence, self.recall)
+        self.flying.append(Flight(client, number, self.now + use.seconds))
         self.begun += 1

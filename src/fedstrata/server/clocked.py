@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedstrata.client.forecast import Forecast
+from fedstrata.core.results import DeviceUse
 from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import Absence
 from fedstrata.errors import UsageError
@@ -19,11 +20,34 @@ from fedstrata.server.state import ServerState
 NOBODY = "no client's device is there after simulated second {:,.0f}: the fleet's traces end"
 
 
-def seconds_of(asked: Assignments, forecast: Forecast, presence: Presence, recall: Recall) -> list[float]:
-    """How long each visit will take on its client's device."""
-    costs = [forecast.cost(assignment, recall([assignment.client])[0]) for assignment in asked]
-    devices = (presence.devices[client] for client in asked.clients)
-    return [visit_seconds(device, c.down, c.flops, c.up) for device, c in zip(devices, costs, strict=True)]
+def foresee(asked: Assignments, forecast: Forecast, presence: Presence, recall: Recall) -> list[DeviceUse]:
+    """What each visit will take on its client's device."""
+    found = []
+    for assignment in asked:
+        cost, device = forecast.cost(assignment, recall([assignment.client])[0]), presence.devices[assignment.client]
+        counts = {"bytes_down": cost.down, "bytes_up": cost.up, "flops": cost.flops, "memory": cost.memory}
+        seconds = visit_seconds(device, cost.down, cost.flops, cost.up)
+        found.append(DeviceUse(device=device.name, visits=1, seconds=seconds, **counts))
+    return found
+
+
+def sum_by_device(uses: Iterable[DeviceUse]) -> tuple[DeviceUse, ...]:
+    """What the visits of each kind of device take together."""
+    found: dict[str, list[DeviceUse]] = {}
+    for use in uses:
+        found.setdefault(use.device, []).append(use)
+    return tuple(
+        DeviceUse(
+            device=name,
+            visits=sum(use.visits for use in those),
+            bytes_down=sum(use.bytes_down for use in those),
+            bytes_up=sum(use.bytes_up for use in those),
+            flops=sum(use.flops for use in those),
+            seconds=math.fsum(use.seconds for use in those),
+            memory=max(use.memory for use in those),
+        )
+        for name, those in found.items()
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +79,8 @@ class Clocked:
         clients = self.sampler.sample(state.round, lambda some: self.presence.among(some, begins))
         asked = self.server.open(state, clients, work_of(state.round))
         waits = [self.presence.next_time(client, begins) - begins for client in asked.clients]
-        taken = seconds_of(asked, self.forecast, self.presence, recall)
-        seconds = [wait + own for wait, own in zip(waits, taken, strict=True)]
+        uses = foresee(asked, self.forecast, self.presence, recall)
+        seconds = [wait + use.seconds for wait, use in zip(waits, uses, strict=True)]
         deadline = None if state.round >= self.server.rounds else self.deadline
         late = [place for place, own in enumerate(seconds) if deadline is not None and own > deadline]
         absent = self._absent(asked, seconds, late)
@@ -66,7 +90,8 @@ class Clocked:
         ends = begins + round_seconds(awaited, deadline if self.drops else None)
         trained = asked if len(there) == len(asked) else asked.select(there)
         parts = (trained,) if there else ()
-        return OpenRound(asked, parts, absent, ends, tuple(asked.clients[place] for place in late))
+        devices = sum_by_device(uses[place] for place in there)
+        return OpenRound(asked, parts, absent, ends, tuple(asked.clients[place] for place in late), devices=devices)
 
     def _absent(self, asked: Assignments, seconds: Sequence[float], late: Sequence[int]) -> tuple[Absence, ...]:
         """Those whose updates do not come, or come too late to count."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fedstrata.core.results import DeviceUse
 from fedstrata.core.stacks import Assignments, Visits
 from fedstrata.core.types import Absence, Assignment, Slots, Work
 from fedstrata.server.sampling import ClientSampler
@@ -32,6 +33,7 @@ class OpenRound:
         late: clients whose updates come after the deadline.
         flights: visits that go on when it is closed.
         versions: of the states that these began with.
+        devices: what the visits took, by kind of device.
     """
 
     asked: Assignments
@@ -41,6 +43,7 @@ class OpenRound:
     late: tuple[int, ...] = ()
     flights: tuple[Flight, ...] = ()
     versions: tuple[Version, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
 
     def visits(self, train: Train, recall: Recall) -> Iterator[Visits]:
         """What comes of the visits."""
@@ -53,7 +56,7 @@ class OpenRound:
         """The state and the outcome of the closed round, with what the clock says."""
         if self.ends is None:
             return after, outcome
-        told = replace(outcome, simulated_seconds=self.ends, late=list(self.late))
+        told = replace(outcome, simulated_seconds=self.ends, late=list(self.late), devices=list(self.devices))
         return replace(after, clock=self.ends, flights=self.flights, versions=self.versions), told
 
 
