@@ -27,7 +27,7 @@ def device_table(groups: Sequence[RunGroup]) -> HtmlTable | None:
             places.append(group.index)
     if not rows:
         return None
-    caption = "By device: a visit in the mean, the largest step in memory, and how its clients score on their own test examples"
+    caption = "By device: a visit in the mean, the largest step in memory, and its clients' scores on their own tests"
     table = HtmlTable(caption, (*HEAD, *SCORES), tuple(rows), tuple(places), frozenset({0, 1}))
     return drop_empty_columns(table)
 
