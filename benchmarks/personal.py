@@ -21,14 +21,14 @@ from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_title
 from fedstrata.system.machine import processor
 
 METHODS = (
-    *("fedavg", "local", "fedavg + finetune", "fedper", "fedrep(head_epochs={head})", "fedbn", "lgfedavg"),
-    *("fedbabu", "ditto", "apfl"),
+    *("fedavg", "local", "fedavg + finetune(epochs={epochs})", "fedper", "fedrep(head_epochs={epochs})", "fedbn"),
+    *("lgfedavg", "fedbabu(epochs={epochs})", "ditto", "apfl"),
 )
 
 
-def rows(head: int) -> dict[str, str]:
-    """Method → its options; so many epochs for FedRep's head."""
-    named = [method.replace("{head}", str(head)) for method in METHODS]
+def rows(epochs: int) -> dict[str, str]:
+    """Method → its options; so many epochs for FedRep's head and for fine-tuning."""
+    named = [method.replace("{epochs}", str(epochs)) for method in METHODS]
     return {name: f"--method|{name}" for name in named}
 
 
@@ -40,7 +40,7 @@ STUDIES = {
             "--dataset|heart-disease(seed={seed})|--partition|natural|--clients|0|--model|tablemlp(hidden=(16,))"
             "|--rounds|30|--eval-every|30",
             (0.03, 0.1, 0.3),
-            rows(head=5),
+            rows(epochs=5),
         ),
         Study(
             "fashion",
@@ -48,14 +48,14 @@ STUDIES = {
             "|--clients|20|--participation|0.5|--model|resnet8(width=8, stem='3x3', maxpool=False)|--holdout|0.25"
             "|--rounds|30|--epochs|2|--eval-every|30",
             (0.01, 0.03, 0.1),
-            rows(head=5),
+            rows(epochs=5),
         ),
         Study(
             "shakespeare",
-            "--dataset|shakespeare(task='next_token')|--partition|natural|--clients|0|--participation|10"
-            "|--model|gpt(width=64, depth=2)|--holdout|0.25|--rounds|45|--batch-size|8|--eval-every|45|--clip|1.0",
+            "--dataset|shakespeare(task='next_token', min_lines=60)|--partition|natural|--clients|0|--participation|10"
+            "|--model|gpt(width=32, depth=1)|--holdout|0.25|--rounds|30|--batch-size|8|--eval-every|30|--clip|1.0",
             (0.3, 1.0),
-            rows(head=5),
+            rows(epochs=2),
         ),
     )
 }
