@@ -234,11 +234,24 @@ def test_the_same_everywhere_and_after_a_stop(tmp_path: Path) -> None:
     assert [r.active for r in other.records] != [r.active for r in whole.records]
 
 
-def test_what_clients_keep_trains_in_every_round() -> None:
-    """The server never has a score of it: it is chosen beside the others, of which one at a time is."""
-    fed = run_small(Select(score="change", full_rounds=1, rounds_per_stratum=1), Keep(), rounds=4)
+@pytest.mark.parametrize("score", ["change", "gradnorm"])
+def test_what_clients_keep_trains_in_every_round(score: Any) -> None:
+    """The server never has a score of it: it is chosen beside the others, of which one at a time is.
+
+    Clients' gradients are of all parameters, and those of the head the largest: that says nothing of what travels.
+    """
+    fed = run_small(Select(score=score, full_rounds=1, rounds_per_stratum=1, temperature=0), Keep(), rounds=4)
     assert all("head" in r.active for r in fed.records)
     assert [len(r.active) for r in fed.records] == [4, 2, 2, 2]
+
+
+@pytest.mark.parametrize("per", ["round", "client"])
+@pytest.mark.parametrize("score", ["gradnorm", "change"])
+def test_no_round_is_for_what_nobody_trains(score: str, per: str) -> None:
+    """FedBABU's head has the largest gradients, and no turn."""
+    text = f"fedbabu + select(score='{score}', full_rounds=1, temperature=0, per='{per}')"
+    fed = run(text, parties(), two_layers(), rounds=4)
+    assert [r.active for r in fed.records[:-1]] == [["0"]] * 4
 
 
 def test_clients_asked_alike_are_asked_once() -> None:
