@@ -43,8 +43,9 @@ class Progressive(Technique):
     go to and fro, and no longer anywhere. After the last block the whole network trains.
 
     Args:
-        strata: name patterns, such as `("stem*", "layer1*")`, each for a block, in this order; by default a block is
-            one stage of the model. Strata that no pattern names train with the whole network only.
+        strata: name patterns, such as `("stem*", "layer1*")`, each for a block, in this order; a stratum is of the
+            first block whose pattern names it. By default a block is one stage of the model. Strata that no pattern
+            names train with the whole network only.
         window: H, rounds over which movement is measured, again and again.
         threshold: of the effective movement.
         longest: rounds after which a block is frozen in any case; None for never.
@@ -75,7 +76,8 @@ class Progressive(Technique):
         """What trains at once, beside the classifier."""
         if not self.strata:
             return tuple(tuple(block) for _, block in groupby(strata, key=lambda s: s.stage))
-        found = (tuple(s for s in strata if fnmatchcase(s.name, pattern)) for pattern in self.strata)
+        first = {s: next((p for p in self.strata if fnmatchcase(s.name, p)), None) for s in strata}
+        found = (tuple(s for s in strata if first[s] == pattern) for pattern in dict.fromkeys(self.strata))
         return tuple(block for block in found if block)
 
     def check(self, setting: Setting) -> None:
