@@ -233,6 +233,23 @@ def test_fedbabu_learns_the_body_under_the_first_head() -> None:
     agree([kept(fed, c) for c in (0, 1)], [tuned(b, H0, c, 2, RATE) for c in (0, 1)])
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "fedpart(full_rounds=1)",
+        "fedpart(full_rounds=1, order='random')",
+        "select(score='cyclic', full_rounds=1)",
+        "select(score='random', full_rounds=1)",
+        "fedldf(share=0.5)",
+    ],
+)
+def test_a_head_that_nobody_trains_has_no_turn(schedule: str) -> None:
+    """Whichever is written first; after the last round it is tuned."""
+    for method in (f"fedbabu + {schedule}", f"{schedule} + fedbabu"):
+        fed = run(method, rounds=6)
+        assert [record.active for record in fed.records] == [*[["body"]] * 6, ["body", "head"]]
+
+
 # --- a model of its own beside the global one ------------------------------------------------------------------------
 
 

@@ -352,8 +352,8 @@ class Technique:
         The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
         one part of the model after the other.
 
-        `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
-        may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
+        `strata` are the server model's, in order, as far as there is something in them to train and no other technique
+        has it `fixed`; a client's sub-model may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
         the rounds before.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
@@ -363,6 +363,10 @@ class Technique:
         of its own; a technique that reads `client` is asked for every one of them, others once for all that are alike.
         """
         return assignment
+
+    def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """Server: the parameters that its plan lets nobody train before the last round: strata of these have no turn."""
+        return frozenset()
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
         """Server, for every assignment: tensors that travel down with it."""

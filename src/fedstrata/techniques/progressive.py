@@ -99,8 +99,10 @@ class Progressive(Technique):
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The block whose turn it is, and the classifier."""
+        if all(number < int(state[_BLOCK]) for number in _members(state).values()):
+            return assignment
         block = _block(strata, state)
-        return train_only(assignment, [s for s in strata if s in block or s.classifies]) if block else assignment
+        return train_only(assignment, [s for s in strata if s in block or s.classifies])
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """How the block has moved in this window; whether it is the next one's turn."""
@@ -130,6 +132,10 @@ class Progressive(Technique):
 
 def _block(strata: tuple[Stratum, ...], state: Tensors) -> Block:
     """The strata whose turn it is; empty once all have had theirs."""
-    now = int(state[_BLOCK])
-    members = {n.removeprefix(_MEMBER): int(t) for n, t in state.items() if n.startswith(_MEMBER)}
+    now, members = int(state[_BLOCK]), _members(state)
     return tuple(s for s in strata if members.get(key_of(s)) == now)
+
+
+def _members(state: Tensors) -> dict[str, int]:
+    """Stratum's key → its block."""
+    return {n.removeprefix(_MEMBER): int(t) for n, t in state.items() if n.startswith(_MEMBER)}
