@@ -53,6 +53,6 @@ def test_a_newcomer_sends_everything() -> None:
     assert sum(counts) == 8
 
 
-@pytest.mark.parametrize(("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (0.6, 3.0)])
+@pytest.mark.parametrize(("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (1e-12, 5.0), (0.6, 3.0)])
 def test_the_share_of_the_largest(share: float, least: float) -> None:
     assert least_of_top(torch.tensor([3.0, 1.0, 5.0, 2.0, 4.0]), share) == least

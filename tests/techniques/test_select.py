@@ -313,6 +313,24 @@ def test_models_and_sums_that_it_cannot_work_with() -> None:
     check_sums(fs.method("select(score='change') + fedavg(weight='uniform')"), 1)
 
 
+@pytest.mark.parametrize("text", ["fedldf", "select(per='client')", "select(score='snr', per='client')"])
+def test_nobody_who_may_lie_says_who_sends_what_beside_a_reducer(text: str) -> None:
+    """Two liars of nine, who claim to diverge most, would be the only ones to send a layer: their median is a lie."""
+    for reduce in ("median", "krum", "geometric_median"):
+        with pytest.raises(fs.UsageError, match="takes from the clients does not pass through the mean"):
+            fs.method(f"fedavg(reduce='{reduce}') + {text}")
+    for score in ("random", "cyclic"):
+        fs.method(f"fedavg(reduce='median') + select(score='{score}', per='client')")
+
+
+def test_one_client_cannot_make_scores_infinite() -> None:
+    """In double precision a score may be as large as 1.8e308, and its weighted sum is not finite."""
+    fed = small(Select(score="gradnorm"))
+    (asked, *_) = fed._server.open(fed.state, [0], fed._work(0))
+    slot = {"head.weight": torch.tensor(1.7e308, dtype=torch.float64)}
+    assert "none is believed above 1e+30" in (Select().validate(slot, asked) or "")
+
+
 @pytest.mark.parametrize("value", [torch.tensor(-2.0), torch.ones(2), torch.tensor(1)])
 def test_a_score_that_is_none_is_refused(value: torch.Tensor) -> None:
     fed = small(Select(score="gradnorm"))

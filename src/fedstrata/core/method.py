@@ -126,6 +126,7 @@ class Method:
             sums = ("delta",) if reducer.trusts else ("slot", "delta")  # the server has no slots to compare with
             unguarded = overrides(technique, "accumulate") and technique.sums not in sums
             unguarded |= overrides(technique, "rescale") and not overrides(technique, "rescale_guarded")
+            unguarded |= technique.per_client and overrides(technique, "apply")  # liars would choose who sends what
             if unguarded or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "

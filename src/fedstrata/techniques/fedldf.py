@@ -41,7 +41,7 @@ _LIMIT, _WHOLE = "limit/", "whole"
 
 def least_of_top(values: Tensor, share: float) -> float:
     """The smallest of the n largest values, n the share of them, rounded up."""
-    count = math.ceil(share * len(values) - 1e-9)
+    count = max(math.ceil(share * len(values) - 1e-9), 1)
     return float(values.kthvalue(len(values) - count + 1).values)
 
 
