@@ -71,6 +71,8 @@ def test_what_comes_late_is_due_as_it_was_asked() -> None:
     assert any(len(part.strata) == 1 for record in fed.records for part in record.trainings)
 
 
-@pytest.mark.parametrize(("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (1e-12, 5.0), (0.6, 3.0)])
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (1e-12, 5.0), (0.6, 3.0)]
+)
 def test_the_share_of_the_largest(share: float, least: float) -> None:
     assert least_of_top(torch.tensor([3.0, 1.0, 5.0, 2.0, 4.0]), share) == least

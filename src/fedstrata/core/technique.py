@@ -353,8 +353,8 @@ class Technique:
         one part of the model after the other.
 
         `strata` are the server model's, in order, as far as there is something in them to train and no other technique
-        has it `fixed`; a client's sub-model may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
-        the rounds before.
+        has it `fixed`; a client's sub-model may lack some, and names that it lacks do no harm. `state` is what this
+        technique's `init` and `apply` made of the rounds before.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
         technique corrects its gradients.
@@ -365,7 +365,7 @@ class Technique:
         return assignment
 
     def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
-        """Server: the parameters that its plan lets nobody train before the last round: strata of these have no turn."""
+        """Server: the parameters that its plan lets nobody train in the rounds: others plan without their strata."""
         return frozenset()
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
