@@ -182,6 +182,11 @@ class Method:
         return max((t.epilogue for t in self.techniques), default=0)
 
     @property
+    def epochs_per_visit(self) -> int | None:
+        """Passes over a client's data in a visit; None if they are the run's epochs or steps."""
+        return next((t.epochs_per_visit for t in self.techniques if t.epochs_per_visit is not None), None)
+
+    @property
     def arrivals(self) -> int | None:
         """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
         return next((t.arrivals for t in self.techniques if t.arrivals is not None), None)

@@ -339,6 +339,11 @@ class Technique:
         return {}
 
     @property
+    def epochs_per_visit(self) -> int | None:
+        """Passes over a client's data in a visit, if its plan has `turns` in the place of the run's epochs or steps."""
+        return None
+
+    @property
     def arrivals(self) -> int | None:
         """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
         return None
