@@ -527,6 +527,19 @@ def test_company_that_has_no_meaning_is_refused(method: str, says: str) -> None:
         federation(method)
 
 
+def test_features_are_not_shared_by_clients_with_lower_layers_of_their_own() -> None:
+    """What stays may lie above the cut, or be norm layers, which make features more alike."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3), nn.Linear(3, 2))
+    clients = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))] * 2
+    for who, okay in (("keep(strata='0')", False), ("keep(strata=('0', '4'))", False), ("keep", True), ("fedbn", True)):
+        method = f"fedavg(buffers='local') + {who} + fedimpro(split='2')"
+        if okay:
+            fs.Federation(model, clients, method=method)
+            continue
+        with pytest.raises(fs.UsageError, match=r"clients keep '0' below it .* lower layers of their own are not alike"):
+            fs.Federation(model, clients, method=method)
+
+
 def test_what_is_frozen_does_not_count_as_what_travels() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)

@@ -216,6 +216,10 @@ class Method:
         """True if clients keep parts of the model to themselves, so that the server has no whole one."""
         return any(t.incomplete for t in self.techniques)
 
+    def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """The parameters and running statistics that clients keep to themselves."""
+        return frozenset(name for technique in self.techniques for name in technique.kept(strata))
+
     @property
     def tunes(self) -> bool:
         """True if clients train in the rounds after the last one, and keep what they train there."""

@@ -200,6 +200,7 @@ class Setting:
         augment: True if training inputs are changed at random.
         arch: the model's architecture; "" is the server's own.
         buffers: the policy for running statistics.
+        kept: the parameters and running statistics that techniques let clients keep to themselves.
     """
 
     model: nn.Module
@@ -210,6 +211,7 @@ class Setting:
     augment: bool = False
     arch: str = ""
     buffers: Buffers = "average"
+    kept: frozenset[str] = frozenset()
 
     @property
     def movable(self) -> frozenset[str]:
@@ -368,6 +370,10 @@ class Technique:
         of its own; a technique that reads `client` is asked for every one of them, others once for all that are alike.
         """
         return assignment
+
+    def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """The parameters and running statistics that its plan lets clients keep to themselves in all rounds."""
+        return frozenset()
 
     def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
         """Server: the parameters that its plan lets nobody train in the rounds: others plan without their strata."""
