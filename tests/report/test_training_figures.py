@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedstrata.report import training_figures
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
@@ -57,6 +59,17 @@ def test_clients_that_train_a_stratum() -> None:
         split(2, (["mid", "head"], [2]), (["head"], [3])),
     )
     assert trained_by([first, second, split(3, (["head"], [9]))]) == {"mid": (1, 4), "head": (5, 5)}
+
+
+def test_what_is_refused_or_comes_too_late_is_not_counted() -> None:
+    """Of three clients, one of which alone trains the middle, it and another come too late in both rounds."""
+    late = [{"client": client, "why": "it came too late"} for client in (0, 2)]
+    rounds = [replace(split(at, (["mid", "head"], [2]), (["head"], [0, 1])), refused=late) for at in (1, 2)]
+    assert trained_by(rounds) == {"mid": (0, 3), "head": (1, 3)}
+    assert trained_shares(rounds[0]) == {"mid": 0, "head": 1 / 3}
+    assert trained_rounds(rounds) == {0: {}, 1: {"head": 2}, 2: {}}
+    whole = replace(split(1, (["mid", "head"], [0, 1])), refused=late[:1])
+    assert len(training_figures.who_trained_what(group_runs([SavedRun("run", config(), [whole], (), FACTS)]))) == 2
 
 
 def test_figures() -> None:
