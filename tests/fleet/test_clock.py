@@ -12,6 +12,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.compare import compare
 from fedstrata.compare.show import csv_text
+from fedstrata.core.text import simulated_text, time_unit
 from fedstrata.engines.registry import ENGINES
 from fedstrata.fleet.clock import round_seconds, visit_seconds
 from fedstrata.fleet.devices import Device
@@ -190,8 +191,17 @@ def test_time_to_target_is_told(tmp_path: Path) -> None:
     assert history.summary["simulated_seconds"] == history.records[-1].simulated_seconds
     assert "simulated_seconds" not in build(fleet=None, rounds=1).fit().summary
     groups = group_runs([SavedRun.read(tmp_path / "run")])
-    curve = {figure.name: figure for figure in against_costs(groups)}["accuracy-hours"].data[-1]
-    assert list(curve["x"]) == pytest.approx([(r.simulated_seconds or 0) / 3600 for r in history.records], rel=1e-3)
+    figure = {figure.name: figure for figure in against_costs(groups)}["accuracy-simulated"]
+    times = [r.simulated_seconds or 0 for r in history.records]
+    size, unit, _ = time_unit(times[-1])
+    assert figure.title == f"Accuracy against simulated {unit}"
+    assert list(figure.data[-1]["x"]) == pytest.approx([time / size for time in times], rel=1e-3)
+
+
+def test_times_are_told_in_a_unit_that_fits() -> None:
+    assert [simulated_text(time) for time in (0.25, 89.0, 90.0, 5399.0, 5400.0)] == [
+        *("0.25 s", "89 s", "1.5 min", "90.0 min", "1.5 h")
+    ]
 
 
 def test_a_comparison_has_columns_of_simulated_time(tmp_path: Path) -> None:
