@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedstrata as fs
 from fedstrata.compare import compare
@@ -118,6 +119,20 @@ def test_what_devices_took_adds_up() -> None:
         fed = build(**how)
         for record in fed.fit().records:
             add_up(fed, record)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpart(full_rounds=0, rounds_per_stratum=1)", "scaffold"])
+def test_what_convolutions_took_adds_up(method: str) -> None:
+    """Layers that work in place, and frozen ones that keep no inputs, are foreseen as they will be run."""
+    clients, rng = [], torch.Generator().manual_seed(0)
+    for size in (9, 20, 5):
+        y = torch.randint(0, 5, (size,), generator=rng)
+        clients.append((torch.rand(size, 3, 16, 16, generator=rng), y))
+    model = fs.build_model("resnet8(width=4)", (3, 16, 16), 5, seed=0)
+    how: dict[str, Any] = {"rounds": 3, "batch_size": 8, "engine": "serial", "fleet": "slow*2(up='1kB/s'); free"}
+    fed = fs.Federation(model, clients, method=method, **how)
+    for record in fed.fit().records:
+        add_up(fed, record)
 
 
 def test_everybody_may_be_late() -> None:
