@@ -74,10 +74,19 @@ def test_devices_take_turns() -> None:
     parts = {part for row in phones for part in row[:2] if part is not None}
     assert len(parts) == 2
     assert all(row[0] is not row[1] for row in phones)  # two of them train both groups in every round
-    assert phones[0][0] is phones[1][1] is phones[2][0]
+    assert all(phones[r][0] is phones[r + 1][1] for r in (0, 2))  # in rounds with the same z, one after the other
     records = fed.fit().records
     assert all(not r.late and not r.refused for r in records)
     assert all(len(r.active) == 5 for r in records)
+
+
+def test_a_technique_and_devices_take_turns_apart() -> None:
+    """FedPart's period is four strata, the phones' two groups, and one phone takes part: all strata train in the end."""
+    chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('0', '3', '6', '14'))"
+    how: dict[str, Any] = {"deadline": 0.33, "stragglers": "narrow", "participation": 1, "rounds": 24}
+    fed = build("phone*4(up='10kB/s')", method=chosen, **how)
+    assert [len(parts) for parts in fed._server.budgets.parts.values()] == [2]
+    assert {s for r in fed.fit().records for s in r.active} == {"0", "3", "6", "14"}
 
 
 def test_a_plan_of_a_technique_is_narrowed() -> None:

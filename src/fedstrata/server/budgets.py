@@ -72,12 +72,14 @@ class Budgets:
         parts: kind → the parts that its clients train in turns; kinds that are not here train the whole model.
         notes: what a reader of the results must know.
         alone: True if a client's turn must not depend on who else is asked, since each is asked by itself.
+        seed: of the run.
     """
 
     kinds: Mapping[int, Kind] = field(default_factory=dict)
     parts: Mapping[Kind, tuple[Part, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     alone: bool = False
+    seed: int = 0
 
     def parts_of(self, round: int, clients: Sequence[int]) -> list[Part | None]:
         """What each of a round's clients trains, in their order; None for all of its model."""
@@ -88,7 +90,8 @@ class Budgets:
         for client in clients:
             kind = self.kinds[client]
             parts = self.parts.get(kind)
-            found.append(None if parts is None else parts[turn(round, places[client], there[kind], len(parts))])
+            about = round, places[client], there[kind]
+            found.append(None if parts is None else parts[turn(self.seed, *about, len(parts))])
         return found
 
     def _count(self, clients: Iterable[int]) -> tuple[dict[int, int], Counter[Kind]]:
@@ -110,6 +113,11 @@ NO_BUDGETS = Budgets()
 
 class Limits(Protocol):
     """What a run's settings say of its clock."""
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        ...
 
     @property
     def deadline(self) -> float | None:
@@ -156,7 +164,7 @@ def plan_budgets(
         raise UsageError(planner.refusal(next(iter(members))[1]))
     kinds = {client: kind for kind, clients in members.items() for client in clients}
     alone = context.method.arrivals is not None
-    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone)
+    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone, limits.seed)
 
 
 @dataclass(frozen=True, eq=False)
