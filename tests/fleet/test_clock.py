@@ -190,9 +190,17 @@ def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
         make(resume=True)
 
 
-def test_a_deadline_needs_a_fleet() -> None:
+def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
     with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
         build(fleet=None, deadline=3.0)
+    for stragglers in ("wait", "narrow"):
+        with pytest.raises(fs.UsageError, match=f"stragglers = '{stragglers}' needs a deadline"):
+            build(stragglers=stragglers)
+    (tmp_path / "t.csv").write_text("client,start,end\n9,0,99\n0,0,99\n")
+    with pytest.raises(fs.UsageError, match="none is ever there"):
+        build(fleet=f"a*6(available=\"trace('{tmp_path / 't.csv'}')\")", without="0", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_time_to_target_is_told(tmp_path: Path) -> None:
