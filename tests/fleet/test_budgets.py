@@ -116,6 +116,16 @@ def test_what_cannot_be_is_said_in_a_sentence() -> None:
     assert build("phone*2(memory='1GB'); box*2").notes == ()
 
 
+def test_who_is_left_out_trains_nothing() -> None:
+    """The box alone could train the first stratum, and everything, but it is never asked."""
+    budget = peak(SECOND) + 2000
+    fed = build(f"phone*3(memory={budget}); box", without="3")
+    assert "no device of the fleet can train 0: it keeps its first values" in fed.notes
+    assert not any("nothing" in n or "no device" in n for n in build(f"phone*3(memory={budget}); box").notes)
+    with pytest.raises(UsageError, match=r"no device of the fleet can train any stratum"):
+        build("phone*3(memory='5kB'); box", without="3")
+
+
 @pytest.mark.parametrize("engine", ["processes", "wire"])
 def test_same_on_every_engine(engine: str, tmp_path: Path) -> None:
     budget = peak(SECOND) + 2000

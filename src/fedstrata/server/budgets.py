@@ -131,7 +131,12 @@ class Limits(Protocol):
 
 
 def plan_budgets(
-    setup: Setup, context: ClientContext, work: Work, limits: Limits, devices: Sequence[Device]
+    setup: Setup,
+    context: ClientContext,
+    work: Work,
+    limits: Limits,
+    devices: Sequence[Device],
+    asked: Iterable[int],
 ) -> Budgets:
     """What a fleet's devices can train of these models; nothing is said of those that can train everything.
 
@@ -141,9 +146,10 @@ def plan_budgets(
         work: how.
         limits: the deadline, and whether devices train less to keep it.
         devices: of all clients.
+        asked: the clients that take part in rounds; what only others can train nobody trains.
 
     Raises:
-        UsageError: if nobody can train anything.
+        UsageError: if nobody of them can train anything.
     """
     deadline = limits.deadline if limits.stragglers == "narrow" else None
     if deadline is None and all(device.memory is None for device in devices):
@@ -160,11 +166,13 @@ def plan_budgets(
     parts = {kind: planner.parts(kind[1], groups) for kind, groups in spans.items() if planner.is_less(kind[1], groups)}
     if not parts:
         return NO_BUDGETS
-    if not any(spans.values()):
-        raise UsageError(planner.refusal(next(iter(members))[1]))
+    takes_part = set(asked).intersection
+    there = {kind: spans[kind] for kind, clients in members.items() if takes_part(clients)}
+    if not any(there.values()):
+        raise UsageError(planner.refusal(next(iter(there))[1]))
     kinds = {client: kind for kind, clients in members.items() for client in clients}
     alone = context.method.arrivals is not None
-    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone, limits.seed)
+    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, there), alone, limits.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +281,7 @@ class _Planner:
 
     def notes(self, members: dict[Kind, list[int]], spans: dict[Kind, tuple[Span, ...]]) -> tuple[str, ...]:
         """Who trains what, and what nobody can train."""
-        found = [self._note(kind, len(clients), spans[kind]) for kind, clients in members.items()]
+        found = [self._note(kind, len(members[kind]), groups) for kind, groups in spans.items()]
         trained = {n for kind, groups in spans.items() for span in groups for n in self.names(kind[1], span)}
         nobody = [s.name for s in self.strata("") if trained.isdisjoint(s.params)]
         if nobody:
