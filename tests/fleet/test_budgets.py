@@ -80,6 +80,16 @@ def test_devices_take_turns() -> None:
     assert all(len(r.active) == 5 for r in records)
 
 
+def test_a_short_batch_takes_less_time() -> None:
+    """17 examples in batches of 8 are two steps and an eighth of one: who has time for these trains everything."""
+    how: dict[str, Any] = {"rounds": 1, "batch_size": 8, "engine": "serial", "stragglers": "narrow"}
+    (used,) = fs.Federation(model(), clients(17), fleet="phone(flops='1M/s')", deadline=1e3, **how).fit().records
+    tight = {**how, "deadline": 1.01 * used.devices[0].seconds}
+    fed = fs.Federation(model(), clients(17), fleet="phone(flops='1M/s')", **tight)
+    assert fed.notes == ()
+    assert fed.fit().records[0].late == []
+
+
 def test_a_technique_and_devices_take_turns_apart() -> None:
     """FedPart's period is four strata, the phones' two groups, and one phone takes part: all strata train in the end."""
     chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('0', '3', '6', '14'))"

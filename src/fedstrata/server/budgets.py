@@ -224,7 +224,7 @@ class _Planner:
                 return False
             if self.deadline is None:
                 return True
-            steps = len(batch_sizes(most, self.forecast.work, False))
+            steps = sum(batch_sizes(most, self.forecast.work, False)) / rows  # the last one may be a short one
             up = self._bytes_up(arch, (first, last))
             return visit_seconds(device, down, step.flops * steps, up) <= self.deadline
 
