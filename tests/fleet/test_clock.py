@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedstrata as fs
 from fedstrata.compare import compare
@@ -121,6 +122,20 @@ def test_what_devices_took_adds_up() -> None:
             add_up(fed, record)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedpart(full_rounds=0, rounds_per_stratum=1)", "scaffold"])
+def test_what_convolutions_took_adds_up(method: str) -> None:
+    """Layers that work in place, and frozen ones that keep no inputs, are foreseen as they will be run."""
+    clients, rng = [], torch.Generator().manual_seed(0)
+    for size in (9, 20, 5):
+        y = torch.randint(0, 5, (size,), generator=rng)
+        clients.append((torch.rand(size, 3, 16, 16, generator=rng), y))
+    model = fs.build_model("resnet8(width=4)", (3, 16, 16), 5, seed=0)
+    how: dict[str, Any] = {"rounds": 3, "batch_size": 8, "engine": "serial", "fleet": "slow*2(up='1kB/s'); free"}
+    fed = fs.Federation(model, clients, method=method, **how)
+    for record in fed.fit().records:
+        add_up(fed, record)
+
+
 def test_everybody_may_be_late() -> None:
     fed = build(deadline=1e-3, without="2,3,4,5", rounds=2)
     start = {name: value.clone() for name, value in fed.state.params.items()}
@@ -176,9 +191,17 @@ def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
         make(resume=True)
 
 
-def test_a_deadline_needs_a_fleet() -> None:
+def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
     with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
         build(fleet=None, deadline=3.0)
+    for stragglers in ("wait", "narrow"):
+        with pytest.raises(fs.UsageError, match=f"stragglers = '{stragglers}' needs a deadline"):
+            build(stragglers=stragglers)
+    (tmp_path / "t.csv").write_text("client,start,end\n9,0,99\n0,0,99\n")
+    with pytest.raises(fs.UsageError, match="none is ever there"):
+        build(fleet=f"a*6(available=\"trace('{tmp_path / 't.csv'}')\")", without="0", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_time_to_target_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedstrata.diagnosis.coverage import rarely_trained
 from fedstrata.report import training_figures
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
@@ -57,6 +58,19 @@ def test_clients_that_train_a_stratum() -> None:
         split(2, (["mid", "head"], [2]), (["head"], [3])),
     )
     assert trained_by([first, second, split(3, (["head"], [9]))]) == {"mid": (1, 4), "head": (5, 5)}
+
+
+def test_who_was_dropped_has_not_trained() -> None:
+    """Client 1 was late for the middle, and its update was refused; client 0 was late and awaited."""
+    late = {"late": [0, 1], "refused": [{"client": 1, "why": "it came too late"}]}
+    trained = [{"strata": ["head"], "clients": [0]}, {"strata": ["mid", "head"], "clients": [1]}]
+    one = Record.read(record(1, clients=[0, 1], active=["mid", "head"], trained=trained, **late))
+    assert trained_shares(one) == {"mid": 0, "head": 0.5}
+    assert {client: dict(counts) for client, counts in trained_rounds([one]).items()} == {0: {"head": 1}}
+    assert trained_by([one]) == {"mid": (0, 2), "head": (1, 2)}
+    evidence = rarely_trained(SavedRun("run", config(), [one], (), FACTS))
+    assert evidence is not None
+    assert evidence.sentence == "Stratum mid: trained by 0 of 2 clients, so it keeps its first values."
 
 
 def test_figures() -> None:
