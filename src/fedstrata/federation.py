@@ -184,7 +184,7 @@ class Federation:
         s, sampler = self.settings, self.sampler
         how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
         data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
-        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices)
+        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices, sampler.everybody)
         self.notes += budgets.notes
         server = Server(self.method, setup.architectures, len(self.clients), *how, *data, budgets)
         return server, build_pace(server, sampler, s, self.devices, self._context)

@@ -84,10 +84,11 @@ def write_run(
     class_names: Sequence[str] = CLASSES,
     archs: Sequence[str] = (),
     sampled: int = 10,
+    planned: int | None = None,
     **changes: Any,
 ) -> Path:
-    """Write a whole run, learning as runs do."""
-    values = config(rounds=max(rounds, 1), **changes)
+    """Write a whole run, learning as runs do, or as many of its rounds as there are so far."""
+    values = config(rounds=planned or max(rounds, 1), **changes)
     chance = random.Random(f"{values['method']}{values['seed']}")
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(values))
