@@ -80,6 +80,17 @@ def test_devices_take_turns() -> None:
     assert all(len(r.active) == 5 for r in records)
 
 
+@pytest.mark.parametrize("examples", [17, 19])
+def test_a_short_batch_takes_less_time(examples: int) -> None:
+    """After two batches of 8 one of 3, or none, for one example has no statistics: who has time trains everything."""
+    how: dict[str, Any] = {"rounds": 1, "batch_size": 8, "engine": "serial", "fleet": "phone(flops='1M/s')"}
+    (used,) = fs.Federation(model(), clients(examples), **how).fit().records
+    tight = {**how, "stragglers": "narrow", "deadline": 1.01 * used.devices[0].seconds}
+    fed = fs.Federation(model(), clients(examples), **tight)
+    assert fed.notes == ()
+    assert fed.fit().records[0].late == []
+
+
 def test_a_technique_and_devices_take_turns_apart() -> None:
     """FedPart's period is four strata, the phones' two groups, and one phone takes part: all strata train in the end."""
     chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('0', '3', '6', '14'))"

@@ -30,6 +30,7 @@ from fedstrata.errors import UsageError
 from fedstrata.fleet.clock import visit_seconds
 from fedstrata.fleet.devices import Device
 from fedstrata.fleet.plans import Span, affordable_groups, covering, turn
+from fedstrata.models.norms import normalises_batches
 from fedstrata.server.setup import Setup
 from fedstrata.server.state import Architecture
 
@@ -215,7 +216,8 @@ class _Planner:
         if not most:
             return ()
         count, rows = len(self.strata(arch)), min(self.forecast.work.batch_size, most)
-        down = self._bytes_down(arch)
+        down, drop_single = self._bytes_down(arch), normalises_batches(self.setup.models[arch])
+        steps = sum(batch_sizes(most, self.forecast.work, drop_single)) / rows  # the last one may be a short one
 
         def fits(first: int, last: int) -> bool:
             names = self.names(arch, (first, last))
@@ -224,7 +226,6 @@ class _Planner:
                 return False
             if self.deadline is None:
                 return True
-            steps = len(batch_sizes(most, self.forecast.work, False))
             up = self._bytes_up(arch, (first, last))
             return visit_seconds(device, down, step.flops * steps, up) <= self.deadline
 
