@@ -100,7 +100,7 @@ def test_a_client_that_can_take_no_step_trains_nothing() -> None:
 
 
 def test_a_technique_and_devices_take_turns_apart() -> None:
-    """FedPart's period is four strata, the phones' two groups, and one phone takes part: all strata train in the end."""
+    """FedPart's period is four strata, the phones' two groups, and one phone takes part: all train in the end."""
     chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('0', '3', '6', '14'))"
     how: dict[str, Any] = {"deadline": 0.33, "stragglers": "narrow", "participation": 1, "rounds": 24}
     fed = build("phone*4(up='10kB/s')", method=chosen, **how)
