@@ -1,7 +1,7 @@
 """What a device trains when: groups of strata that lie next to each other, and whose turn each is.
 
-Pure functions of whole numbers, and of the run's seed: strata are numbered from the input to the output, and whoever knows models says what a
-group of them takes.
+Pure functions of whole numbers, and of the run's seed: strata are numbered from the input to the output, and whoever
+knows models says what a group of them takes.
 """
 
 from __future__ import annotations

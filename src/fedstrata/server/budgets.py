@@ -30,6 +30,7 @@ from fedstrata.errors import UsageError
 from fedstrata.fleet.clock import visit_seconds
 from fedstrata.fleet.devices import Device
 from fedstrata.fleet.plans import Span, affordable_groups, covering, turn
+from fedstrata.models.norms import normalises_batches
 from fedstrata.server.setup import Setup
 from fedstrata.server.state import Architecture
 
@@ -212,10 +213,11 @@ class _Planner:
     def spans(self, device: Device, arch: str, clients: Sequence[int]) -> tuple[Span, ...]:
         """The groups that a device trains in turns; the one with the most examples decides what is in time."""
         most = max(len(self.setup.clients[client]) for client in clients)
-        if not most:
+        sizes = batch_sizes(most, self.forecast.work, normalises_batches(self.setup.models[arch]))
+        if not sizes:
             return ()
-        count, rows = len(self.strata(arch)), min(self.forecast.work.batch_size, most)
-        down = self._bytes_down(arch)
+        count, rows, down = len(self.strata(arch)), max(sizes), self._bytes_down(arch)
+        steps = sum(sizes) / rows  # the last one may be a short one
 
         def fits(first: int, last: int) -> bool:
             names = self.names(arch, (first, last))
@@ -224,7 +226,6 @@ class _Planner:
                 return False
             if self.deadline is None:
                 return True
-            steps = sum(batch_sizes(most, self.forecast.work, False)) / rows  # the last one may be a short one
             up = self._bytes_up(arch, (first, last))
             return visit_seconds(device, down, step.flops * steps, up) <= self.deadline
 
@@ -273,10 +274,12 @@ class _Planner:
         rows = self.forecast.work.batch_size
         alone = range(len(self.strata(arch)))
         least = min(self.forecast.step(arch, self.names(arch, (s, s)), rows).memory for s in alone)
-        in_time = "" if self.deadline is None else f" within {self.deadline:g} simulated seconds"
+        in_time, longer = "", ""
+        if self.deadline is not None:
+            in_time, longer = f" within {self.deadline:g} simulated seconds", "a longer deadline, "
         return (
             f"no device of the fleet can train any stratum of this model{in_time}: a step with {rows} examples takes "
-            f"{bytes_text(least)} at least; take a smaller batch_size or model, or other devices"
+            f"{bytes_text(least)} at least; take {longer}a smaller batch_size or model, or other devices"
         )
 
     def notes(self, members: dict[Kind, list[int]], spans: dict[Kind, tuple[Span, ...]]) -> tuple[str, ...]:

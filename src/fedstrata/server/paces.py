@@ -42,7 +42,8 @@ def build_pace(
     """What opens a run's rounds.
 
     Raises:
-        UsageError: if the method takes updates as they arrive, and nothing says when that is; or if nobody is ever there.
+        UsageError: if the method takes updates as they arrive, and nothing says when that is; or if nobody is ever
+            there.
     """
     buffer = server.method.arrivals
     if buffer is not None:
