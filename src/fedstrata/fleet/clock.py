@@ -45,7 +45,7 @@ class Presence:
         return now if available is None else available.next_time(client, now, self.seed)
 
     def first(self, clients: Sequence[int], now: float) -> tuple[float, list[int]]:
-        """(first second from `now` on at which one of some clients is there, those that are then); infinity for never."""
+        """(first second from `now` on at which one of some clients is there, those that are); infinity for never."""
         times = [self.next_time(client, now) for client in clients]
         begins = min(times, default=math.inf)
         return begins, [client for client, time in zip(clients, times, strict=True) if time == begins < math.inf]
