@@ -77,7 +77,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
 
 def _other_results(text: str) -> str:
     """Links to the pages of results that a page does not link to yet."""
-    left = [path for path in sorted((DOCS / "results").glob("*.md")) if f"]({path.name}" not in text]
+    left = [path for path in sorted((DOCS / "results").glob("*.md")) if f"]({path.name})" not in text]
     lines = [f"- [{_title(path)}]({path.name})" for path in left if path.name != "index.md"]
     return "\n".join(["## More", "", *lines]) if lines else ""
 

@@ -18,6 +18,7 @@ import pytest
 from fedstrata.cli import main
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```(\w+)(?:[ ]+title=\"([^\"]+)\")?[^\n]*\n(.*?)^\1```", flags=re.DOTALL | re.MULTILINE)
 CUT_SHORT = {
     "run": "--rounds 2 --steps 1",
@@ -28,7 +29,7 @@ CUT_SHORT = {
     "ray": "--workers 1",  # tests/engines/test_ray.py has two
 }
 """What is added to a line that has a word."""
-ELSEWHERE = ("pip", "make", "git", "cd", "export", "ray", "chmod", "flwr", "flower-superlink", "flower-supernode", "scp")
+ELSEWHERE = frozenset("cd chmod export flower-superlink flower-supernode flwr git make mkdir pip ray tar".split())
 """Programs of others, and what needs more than this machine; tests/flower runs a deployment, tests/engines a cluster."""
 
 
@@ -51,7 +52,8 @@ def read_lines(snippet: Snippet) -> Iterator[list[str]]:
     """The words of each line that a reader types; what is printed has no `$` before it."""
     for line in snippet.text.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
-            yield shlex.split(line[2:], comments=True)
+            words = shlex.split(line[2:], comments=True)
+            yield words[: words.index(">")] if ">" in words else words
 
 
 def outs(words: list[str]) -> list[str]:
