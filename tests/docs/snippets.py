@@ -12,11 +12,16 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from fedstrata.cli import main
+from fedstrata.probes import registry
+from fedstrata.techniques import TECHNIQUES
 
+PROBES: Any = registry.PROBES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```(\w+)(?:[ ]+title=\"([^\"]+)\")?[^\n]*\n(.*?)^\1```", flags=re.DOTALL | re.MULTILINE)
@@ -88,14 +93,15 @@ def run_page(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = " ".join(s.text for s in snippets if s.language in ("console", "python") and not s.title)
     names: dict[str, object] = {"__name__": "__main__"}
     try:
-        for snippet in snippets:
-            if snippet.title:
-                _write(snippet, place, typed)
-            elif snippet.language == "python":
-                exec(compile(snippet.text, page.name, "exec", dont_inherit=True), names)
-            elif snippet.language == "console":
-                for words in read_lines(snippet):
-                    run_line(words, place)
+        with mock.patch.dict(TECHNIQUES), mock.patch.dict(PROBES):  # to which a page may add its own
+            for snippet in snippets:
+                if snippet.title:
+                    _write(snippet, place, typed)
+                elif snippet.language == "python":
+                    exec(compile(snippet.text, page.name, "exec", dont_inherit=True), names)
+                elif snippet.language == "console":
+                    for words in read_lines(snippet):
+                        run_line(words, place)
     finally:
         for name in set(sys.modules) - before:
             if _is_in(sys.modules[name], place):
