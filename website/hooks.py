@@ -26,7 +26,9 @@ MADE = {
     "reference/python/techniques.md": listings.techniques,
 }
 """Pages of the site → what writes them."""
-MARKER = "<!-- results that are not in a table above -->"
+RESULTS = "<!-- results that are not in a table above -->"
+NOTEBOOKS = "<!-- notebooks -->"
+"""Where a page wants a list that nobody writes by hand."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -70,20 +72,29 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
         text = markdown.move_links(text, WRITTEN[place], place, ROOT)
     elif place not in MADE and not place.startswith("tutorials/"):
         text = markdown.move_links(text, f"docs/{place}", place, ROOT)
-    if MARKER in text:
-        text = text.replace(MARKER, _other_results(text))
+    if RESULTS in text:
+        text = text.replace(RESULTS, _other_results(text))
+    if NOTEBOOKS in text:
+        text = text.replace(NOTEBOOKS, _tutorials())
     return markdown.widen_lists(text)
+
+
+def _tutorials() -> str:
+    """Links to the notebooks' pages."""
+    made = sorted(notebooks.pages(ROOT / "examples").items())
+    lines = [f"- [{_title(text)}]({page.removeprefix('tutorials/')})" for page, text in made]
+    return "\n".join(lines) if lines else "There is none yet."
 
 
 def _other_results(text: str) -> str:
     """Links to the pages of results that a page does not link to yet."""
     left = [path for path in sorted((DOCS / "results").glob("*.md")) if f"]({path.name})" not in text]
-    lines = [f"- [{_title(path)}]({path.name})" for path in left if path.name != "index.md"]
+    lines = [f"- [{_title(path.read_text('utf-8'))}]({path.name})" for path in left if path.name != "index.md"]
     return "\n".join(["## More", "", *lines]) if lines else ""
 
 
-def _title(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").strip()
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ").strip()
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
