@@ -9,17 +9,22 @@ from html import escape
 from pathlib import Path
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "img"
-STYLE = """
-text{fill:var(--md-default-fg-color,#222);font:15px system-ui,sans-serif}
-.small{font-size:13px;fill:var(--md-default-fg-color--light,#666)}
-.strong{font-weight:600}
-.box{fill:var(--md-code-bg-color,#f5f5f5);stroke:var(--md-default-fg-color--lighter,#999);stroke-width:1.2}
-.on{fill:#00968833;stroke:#009688;stroke-width:2}
-.arrow{fill:none;stroke:var(--md-default-fg-color--light,#666);stroke-width:1.6;marker-end:url(#%s)}
-.tip{fill:var(--md-default-fg-color--light,#666)}
-@media (prefers-color-scheme:dark){text{fill:var(--md-default-fg-color,#ddd)}.small{fill:var(--md-default-fg-color--light,#aaa)}
-.box{fill:var(--md-code-bg-color,#2a2d35)}}
-"""
+DARK = "@media (prefers-color-scheme:dark)"
+STYLE = {
+    "text": "fill:var(--md-default-fg-color,#222);font:15px system-ui,sans-serif",
+    ".small": "font-size:13px;fill:var(--md-default-fg-color--light,#666)",
+    ".strong": "font-weight:600",
+    ".box": "fill:var(--md-code-bg-color,#f5f5f5);stroke:var(--md-default-fg-color--lighter,#999);stroke-width:1.2",
+    ".on": "fill:#00968833;stroke:#009688;stroke-width:2",
+    ".arrow": "fill:none;stroke:var(--md-default-fg-color--light,#777);stroke-width:1.6",
+    ".tip": "fill:var(--md-default-fg-color--light,#777)",
+}
+IN_THE_DARK = {
+    "text": "fill:var(--md-default-fg-color,#ddd)",
+    ".small": "fill:var(--md-default-fg-color--light,#aaa)",
+    ".box": "fill:var(--md-code-bg-color,#2a2d35)",
+    ".on": "fill:#00968833",
+}
 
 
 def drawing(name: str, width: int, height: int, *parts: str) -> None:
@@ -29,14 +34,19 @@ def drawing(name: str, width: int, height: int, *parts: str) -> None:
         f'<marker id="{tip}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path class="tip" d="M0 0 8 4 0 8z"/></marker>'
     )
-    style = "".join((STYLE % tip).split("\n"))
+    style = f"{_rules(STYLE)}.drawing .arrow{{marker-end:url(#{tip})}}{DARK}{{{_rules(IN_THE_DARK)}}}"
     lines = [
-        f'<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">',
+        f'<svg class="drawing" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">',
         f"<style>{style}</style><defs>{marker}</defs>",
         *parts,
         "</svg>",
     ]
     (IMAGES / f"drawing-{name}.svg").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _rules(style: dict[str, str]) -> str:
+    """Rules of style for drawings alone: in a page, they would hold for all of it."""
+    return "".join(f".drawing {what}{{{how}}}" for what, how in style.items())
 
 
 def box(x: int, y: int, width: int, height: int, *lines: str, on: bool = False) -> str:
@@ -63,7 +73,9 @@ def label(x: int, y: int, text: str, anchor: str = "middle") -> str:
 
 def round_() -> None:
     """Open, three visits, close."""
-    visits = [box(285, 10 + 80 * i, 190, 62, f"client {name}", "trains on its own data") for i, name in enumerate("123")]
+    visits = [
+        box(285, 10 + 80 * i, 190, 62, f"client {name}", "trains on its own data") for i, name in enumerate("123")
+    ]
     down = [arrow((175, 121), (230, 121), (230, 41 + 80 * i), (283, 41 + 80 * i)) for i in range(3)]
     up = [arrow((475, 41 + 80 * i), (530, 41 + 80 * i), (530, 121), (583, 121)) for i in range(3)]
     drawing(
@@ -78,7 +90,11 @@ def round_() -> None:
         label(228, 18, "assignments"),
         label(532, 18, "updates"),
         arrow((670, 157), (670, 285), (90, 285), (90, 160)),
-        label(380, 303, "the next round begins with the new model; one line goes into metrics.jsonl, probes look at copies"),
+        label(
+            380,
+            303,
+            "the next round begins with the new model; one line goes into metrics.jsonl, probes look at copies",
+        ),
     )
 
 
@@ -96,7 +112,16 @@ def strata() -> None:
             label(390, y + 27, "trains; its change travels" if on else "frozen: no gradient,", "start")
             + label(390, y + 45, "" if on else "no optimiser state, no bytes", "start")
         )
-    drawing("strata", 620, 245, *parts, label(60, 45, "inputs"), arrow((85, 40), (117, 40)), label(60, 215, "outputs"), arrow((118, 210), (88, 210)))
+    drawing(
+        "strata",
+        620,
+        245,
+        *parts,
+        label(60, 45, "inputs"),
+        arrow((85, 40), (117, 40)),
+        label(60, 215, "outputs"),
+        arrow((118, 210), (88, 210)),
+    )
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "What `fedstrata COMMAND --help` says, on one page. `--debug`, anywhere in a line, shows a traceback instead of "
-        "one sentence. [A tour](../tour.md) shows commands at work; [Settings and files of a run](../runs.md) explains "
-        "the settings.",
+        "What `fedstrata COMMAND --help` says, on one page. `--debug`, anywhere in a line, shows a traceback instead "
+        "of one sentence. [A tour](../tour.md) shows commands at work; [Settings](settings.md) lists what "
+        "can be set, and [Runs](../runs.md) explains it.",
         "",
     ]
     runs: dict[tuple[str, ...], str] = {}
@@ -85,8 +85,8 @@ def _text(told: str | None) -> str:
 def _arguments(command: click.Command, context: click.Context) -> list[str]:
     rows = []
     for argument in command.params:
-        if isinstance(argument, click.Argument):
-            name, told = argument.get_help_record(context) or (argument.make_metavar(context), "")
+        name, told = (isinstance(argument, click.Argument) and argument.get_help_record(context)) or ("", "")
+        if told:
             rows.append(f"| `{_cell(name)}` | {_plain(told)} |")
     return ["| argument | |", "|---|---|", *rows, ""] if rows else []
 
@@ -107,8 +107,8 @@ def names() -> str:
     lines = [
         "# What a run can name",
         "",
-        "What `fedstrata list WHAT` prints, on one page: every name, its arguments with their defaults, and one line of "
-        'help. Arguments are written as in Python: `--model "resnet8(width=16)"`.',
+        "What `fedstrata list WHAT` prints, on one page: every name, its arguments with their defaults, and one line "
+        'of help. Arguments are written as in Python: `--model "resnet8(width=16)"`.',
         "",
     ]
     for what in TABLES:
@@ -126,8 +126,9 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting has the same name in a TOML file and in Python (`batch_size`), and as an option (`--batch-size`). "
-        "[Runs](../runs.md) says more about some of them. A Federation in Python has the settings of the first table; "
+        "Every setting has the same name in a TOML file and in Python (`batch_size`), and as an option "
+        "(`--batch-size`). [Runs](../runs.md) says more about some of them. "
+        "A Federation in Python has the settings of the first table; "
         "its model and data are objects.",
         "",
     ]
@@ -135,7 +136,9 @@ def settings() -> str:
     for title, fields in (("How a federation trains", Settings.model_fields), ("What it trains on", run)):
         lines += [f"## {title}", "", "| setting | type | default | |", "|---|---|---|---|"]
         for name, field in fields.items():
-            kind = re.sub(r"<class '([\w.]+)'>|typing\.", lambda m: (m[1] or "").rpartition(".")[2], str(field.annotation))
+            kind = re.sub(
+                r"<class '([\w.]+)'>|typing\.", lambda m: (m[1] or "").rpartition(".")[2], str(field.annotation)
+            )
             default = "" if field.default is None else f"`{_cell(repr(field.default))}`"
             lines.append(f"| `{name}` | `{_cell(kind)}` | {default} | {_plain(field.description or '')} |")
         lines.append("")
@@ -147,15 +150,17 @@ def techniques() -> str:
     lines = [
         "# Techniques",
         "",
-        "Every technique with its paper, its equation and its arguments, from its docstring. [Methods](../../methods.md) "
-        "compares them in one table, says which combine, and where fedstrata departs from a paper.",
+        "Every technique with its paper, its equation and its arguments, from its docstring. "
+        "[Methods](../../methods.md) compares them in one table, says which combine, "
+        "and where fedstrata departs from a paper.",
         "",
     ]
     for name, entry in load_table("methods").items():
         home = entry.__module__
         paragraphs = inspect.cleandoc(importlib.import_module(home).__doc__ or "").split("\n\n")
         papers = [" ".join(p.split()) for p in paragraphs[1:] if PAPER.search(p)]
-        lines += [f"## {name}", "", f"`{name}{describe_entry(name, entry)['arguments']}`", ""]
+        arguments = describe_entry(name, entry)["arguments"]
+        lines += [f"## {name}", "", f"`{name}({arguments})`" if arguments else f"`{name}`", ""]
         lines += [line for paper in papers for line in (*textwrap.wrap(paper, 110), "")]
         lines += [f"::: {home}.{entry.__name__}", *_OPTIONS, ""]
     return "\n".join(lines)

@@ -113,7 +113,7 @@ def inline_drawings(page: str, folder: Path) -> str:
     def replace(image: re.Match[str]) -> str:
         drawing = (folder / image[2]).read_text(encoding="utf-8").strip()
         label = html.escape(html.unescape(image[1]), quote=True)
-        named = drawing.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{label}" ', 1)
+        named = drawing.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         return f'<span class="drawing-box" tabindex="0">{named}</span>'
 
     return DRAWING.sub(replace, page)

@@ -34,8 +34,9 @@ CUT_SHORT = {
     "ray": "--workers 1",  # tests/engines/test_ray.py has two
 }
 """What is added to a line that has a word."""
-ELSEWHERE = frozenset("cd chmod export flower-superlink flower-supernode flwr git make mkdir pip ray tar".split())
-"""Programs of others, and what needs more than this machine; tests/flower runs a deployment, tests/engines a cluster."""
+FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
+ELSEWHERE = {"cd", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "tar"} | FLOWER
+"""Programs of others, and what needs more than one machine: tests/flower runs a deployment, tests/engines a cluster."""
 
 
 @dataclass(frozen=True)

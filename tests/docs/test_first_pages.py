@@ -11,6 +11,7 @@ import typer.main
 from fedstrata.cli import main
 from fedstrata.cli.options import parse_numbers
 from fedstrata.config.schema import RunConfig, validate_values
+from fedstrata.errors import UsageError
 
 from .snippets import DOCS, ELSEWHERE, ROOT, Snippet, read_lines, read_snippets, run_page
 
@@ -66,12 +67,14 @@ def understand(words: list[str]) -> None:
 
 @pytest.mark.parametrize("line", ["run --rouns 3", "run --lr -1", "run --method fedavgg", "runn", "diagnose --tri"])
 def test_a_wrong_line_is_not(line: str) -> None:
-    with pytest.raises((Exception, SystemExit)):  # noqa: B017, PT011 - click's errors, ours, and a missing command
+    with pytest.raises((click.ClickException, UsageError, KeyError)):
         understand(line.split())
 
 
 def test_a_page_that_fails_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "page.md").write_text("```python\nwidth = 3\n```\n\n- here\n\n    ```python\n    assert width == 4\n    ```\n")
+    (tmp_path / "page.md").write_text(
+        "```python\nwidth = 3\n```\n\n- here\n\n    ```python\n    assert width == 4\n    ```\n"
+    )
     assert read_snippets(tmp_path / "page.md")[1] == Snippet("python", "", "assert width == 4\n")
     with pytest.raises(AssertionError):
         run_page(tmp_path / "page.md", tmp_path, monkeypatch)

@@ -9,7 +9,11 @@ import pytest
 from .snippets import DOCS, read_snippets, run_page
 
 GUIDES = sorted(path for path in DOCS.glob("howto/*.md") if path.stem != "index")
-EXTRAS = {"deploy-with-flower": ("flwr", "cryptography"), "run-on-ray": ("ray",), "compare-and-publish": ("matplotlib",)}
+EXTRAS = {
+    "deploy-with-flower": ("flwr", "cryptography"),
+    "run-on-ray": ("ray",),
+    "compare-and-publish": ("matplotlib",),
+}
 """Guide → the packages of extras that it is about."""
 
 

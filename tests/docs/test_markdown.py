@@ -1,4 +1,4 @@
-"""Markdown as GitHub reads it becomes what Python-Markdown reads; notebooks become pages; links of files lead to files."""
+"""Markdown as GitHub reads it becomes what Python-Markdown reads; notebooks become pages; links lead to files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ FILES = sorted((*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md
         ("text:\n- a\n- b\n", "text:\n\n- a\n- b\n"),
         ("1. a\n\n   b\n2. c\n", "1. a\n\n    b\n\n2. c\n"),
         ("- a\n  - b\n    c\n- d\n", "- a\n    - b\n        c\n- d\n"),
-        ("1. a\n\n   ```python\n   if x:\n       y\n   ```\n\nend\n", "1. a\n\n    ```python\n    if x:\n        y\n    ```\n\nend\n"),
+        (
+            "1. a\n\n   ```python\n   if x:\n       y\n   ```\n\nend\n",
+            "1. a\n\n    ```python\n    if x:\n        y\n    ```\n\nend\n",
+        ),
         ("- a\n\n  | b |\n  |---|\n", "- a\n\n    | b |\n    |---|\n"),
         ("- a\nlazy\n\nend\n", "- a\n    lazy\n\nend\n"),
         ("text\n\n    - code\n    1. code\n", "text\n\n    - code\n    1. code\n"),
@@ -38,7 +41,7 @@ def test_lists_are_widened(written: str, read: str) -> None:
 
 
 def test_links_lead_to_pages() -> None:
-    text = "[a](../CONTRIBUTING.md#x) [b](runs.md) [c](results/) [`d`](../src/fedstrata/errors.py) [e](https://a.b/c) [f](#g)"
+    text = "[a](../CONTRIBUTING.md#x) [b](runs.md) [c](results/) [`d`](../Makefile) [e](https://a.b/c) [f](#g)"
     assert move_links(text, "docs/speed.md", "speed.md", ROOT) == (
         "[a](contributing.md#x) [b](runs.md) [c](results/index.md) `d` [e](https://a.b/c) [f](#g)"
     )
@@ -51,7 +54,7 @@ def test_links_lead_to_pages() -> None:
 def test_drawings_stand_in_the_page(tmp_path: Path) -> None:
     (tmp_path / "drawing-a.svg").write_text('<svg viewBox="0 0 1 1"></svg>\n')
     found = inline_drawings('<p><img alt="a &amp; b" src="../img/drawing-a.svg" /></p>', tmp_path)
-    assert '<svg class="drawing" role="img" aria-label="a &amp; b" viewBox="0 0 1 1"></svg>' in found
+    assert '<svg role="img" aria-label="a &amp; b" viewBox="0 0 1 1"></svg>' in found
     assert "<img" not in found
     photo = '<img alt="a" src="../img/report.png" />'
     assert inline_drawings(photo, tmp_path) == photo

@@ -31,7 +31,15 @@ LOADED = {"script", "img", "iframe", "source", "video", "audio", "embed", "objec
 """Elements whose addresses a browser follows by itself."""
 VOID = {"img", "br", "hr", "input", "meta", "link", "path", "source", "wbr", "col"}
 WIDTHS = (1400, 390)
-LOOKED_AT = ("index", "get-started", "howto/own-data", "concepts/strata", "methods", "reference/command-line", "results/index")
+LOOKED_AT = (
+    "index",
+    "get-started",
+    "howto/own-data",
+    "concepts/strata",
+    "methods",
+    "reference/command-line",
+    "results/index",
+)
 """Pages that are opened in a browser."""
 
 
@@ -50,7 +58,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         found = [values[name] for name in VALUES if name in values]
-        (self.loads if tag in LOADED and values.get("rel") not in ("canonical", "prev", "next") else self.links).extend(found)
+        (self.loads if tag in LOADED and values.get("rel") not in ("canonical", "prev", "next") else self.links).extend(
+            found
+        )
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag not in VOID:
             self._open.append(tag)
@@ -71,7 +81,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does: a warning fails."""
     built = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
-    told = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    told = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
     assert told.returncode == 0, told.stdout + told.stderr
     return built
 
@@ -174,7 +186,9 @@ def browser() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_fit_the_screen_and_load_nothing_else(browser: Any, site: Path, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if width < 1000 else "light")
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if width < 1000 else "light"
+    )
     page, asked, wrong = context.new_page(), [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: wrong.append(str(error)))
