@@ -2,6 +2,7 @@
 # make quick  before a commit, in a minute and a half: lint, types, and ten quick tests of every file
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
+# make docs   the documentation site, in site/; make docs-serve shows it while you write
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
 # make bench-quick  speed against the bare steps and a loop by hand, minutes; ISA="default avx2" for both instruction sets
 
@@ -10,8 +11,9 @@ BIN := .venv/bin
 CORE := .venv/.core
 TEST := .venv/.test
 TYPES := .venv/.types
+DOCS := .venv/.docs
 
-.PHONY: demo quick test check lint types bench bench-quick clean
+.PHONY: demo quick test check lint types docs docs-serve bench bench-quick clean
 
 # Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
 # cores would wait for each other, and use up what the others need.
@@ -48,6 +50,16 @@ lint: $(TEST)
 types: $(TEST)
 	$(BIN)/mypy
 
+# Of Material's word on a version of mkdocs that it does not use. A warning fails.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: $(DOCS)
+	$(MKDOCS) build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
+
+docs-serve: $(DOCS)
+	$(MKDOCS) serve --livereload --watch src --watch website
+
 bench: $(TEST)
 	benchmarks/peers/setup.sh
 	$(BIN)/python benchmarks/overhead.py
@@ -75,5 +87,9 @@ $(TEST): $(CORE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
 	@touch $@
 
+$(DOCS): $(CORE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build site dist src/*.egg-info

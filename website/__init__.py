@@ -1,0 +1,1 @@
+"""How is the site made of docs/? What mkdocs.yml loads."""
