@@ -244,33 +244,57 @@ def test_single_precision_does_not_underflow_into_nan(scale: float, form: str, n
 # The controls ---------------------------------------------------------------------------------------------
 
 
-def shuffle_array(first: Vector, order: Vector, form: str) -> Vector:
-    """g_0 with its numbers elsewhere, piece by piece as long as before: what `released` crosses by itself is a kernel."""
-    mixed = first.ravel()[order].reshape(first.shape)
-    inside = first.shape[2] * first.shape[3] if form == "released" and first.ndim == 4 else first.size
-    pieces = []
-    for before, after in zip(first.reshape(-1, inside), mixed.reshape(-1, inside), strict=True):
-        length = float(after @ after) ** 0.5
-        pieces.append(after * float(before @ before) ** 0.5 / length if length else after)
-    return np.array(pieces).reshape(first.shape)
+def shuffle_array(first: Vector, order: Vector, signs: Vector, form: str) -> Vector:
+    """g_0 with its kernels, or its numbers, elsewhere and some turned round; in `released` as long as those before."""
+    pieces = (
+        [piece.ravel() for kernels in first for piece in kernels] if first.ndim == 4 else list(first.reshape(-1, 1))
+    )
+    found = []
+    for at, (source, sign) in enumerate(zip(order, signs, strict=True)):
+        piece = sign * pieces[source]
+        length = np.linalg.norm(piece)
+        resized = form == "released" and first.ndim == 4 and length > 0
+        found.append(piece * np.linalg.norm(pieces[at]) / length if resized else piece)
+    return np.concatenate(found).reshape(first.shape)
+
+
+def draw_order(first: Vector, seed: int) -> tuple[Vector, Vector]:
+    """(a permutation of the kernels, or of the numbers, of a layer; a sign for each)."""
+    count = first.shape[0] * first.shape[1] if first.ndim == 4 else first.size
+    rng = np.random.default_rng(seed)
+    return rng.permutation(count), rng.choice([-1, 1], count)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shuffled_against_numpy(shape: tuple[int, ...], form: str) -> None:
-    """Another direction, the same lengths: of the whole layer, and of every kernel where kernels are crossed."""
+    """Another direction, the same lengths: of the whole layer, and of every kernel where kernels are crossed.
+
+    What is 0 in all kernels, because no data reaches it, is still 0.
+    """
     first = np.random.default_rng(6).normal(size=shape)
     if first.ndim == 4 and shape[2] > 1:
-        first[0, 0] = 0  # a kernel without a length keeps none
-    order = np.random.default_rng(7).permutation(first.size)
-    found = shuffle(torch.tensor(first), torch.tensor(order), form=form).numpy()  # type: ignore[arg-type]
-    close(found, shuffle_array(first, order, form))
+        first[:, :, 0] = 0
+    order, signs = draw_order(first, 7)
+    found = shuffle(torch.tensor(first), torch.tensor(order), torch.tensor(signs), form=form).numpy()  # type: ignore[arg-type]
+    close(found, shuffle_array(first, order, signs, form))
     close(np.linalg.norm(found), np.linalg.norm(first))
+    assert not found[first == 0].any()
     if first.ndim == 4 and form == "released":
         close(np.linalg.norm(found, axis=(2, 3)), np.linalg.norm(first, axis=(2, 3)))
     else:
-        assert sorted(found.ravel()) == pytest.approx(sorted(first.ravel()), abs=1e-12)
+        assert sorted(np.abs(found).ravel()) == pytest.approx(sorted(np.abs(first).ravel()), abs=1e-12)
     differ(found, first)
+
+
+def test_a_kernel_without_a_length_has_none_elsewhere() -> None:
+    first = np.random.default_rng(8).normal(size=(3, 2, 3, 3))
+    first[1, 1] = 0
+    order, signs = np.array([3, 0, 1, 2, 4, 5]), np.ones(6)
+    found = shuffle(torch.tensor(first), torch.tensor(order), torch.tensor(signs), form="released").numpy()
+    close(found, shuffle_array(first, order, signs, "released"))
+    assert not found[0, 0].any()
+    assert not found[1, 1].any()
 
 
 def test_length_by_hand() -> None:
@@ -293,24 +317,25 @@ def test_length_by_hand() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("control", ["shuffled", "length"])
 def test_controls_in_a_federation(control: str, form: str) -> None:
-    """Three rounds against NumPy: both layers with one order of their layer 0's numbers, or as long as they were crossed.
+    """Three rounds against NumPy: both layers with one order of their layer 0's numbers, or as long as when crossed.
 
-    The order is drawn in the first round and stays: what is left of g_0 is as much the same from round to round as it is.
+    The order is drawn in the first round and stays: from round to round it is as much the same as g_0 is.
     """
     fed = prepared(text(form, True, True, more=f", control='{control}'"), TWO, deep(), rounds=3)
     rounds = fed.rounds()
     next(rounds)
     state = fed.state.techniques["inco"]
-    order = None
+    order, signs = None, None
     if control == "shuffled":
         source = generator(int(state["order"]), "inco", "body.0.weight")
         order = torch.randperm(16, generator=source).numpy()
+        signs = 2 * torch.randint(2, (16,), generator=source).numpy() - 1
 
     def change(delta: Arrays) -> Arrays:
         found = dict(delta)
         for name, first in FIRST.items():
-            if order is not None:
-                moved = shuffle_array(delta[first], order, form)
+            if order is not None and signs is not None:
+                moved = shuffle_array(delta[first], order, signs, form)
                 found[name] = cross_arrays(delta[name], moved, form, True, True)[0]
             else:
                 crossed = cross_arrays(delta[name], delta[first], form, True, True)[0]

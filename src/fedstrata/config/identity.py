@@ -72,8 +72,8 @@ def check_models(directory: Path, config: Mapping[str, Any], versions: Mapping[s
     for name, blocks in CHANGED_MODELS.items():
         if re.search(rf"\b{name}\b", named):
             raise UsageError(
-                f"{directory} is of a version in which {name} had blocks [{blocks}], which it no longer has: its records "
-                "can be read, but it can neither go on nor count as a run of today's; start a new run elsewhere"
+                f"{directory} is of a version in which {name} had blocks [{blocks}], which it no longer has: it can be "
+                "read, but neither go on nor count as a run of this version; start a new one elsewhere"
             )
 
 

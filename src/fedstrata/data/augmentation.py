@@ -130,7 +130,8 @@ def cutout(shape: Shape, *, size: int = 16, fill: tuple[float, ...] = (0.0,)) ->
         raise UsageError(f"augmentation 'cutout': size must be an even number from 2 to {MOST_PIXELS}, not {size}")
     if len(fill) not in (1, shape[0]) or not all(0 <= value <= 1 for value in fill):
         raise UsageError(
-            f"augmentation 'cutout': fill must be one number from 0 to 1, or {shape[0]}, one for each channel, not {fill}"
+            f"augmentation 'cutout': fill must be one number from 0 to 1, or {shape[0]}, one for each channel, "
+            f"not {fill}"
         )
     return (partial(paint_squares, size=size, fill=fill),)
 

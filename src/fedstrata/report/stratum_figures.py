@@ -358,7 +358,7 @@ def crossing(groups: Sequence[RunGroup]) -> list[Figure]:
             frames[frame_key(q, m)] = _layer_traces(probe_tables(group, "crossing", part))
     shape = layout(rounds_axis(), axis("", tickformat=".3~g"), hovermode="x unified", showlegend=True)
     about = (
-        "Over the rounds: θ, by how much of a lower layer's change g₀ a layer's own, g, is changed; β, their product, and "
+        "Over the rounds: θ, how much of a lower layer's change g₀ comes to a layer's own, g; β, their product, and "
         "their cosine; and the step that is taken, against g: its length and its direction."
     )
     return [Figure("crossing", "Crossed layers", about, [], shape, (quantity, method), frames)]

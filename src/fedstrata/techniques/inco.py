@@ -78,21 +78,26 @@ def _axes(change: Tensor, form: Form) -> tuple[int, ...]:
     return (-2, -1) if form == "released" and change.dim() == 4 else tuple(range(change.dim()))
 
 
-def shuffle(first: Tensor, order: Tensor, form: Form) -> Tensor:
-    """The control `shuffled`: g_0 without its content, but with its numbers' sizes and its lengths.
+def shuffle(first: Tensor, order: Tensor, signs: Tensor, form: Form) -> Tensor:
+    """The control `shuffled`: g_0 without what it says of its layer, but as long, and with the same kernels.
 
-    All numbers of the layer change places, and every piece that is crossed as one vector (`cross`) is then brought to the
-    length that g_0 has there (but where all its new numbers are 0). So θ is found, and lengths are mixed, as with g_0, but
-    it points another way.
+    The kernels of a convolution change places, and half of them their sign; of any other layer the numbers do. Where
+    kernels are crossed by themselves (`released`), each is then brought to the length that g_0 has at its new place
+    (unless it is 0). So lengths are mixed as with g_0, and what no data reaches, such as all but the middle of a kernel
+    above a single pixel, still does not move; only which channel goes which way is drawn by lot.
 
     Args:
         first: g_0.
-        order: the number that comes to each place, a permutation.
+        order: which kernel, or number, comes to each place: a permutation.
+        signs: 1 or −1 for each place.
         form: as in `cross`.
     """
-    mixed = first.flatten()[order].reshape(first.shape)
-    wanted, found = (g.square().sum(_axes(g, form), keepdim=True).sqrt() for g in (first, mixed))
-    return mixed * torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), 0.0)
+    pieces = first.reshape(len(order), -1)
+    mixed = pieces[order] * signs[:, None].to(first)
+    if form == "released" and first.dim() == 4:
+        wanted, found = (g.square().sum(1, keepdim=True).sqrt() for g in (pieces, mixed))
+        mixed = mixed * torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), 0.0)
+    return mixed.reshape(first.shape)
 
 
 def stretch(own: Tensor, crossed: Tensor) -> Tensor:
@@ -189,14 +194,15 @@ class InCo(Technique):
             our comparison of them, if within noise.
         normalise: False takes changes as they are.
         optimise: False adds g_0 as it is instead.
-        control: `none`; or, to tell what it is that helps, `shuffled`: g_0 with its numbers in another order (drawn once
-            for a run, for each layer 0) and its own lengths, see `shuffle`; or `length`: θ = 0, but steps as long as
-            the crossed ones, layer by layer, see `stretch`.
+        control: `none`; or, to tell what it is that helps, `shuffled`: g_0 with its kernels in another order and its
+            own lengths, drawn once for a run and for each layer 0, see `shuffle`; or `length`: θ = 0, but steps as long
+            as the crossed ones, layer by layer, see `stretch`.
         reference: layer 0: the `first` of the shape, or, where that is its stage's first weight, the next (`conv2`).
             The authors' results were made with `form='released', reference='conv2'`, which is not the default.
 
     Deviations: the paper's mean is uniform; `fedavg(weight='uniform')` or `heteroavg` says so here, too. Where layer 0
-    or the layer itself did not arrive, or did not move, the mean stays.
+    or the layer itself did not arrive, or did not move, the mean stays. The authors' code divides a transformer's
+    changes by the number of local epochs before they are averaged; here no change is.
     """
 
     name: ClassVar[str] = "inco"
@@ -231,7 +237,9 @@ class InCo(Technique):
         if self.control != "shuffled":
             return change
         source = generator(int(kept[ORDER]), "inco", name)
-        return shuffle(change, torch.randperm(change.numel(), generator=source).to(change.device), self.form)
+        count = change.shape[0] * change.shape[1] if change.dim() == 4 else change.numel()
+        order, signs = torch.randperm(count, generator=source), 2 * torch.randint(2, (count,), generator=source) - 1
+        return shuffle(change, order.to(change.device), signs.to(change.device), self.form)
 
     def _cross_layer(self, own: Tensor, first: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """A layer's step, and its figures."""
