@@ -29,6 +29,7 @@ from fedstrata.reproduce.inco_settings import (
     clients_accuracy,
     join_techniques,
     mean_over,
+    round_cost,
 )
 from fedstrata.reproduce.parts import (
     Findings,
@@ -89,8 +90,10 @@ def parts(scale: str) -> list[Part]:
     tables = [_table(chosen, data) for data in chosen.datasets] if chosen.apart else [_table(chosen)]
     if not chosen.partitions:
         return [*tables, *usual, _similarity(chosen)]
-    others: list[Part] = [*tables, *usual, *inco_decisive.transformers(chosen), _similarity(chosen)]
-    first: list[Part] = [*inco_decisive.decisive(chosen), inco_decisive.coefficients(chosen), _gradients(chosen)]
+    grids = [*tables, *usual, *inco_decisive.transformers(chosen)]
+    others: list[Part] = [*(replace(part, round_cost=round_cost) for part in grids), _similarity(chosen)]
+    grids = [*inco_decisive.decisive(chosen), inco_decisive.coefficients(chosen)]
+    first: list[Part] = [*(replace(part, round_cost=round_cost) for part in grids), _gradients(chosen)]
     return [*first, *(replace(part, headline=scale != "evidence") for part in others)]
 
 

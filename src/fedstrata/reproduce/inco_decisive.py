@@ -161,7 +161,7 @@ def _assess_coefficients(scale: InCoScale, comparison: Comparison) -> Findings:
     curves = {row.method: _layer_curves(row) for row in comparison.rows}
     notes = (
         "θ and β of a convolution are means over its kernels; cos(g₀, g): of what a layer is crossed with and its "
-        "own change; length: of the crossed step, of the change's; cos(step, g): of both; in the mean over measured rounds "
+        "own change; length: of the crossed step, of the change's; cos(step, g): of both; means over measured rounds "
         "and a stage's layers",
         CONTROL_NOTE.rpartition(";")[0],
         *unfinished_note(comparison),
@@ -239,7 +239,7 @@ def _coefficient_checks(found: Mapping[str, Mapping[int, Crossing]]) -> list[Che
     paper = "83.8 and 74.4 against 53.5 and 50.2 % in two layers"
     mine, shuffled = ({part: over(label, part) for part in (positive, cosine)} for label in (INCO, SHUFFLED))
     name = "β > 0 in more layers and rounds with optimisation than without"
-    shrinks = "β shrinks: |β| in the last fifth of the rounds, of that in the first"
+    shrinks = "β shrinks: its size in the last fifth of the rounds, of that in the first"
     return [
         above(name, mine[positive], over(PLAIN_INCO, positive), paper=paper),
         above("β > 0 more often than with layer 0 shuffled", mine[positive], shuffled[positive]),

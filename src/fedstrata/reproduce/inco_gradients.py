@@ -156,8 +156,8 @@ def assess(found: SeedFigures) -> Findings:
         "model; layers are those of one shape in a stage, conv0 the one that the authors cross with; all begin with "
         "the same weights; in the mean over the window's rounds",
         "CKA is linear and unbiased, between a layer's gradients in the same round of both environments, a row for "
-        "each output channel; distance: Wasserstein's, of their numbers in standard deviations; roughness: the sum of the "
-        f"absolute second differences of a histogram of {BINS} bins within {REACH:g} standard deviations",
+        "each output channel; distance: Wasserstein's, of their numbers in standard deviations; roughness: the sum of "
+        f"the absolute second differences of a histogram of {BINS} bins within {REACH:g} standard deviations",
         "the paper shows pictures of gradients in the rounds 40 to 50, and no numbers",
     )
     table = FindingsTable("Gradients of a stage's layers, from the first to the deepest", columns, rows, left=2)
@@ -186,11 +186,11 @@ def _checks(means: LayerMeans) -> Iterator[Check]:
 
 def _first_and_later(
     layers: Mapping[str, Mapping[str, Seeds]], stage: str
-) -> tuple[dict[str, Seeds], dict[str, Seeds]]:
+) -> tuple[Mapping[str, Seeds], Mapping[str, Seeds]]:
     """Figure → seeds, of a stage's first layer, and in the mean over its later ones."""
     first, *later = (parts for layer, parts in layers.items() if stage_of(layer) == stage)
     mean = {part: {s: statistics.fmean(parts[part][s] for parts in later) for s in first[part]} for part in FIGURES}
-    return dict(first), mean
+    return first, mean
 
 
 def _pictures(found: SeedFigures) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.compare import Comparison, ComparisonRow
+from fedstrata.compare import Comparison, ComparisonRow, Run
 from fedstrata.compare.runner import read_finished_records
 from fedstrata.reproduce.parts import Tuning, dataset_name, figures_by_label, label_methods
 from fedstrata.reproduce.verdicts import Seeds
@@ -183,7 +183,7 @@ SCALES = {
         {
             "clients": 20,
             "participation": 5,
-            "rounds": 300,
+            "rounds": 250,
             "steps": 10,
             "batch_size": 64,
             "lr": 0.003,
@@ -231,6 +231,11 @@ SCALES = {
         probes={"probe": "crossing", "probe_every": 10},
     ),
 }
+
+
+def round_cost(run: Run) -> float:
+    """What a round costs in the mean, of the first one, after which all models are judged: measured at evidence."""
+    return 0.6 if run.config.eval_every > 1 else 1.0
 
 
 def join_techniques(*names: str) -> str:

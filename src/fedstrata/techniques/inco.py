@@ -122,7 +122,7 @@ def _cosine(one: Tensor, other: Tensor) -> Tensor:
     lengths = one.norm(), other.norm()
     if not all(length > 0 for length in lengths):
         return torch.zeros_like(lengths[0])
-    return ((one / lengths[0]) * (other / lengths[1])).sum()
+    return torch.sum((one / lengths[0]) * (other / lengths[1]))
 
 
 FIGURES = ("theta", "beta", "cosine", "length", "kept")
