@@ -193,7 +193,11 @@ def probe(
     found["visits"] = visits(names, {client: round(1 + 0.2 * chance.random(), 4) for client in clients})
     if crossed:
         layers = names[2:9]
-        found["crossing"] = {"theta": by(layers, lambda d: 0.4 * d + age), "beta": by(layers, lambda d: 1 + d * age)}
+        found["crossing"] = {
+            "theta": by(layers, lambda d: 0.4 * d + age),
+            "beta": by(layers, lambda d: 1 + d * age),
+            "length": by(layers, lambda d: 1.2 - 0.1 * d),
+        }
     if at == rounds:
         points = [(c, k) for c in range(10) for k in clients[:5] for _ in range(8)]
         found["embedding"] = {

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fedstrata.compare.plan import Plan, Run, identity
+from fedstrata.config.identity import check_models
 from fedstrata.config.schema import RunConfig, validate_settings, validate_values
 from fedstrata.config.toml import read_toml
 from fedstrata.core.results import Count, Fairness, Finite
@@ -122,6 +123,7 @@ def find_result(run: Run) -> Result | None:
         raise UsageError(f"{recipe} does not describe a run: {error}") from None
     if repr(found) != repr(identity(run.config)):
         raise UsageError(f"{recipe} was edited: it no longer describes the run that the directory is named after")
+    check_models(run.directory, run.config.model_dump(), read_object(run.directory / "versions.json"))
     try:
         summary = read_object(run.directory / "summary.json")
         main = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ PROBE_FIELDS = frozenset({"probe", "probe_every", "probe_clients", "probe_exampl
 """Fields that say what is measured: they change no result either, but what is known of it."""
 
 
+MODELS_VERSION = "2"
+"""Counts the changes of what models' names mean; a new run's versions.json has it under `models`."""
+CHANGED_MODELS = {"resnet14": "1, 2, 2, 1", "resnet22": "2, 3, 3, 2"}
+"""Models of other blocks in runs from before version 2."""
+
+
 def select_deciding(config: Mapping[str, Any]) -> dict[str, str]:
     """What decides about a run's result, of its configuration, as text: one client, 1, is not all of them, 1.0."""
     others = EXECUTION_FIELDS | PROBE_FIELDS
@@ -55,6 +62,19 @@ def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
         raise UsageError(
             f"{path} was edited after the run began: {one_line(listed, 300)}; put it back, or start a new run"
         )
+
+
+def check_models(directory: Path, config: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Refuse a run from before its models' names got another meaning: what goes on would be another run."""
+    if versions.get("models") == MODELS_VERSION:
+        return
+    named = " ".join(str(config.get(field) or "") for field in ("model", "archs"))
+    for name, blocks in CHANGED_MODELS.items():
+        if re.search(rf"\b{name}\b", named):
+            raise UsageError(
+                f"{directory} is of a version in which {name} had blocks [{blocks}], which it no longer has: it can be "
+                "read, but neither go on nor count as a run of this version; start a new one elsewhere"
+            )
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:

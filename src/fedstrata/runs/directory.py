@@ -29,7 +29,7 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from fedstrata._version import __version__
-from fedstrata.config.identity import check_unedited
+from fedstrata.config.identity import MODELS_VERSION, check_models, check_unedited
 from fedstrata.errors import UsageError
 from fedstrata.runs import checkpoint
 from fedstrata.runs.client_memory import DirectoryStore
@@ -57,6 +57,7 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "processor": processor(),
+        "models": MODELS_VERSION,
     }
 
 
@@ -152,6 +153,11 @@ class RunDirectory:
                 check_unedited(self.config, begun)
                 break
         return ()
+
+    def check_models(self, config: Mapping[str, Any]) -> None:
+        """Refuse a run whose models' names meant something else when it began."""
+        if self.metrics.exists():  # else it was killed before it began
+            check_models(self.path, config, self.versions())
 
     def _vacant(self) -> bool:
         """True for a directory that holds nothing, or only what a run left that was killed before it began."""

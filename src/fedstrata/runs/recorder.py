@@ -92,6 +92,7 @@ class RunRecorder:
         directory = self._directory
         notes = directory.check_unedited()
         check_same_config(directory.config, dict(config))
+        directory.check_models(config)
         self._deciding = select_deciding(config)
         states, rows, damaged = directory.recover()
         for state in states[:1]:
