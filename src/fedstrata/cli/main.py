@@ -20,6 +20,7 @@ from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
 from fedstrata.cli.machine import app as machine_app
 from fedstrata.cli.model import app as model_app
+from fedstrata.cli.panels import BriefCommand, PanelCommand, PanelGroup
 from fedstrata.config.registries import load_table
 from fedstrata.errors import FedstrataError, Stopped, one_line
 from fedstrata.system import signals
@@ -34,31 +35,27 @@ OPTIONAL = {"--try": str(diagnose.TRIED)}
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
+    cls=PanelGroup,
     help="Federated learning, layer by layer, for PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (
-    run.run,
-    run.resume,
-    run.demo,
-    compare.compare,
-    reproduce.reproduce,
-    diagnose.diagnose,
-    report.report,
-    report.watch,
-    report.plot,
-):
-    app.command()(command)
-app.command(name="list")(list_names.list_)
-app.add_typer(data_app, name="data")
-app.add_typer(model_app, name="model")
-app.add_typer(machine_app, name="machine")
-app.add_typer(attack_app, name="attack")
-app.add_typer(flower_app, name="flower")
+TRAIN, UNDERSTAND, LOOK, SHARE = "Train", "Understand what was trained", "Look around", "Across sites"
+for command in (run.run, run.resume, run.demo):
+    app.command(cls=PanelCommand, rich_help_panel=TRAIN)(command)
+app.command(cls=BriefCommand, rich_help_panel=TRAIN)(compare.compare)
+app.command(cls=PanelCommand, rich_help_panel=TRAIN)(reproduce.reproduce)
+app.command(cls=BriefCommand, rich_help_panel=UNDERSTAND)(diagnose.diagnose)
+for command in (report.report, report.watch, report.plot):
+    app.command(cls=PanelCommand, rich_help_panel=UNDERSTAND)(command)
+app.add_typer(attack_app, name="attack", rich_help_panel=UNDERSTAND)
+app.command(name="list", rich_help_panel=LOOK)(list_names.list_)
+app.add_typer(data_app, name="data", rich_help_panel=LOOK)
+app.add_typer(model_app, name="model", rich_help_panel=LOOK)
+app.add_typer(machine_app, name="machine", rich_help_panel=LOOK)
+app.add_typer(flower_app, name="flower", rich_help_panel=SHARE)
 
 
 def _version(show: bool) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from fedstrata.cli.completion import complete_field, complete_setting
+from fedstrata.cli.panels import OUTPUT, PANEL_OF
 from fedstrata.config.overrides import assign
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
@@ -19,16 +21,28 @@ if TYPE_CHECKING:
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)]
 DataDir = Annotated[str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")]
 Jobs = Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
-Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the other files")]
-Open = Annotated[bool, typer.Option("--open", help="show the report in the browser")]
-Out = Annotated[Path | None, typer.Option(help="directory for the run's files [default: a new one in runs/]")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else", rich_help_panel=OUTPUT)]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="also write TensorBoard events", rich_help_panel=OUTPUT)
+]
+Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went", rich_help_panel=OUTPUT)]
+Report = Annotated[
+    bool, typer.Option("--report/--no-report", help="write report.html beside the other files", rich_help_panel=OUTPUT)
+]
+Open = Annotated[bool, typer.Option("--open", help="show the report in the browser", rich_help_panel=OUTPUT)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="directory for the run's files [default: a new one in runs/]", rich_help_panel=OUTPUT),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="any field, or an argument of one: model.width=16"),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="any field, or an argument of one: model.width=16",
+        autocompletion=complete_setting,
+    ),
 ]
 
 
@@ -63,7 +77,8 @@ def with_fields(command: Callable[..., None], of: Collection[str] | None = None)
         default = "" if info.default is None or of is not None else f" [default: {info.default}]"
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
-        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False)
+        about: Any = {"rich_help_panel": PANEL_OF[name], "autocompletion": complete_field(name)}
+        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False, **about)
         kind: Any = _option_type(info.annotation)
         options.append(_keyword(name, Annotated[kind | None, option], None))
 
