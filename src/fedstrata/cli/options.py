@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -63,12 +64,15 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def with_fields(command: Callable[..., None], of: Collection[str] | None = None) -> Callable[..., None]:
+def with_fields(
+    command: Callable[..., None], of: Collection[str] | None = None, about: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., None]:
     """Give a command one option for every field of the schema; what the user sets arrives in `given`.
 
     Args:
         command: a function with a keyword `given`.
         of: only these fields, for a command that changes them and leaves the others as they were; None for all.
+        about: field → its help, where it means something else than in a new run.
     """
     fields = {name: info for name, info in RunConfig.model_fields.items() if of is None or name in of}
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
@@ -78,7 +82,7 @@ def with_fields(command: Callable[..., None], of: Collection[str] | None = None)
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
         about: Any = {"rich_help_panel": PANEL_OF[name], "autocompletion": complete_field(name)}
-        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False, **about)
+        option = typer.Option(*flags, help=f"{about.get(name, info.description)}{default}", show_default=False, **about)
         kind: Any = _option_type(info.annotation)
         options.append(_keyword(name, Annotated[kind | None, option], None))
 
