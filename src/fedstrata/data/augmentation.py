@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.core.extras import missing
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import PartsShape
 from fedstrata.core.spec import bind, parse_sum
@@ -142,5 +143,5 @@ def _kornia() -> Any:
     try:
         import kornia.augmentation
     except ImportError:
-        raise UsageError("augmentation needs the package kornia: pip install 'fedstrata[augment]'") from None
+        raise missing("kornia", "augmentation needs") from None
     return kornia.augmentation
