@@ -51,7 +51,8 @@ def check_same_config(path: Path, config: Mapping[str, Any]) -> None:
     if not path.exists():
         raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
     for name, (before, now) in _differences(select_deciding(read_toml(path)), select_deciding(config)).items():
-        raise UsageError(f"{path.parent} was run with {name} = {before}, not {now}")
+        fewer = ": rounds can be added, and none taken away" if name == "rounds" else ""
+        raise UsageError(f"{path.parent} was run with {name} = {before}, not {now}{fewer}")
 
 
 def check_unedited(path: Path, begun: Mapping[str, str]) -> None:

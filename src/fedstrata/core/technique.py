@@ -346,6 +346,11 @@ class Technique:
         return None
 
     @property
+    def whole_run(self) -> str:
+        """What goes by how many rounds the run has in all, as readers of a run that was extended are told."""
+        return ""
+
+    @property
     def arrivals(self) -> int | None:
         """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
         return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.core.extras import missing
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import PartsShape
 from fedstrata.core.spec import bind, parse_sum
@@ -205,5 +206,5 @@ def _kornia() -> Any:
     try:
         import kornia.augmentation
     except ImportError:
-        raise UsageError("augmentation needs the package kornia: pip install 'fedstrata[augment]'") from None
+        raise missing("kornia", "augmentation needs") from None
     return kornia.augmentation

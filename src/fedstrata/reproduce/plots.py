@@ -8,7 +8,7 @@ from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import UsageError
+from fedstrata.core.extras import missing
 from fedstrata.runs.files import write_atomic
 
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
@@ -21,7 +21,7 @@ def check_plots() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("pictures need the package matplotlib: pip install 'fedstrata[report]'") from None
+        raise missing("matplotlib", "pictures need") from None
 
 
 def plot_norms(found: Mapping[str, Any], seed: int, path: Path) -> None:

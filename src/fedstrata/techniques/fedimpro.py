@@ -184,6 +184,11 @@ class FedImpro(Technique):
         one_of("fedimpro", get_args(Form), form=self.form)
         one_of("fedimpro", get_args(Per), per=self.per)
 
+    @property
+    def whole_run(self) -> str:
+        """The strength of what is sampled, unless it is always the same."""
+        return "weight='ramp' grows over the whole run" if self.weight == "ramp" else ""
+
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be cut there, or whose cut leaves nothing to do."""
         place = place_of(self.split, setting.model, setting.strata)
