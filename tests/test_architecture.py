@@ -29,6 +29,7 @@ LAYERS = [
     ["runs"],
     ["diagnosis"],
     ["report"],
+    ["progress"],
     ["federation"],
     ["run", "flower"],
     ["compare"],
@@ -156,6 +157,7 @@ def test_public_names() -> None:
     assert sorted(fedstrata.__all__) == [
         "Assignment",
         "Batch",
+        "Callback",
         "ClientView",
         "Costs",
         "Dataset",

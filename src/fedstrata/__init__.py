@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.models.registry import build_model
     from fedstrata.models.stages import partners, run_from, stages, tap, with_stages
     from fedstrata.models.strata import strata
+    from fedstrata.runs.callbacks import Callback
     from fedstrata.runs.records import Costs, History, Record
     from fedstrata.techniques import method
     from fedstrata.techniques.fedavg import FedAvg, chain
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Assignment",
     "Batch",
+    "Callback",
     "ClientView",
     "Costs",
     "Dataset",
@@ -89,6 +91,7 @@ _HOMES = {
     "models.registry": "build_model",
     "models.stages": "partners run_from stages tap with_stages",
     "models.strata": "strata",
+    "runs.callbacks": "Callback",
     "runs.records": "Costs History Record",
     "techniques": "method",
     "techniques.fedavg": "FedAvg chain",

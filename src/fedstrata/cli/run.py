@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstrata.federation import Federation
+    from fedstrata.runs.callbacks import Callback, RecordListener
     from fedstrata.runs.records import History, Record
 
 DEMO = {
@@ -137,6 +138,7 @@ class _OutputOptions:
 def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunConfig], wanted: _OutputOptions) -> None:
     """Open a run, and show it to its end; nothing is imported once its directory is there."""
     from fedstrata.cli import console  # noqa: F401 – imported here, before the directory is there
+    from fedstrata.progress import terminal  # noqa: F401
     from fedstrata.runs.directory import RunDirectory
 
     federation = open_federation()
@@ -148,34 +150,34 @@ def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunC
         again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
         raise Stopped(f"stopped after round {federation.state.round}{again}") from None
     except Diverged:
-        _report(federation, wanted)
+        _show_report(federation, wanted)
         raise
     _print_result(federation, history, screen, wanted)
-    _report(federation, wanted)
+    _show_report(federation, wanted)
 
 
 def _fit(federation: Federation, config: Callable[[], RunConfig], screen: Console, wanted: _OutputOptions) -> History:
     """Train to the end; show the rounds as far as the user wants to see them."""
     from fedstrata.cli import console
+    from fedstrata.progress.terminal import build_progress
+    from fedstrata.report.writer import ReportWriter
 
-    listeners: list[Callable[[Record], None]] = []
-
-    def hear(record: Record) -> None:
-        for listener in listeners:
-            listener(record)
-
+    callbacks: list[Callback | RecordListener] = [ReportWriter(_note)] if wanted.report else []
     writer = _events_writer(federation) if wanted.tensorboard else None
-    listeners += [] if writer is None else [writer]
+    callbacks += [] if writer is None else [writer]
     if wanted.quiet or wanted.as_json:
         for note in federation.notes:
-            print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
-        return federation.fit(hear)
+            _note(note)
+        return federation.fit(*callbacks, progress=False)
     settings = config()
     rows = {"data": f"{settings.dataset}, {settings.partition}", "model": settings.archs or settings.model}
     screen.print(console.header(federation, rows))
-    with console.RoundsWatcher(screen, federation) as watcher:
-        listeners.append(watcher.record)
-        return federation.fit(hear)
+    return federation.fit(build_progress(screen, transient=True), *callbacks, progress=False)
+
+
+def _note(text: str) -> None:
+    """Tell of something that does not stop the run."""
+    print(f"fedstrata: note: {one_line(text)}", file=sys.stderr)
 
 
 def _print_result(federation: Federation, history: History, screen: Console, wanted: _OutputOptions) -> None:
@@ -197,19 +199,14 @@ def _print_result(federation: Federation, history: History, screen: Console, wan
         screen.print(console.profile(*federation.spent, len(history.records)))
 
 
-def _report(federation: Federation, wanted: _OutputOptions) -> None:
-    """Write the report of a run that has ended, and show it; the run is good even if that fails."""
-    if not wanted.report or federation.out is None:
-        return
-    from fedstrata.report import write
-    from fedstrata.runs.reader import SavedRun
-
-    try:
-        page = write([SavedRun.read(federation.out)], federation.out / "report.html")
-        if wanted.open:
+def _show_report(federation: Federation, wanted: _OutputOptions) -> None:
+    """Open the report of a run that has ended, if the user wants to see it and it could be written."""
+    page = None if federation.out is None else federation.out / "report.html"
+    if wanted.open and wanted.report and page is not None and page.exists():
+        try:
             open_in_browser(page.resolve().as_uri())
-    except Exception as error:
-        print(f"fedstrata: note: the report failed: {one_line(str(error) or repr(error), 300)}", file=sys.stderr)
+        except Exception as error:
+            _note(f"the report failed: {str(error) or repr(error)}")
 
 
 def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:
