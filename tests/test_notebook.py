@@ -39,10 +39,8 @@ def federation(out: Path | None = None, **settings: Any) -> fs.Federation:
     return fs.Federation(model, [(p, p) for p in pairs], pairs[0], **{"rounds": 3, **beside, **settings}, out=out)
 
 
-TAGS = frozenset(
-    ("div", "strong", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "ul", "li", "code")
-    + ("svg", "polyline", "progress")
-)
+TAGS = {"div", "strong", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "ul", "li", "code"}
+TAGS |= {"svg", "polyline", "progress"}
 
 
 class Checker(HTMLParser):
@@ -217,10 +215,10 @@ def test_without_the_extra_one_sentence(history: fs.History, monkeypatch: pytest
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """IPython's own shell in this process, as a kernel has one; what it displays is caught."""
-    pytest.importorskip("IPython", reason="IPython is not installed")
+    pytest.importorskip("IPython", reason="IPython is not installed: the extra [notebook]")
     from IPython.core.interactiveshell import InteractiveShell
 
-    made = InteractiveShell.instance()
+    made: Any = InteractiveShell.instance()
     made.kernel = SimpleNamespace()
     yield made
     monkeypatch.undo()

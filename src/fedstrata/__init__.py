@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedstrata.runs.records import Costs, History, Record
     from fedstrata.techniques import method
     from fedstrata.techniques.fedavg import FedAvg, chain
+    from fedstrata.tracking.tracker import Tracker
 
 __all__ = [
     "Assignment",
@@ -60,6 +61,7 @@ __all__ = [
     "TensorExamples",
     "Tensors",
     "Times",
+    "Tracker",
     "Update",
     "UsageError",
     "Work",
@@ -95,6 +97,7 @@ _HOMES = {
     "runs.records": "Costs History Record",
     "techniques": "method",
     "techniques.fedavg": "FedAvg chain",
+    "tracking.tracker": "Tracker",
 }
 """Module → its public names, imported when they are first asked for (PEP 562)."""
 

@@ -38,7 +38,7 @@ from fedstrata.fleet.devices import devices_of, traces_digest
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
-from fedstrata.models.strata import idle_note
+from fedstrata.models.strata import Strata, idle_note
 from fedstrata.probes.registry import PROBES, choose_probes
 from fedstrata.probes.runner import Prober, watch_visits
 from fedstrata.progress import progress_callbacks
@@ -127,7 +127,7 @@ class Federation:
         self._given = model, clients, test, archs or {}, arch_of, public, trusted
         setup = self._build_setup(task, *self._given)
         self.task, self.client_names = setup.task, tuple(client_names)
-        self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
+        self.test, self.client_tests, self.strata = setup.test, setup.client_tests, Strata(setup.strata)
         self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
         self.clock, self._around = Clock() if profile else None, around or RoundFilter()
         self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)

@@ -23,6 +23,7 @@ from fedstrata.cli.options import (
     Report,
     Sets,
     TensorBoard,
+    Track,
     open_screen,
     parse_numbers,
     read_config,
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 
     from fedstrata.federation import Federation
     from fedstrata.runs.callbacks import Callback, RecordListener
-    from fedstrata.runs.records import History, Record
+    from fedstrata.runs.records import History
+    from fedstrata.tracking.kinds import TrackerKind
+    from fedstrata.tracking.tracker import Tracker
 
+NO_TRACKER = "none"
+"""What `resume --track` takes for: not even with those that the run was logged with."""
 DEMO = {
     "dataset": "digits",
     "model": "cnn2(width=16)",
@@ -61,6 +66,7 @@ def run(
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
     tensorboard: TensorBoard = False,
     profile: Profile = False,
     report: Report = True,
@@ -72,10 +78,9 @@ def run(
     from fedstrata.run import open_run
 
     settings = read_config(config, given, sets)
-    if tensorboard:
-        _events_writer(None)
+    trackers = _build_trackers(_read_trackers(track, tensorboard), report)
     open_federation = partial(open_run, settings, out or _default_out(settings), profile=profile)
-    _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, tensorboard, report, open_))
+    _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, trackers, report, open_))
 
 
 @partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS)
@@ -83,6 +88,7 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
     tensorboard: TensorBoard = False,
     profile: Profile = False,
     report: Report = True,
@@ -93,11 +99,12 @@ def resume(
     """Continue a run that was stopped or killed; the result is the same, bit for bit."""
     from fedstrata.run import resume_run
 
+    trackers = _trackers_to_go_on_with(directory, track, tensorboard, report)
     open_federation = partial(resume_run, directory, profile, **parse_numbers(given))
     _follow(
         open_federation,
         lambda: validate_settings(RunConfig, read_toml(directory / "run.toml")),
-        _OutputOptions(quiet, as_json, tensorboard, report, open_),
+        _OutputOptions(quiet, as_json, trackers, report, open_),
     )
 
 
@@ -114,7 +121,7 @@ def demo(
 
     config = validate_settings(RunConfig, DEMO)
     open_federation = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, False, report, open_))
+    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, [], report, open_))
 
 
 def _default_out(config: RunConfig) -> Path:
@@ -130,7 +137,7 @@ class _OutputOptions:
 
     quiet: bool
     as_json: bool
-    tensorboard: bool
+    trackers: list[Tracker]
     report: bool
     open: bool
 
@@ -163,8 +170,7 @@ def _fit(federation: Federation, config: Callable[[], RunConfig], screen: Consol
     from fedstrata.report.writer import ReportWriter
 
     callbacks: list[Callback | RecordListener] = [ReportWriter(_note)] if wanted.report else []
-    writer = _events_writer(federation) if wanted.tensorboard else None
-    callbacks += [] if writer is None else [writer]
+    callbacks += wanted.trackers
     if wanted.quiet or wanted.as_json:
         for note in federation.notes:
             _note(note)
@@ -209,7 +215,31 @@ def _show_report(federation: Federation, wanted: _OutputOptions) -> None:
             _note(f"the report failed: {str(error) or repr(error)}")
 
 
-def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:
-    from fedstrata.runs.tensorboard import event_writer
+def _read_trackers(track: list[str] | None, tensorboard: bool) -> list[TrackerKind]:
+    """The trackers that the options name."""
+    from fedstrata.tracking.kinds import read_trackers
 
-    return event_writer(None, 0) if federation is None else event_writer(federation.out, len(federation.records))
+    return read_trackers([*(track or []), *(["tensorboard"] if tensorboard else [])])
+
+
+def _build_trackers(kinds: list[TrackerKind], report: bool) -> list[Tracker]:
+    """What logs with them; refused before anything is made if a library is missing."""
+    from fedstrata.tracking.tracker import Tracker
+
+    return [Tracker(kind, tell=_note, report=report) for kind in kinds]
+
+
+def _trackers_to_go_on_with(directory: Path, track: list[str] | None, tensorboard: bool, report: bool) -> list[Tracker]:
+    """What logs a run that goes on: the trackers that are named, or else those that it was logged with before."""
+    from fedstrata.tracking.tracker import trackers_of
+
+    if track == [NO_TRACKER]:
+        return []
+    named = _read_trackers(track, tensorboard)
+    if named:
+        return _build_trackers(named, report)
+    before = trackers_of(directory)
+    for kind in before:
+        if not kind.is_installed:
+            _note(f"{kind.missing}; the run goes on without it")
+    return _build_trackers([kind for kind in before if kind.is_installed], report)
