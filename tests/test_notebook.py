@@ -146,6 +146,23 @@ def test_pieces_of_markup() -> None:
     assert 'points="2.0,46.0 238.0,2.0"' in curve([0.0, 1.0], "up")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["python", "trackers"])
+def test_what_the_documentation_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snippets, one after the other."""
+    for package in ("matplotlib", "tensorboard"):
+        pytest.importorskip(package, reason=f"{package} is not installed: the extras [notebook] and [tensorboard]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert snippets
+    names: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(compile(snippet, page, "exec"), names)
+    assert [path.name for path in tmp_path.iterdir()] == [{"python": "curves.png", "trackers": "events"}[page]]
+
+
 # Frames and plots ----------------------------------------------------------------------------------------------------
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -138,6 +140,29 @@ def test_what_is_no_callback_is_refused(wrong: Any) -> None:
         fs.UsageError, match=r"a callback is (a fedstrata.Callback, or .* not 3|an object, .*: Diary\(\))"
     ):
         federation().fit(wrong, progress=False)
+
+
+class Draws(fs.Callback):
+    """Draws random numbers, and seeds, wherever it is called."""
+
+    def draw(self, *told: Any) -> None:
+        random.seed(1)
+        torch.manual_seed(2)
+        np.random.seed(3)
+        torch.rand(3)
+
+    on_begin = on_visit = on_round = on_end = draw
+
+
+def test_random_numbers_of_a_callback_do_not_matter() -> None:
+    """With dropout, so that training draws, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    data = [(torch.randn(6, 4), torch.tensor([0, 1] * 3)) for _ in range(3)]
+    plain, followed = (fs.Federation(model, data, rounds=3) for _ in range(2))
+    plain.fit(progress=False)
+    followed.fit(Draws(), progress=False)
+    assert all(torch.equal(followed.state.params[name], value) for name, value in plain.state.params.items())
 
 
 class Mine(Exception):

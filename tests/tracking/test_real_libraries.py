@@ -207,6 +207,7 @@ def test_an_mlflow_run_that_was_deleted_is_made_anew(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens at the port; the library's retries are over soon, or its process is ended."""
     need("mlflow", "mlflow")
@@ -231,6 +232,7 @@ def read_events(folder: Path) -> Any:
     return events
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     need("tensorboard", "tensorboard")
     run = tmp_path / "run"
@@ -244,6 +246,7 @@ def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert texts["clients/text_summary"].count("\n") == 6
 
 
+@pytest.mark.slow
 def test_tensorboard_in_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     need("tensorboard", "tensorboard")
     fed = open_run(config(rounds=2), None)
@@ -257,6 +260,7 @@ def test_tensorboard_in_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Captu
     )
 
 
+@pytest.mark.slow
 def test_the_old_spelling_of_tensorboard(tmp_path: Path) -> None:
     need("tensorboard", "tensorboard")
     assert fedstrata("run", "--out", tmp_path / "run", *options(rounds=1), "--quiet", "--tensorboard") == 0

@@ -19,8 +19,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import fedstrata
-
 _PROGRAM = "import sys; from fedstrata.tracking.worker import main; main(int(sys.argv[1]))"
 _SIZE = 1 << 16
 _ending: list[subprocess.Popen[bytes]] = []
@@ -124,6 +122,6 @@ class Link:
 
 def _import_path() -> str:
     """PYTHONPATH with which the process finds this package, also where a program has found it by a path of its own."""
-    root = Path(fedstrata.__file__).parents[1]
+    root = Path(__file__).parents[2]
     given = os.environ.get("PYTHONPATH", "")
     return given if root.name == "site-packages" else os.pathsep.join(filter(None, (str(root), given)))
