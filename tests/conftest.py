@@ -44,6 +44,8 @@ LONGEST = (
     "diagnosis/test_diagnosis.py",
     "aggregation/test_robust.py",
     "report/test_browser.py",
+    "tracking/test_trackers.py",
+    "tracking/test_real_libraries.py",
     "compare/test_compare.py",
     "engines/test_ends.py",
     "test_independent_fedavg.py",
@@ -61,7 +63,7 @@ LONGEST = (
 
 Clusters and deployments mostly wait, and take turns with what uses the processor.
 """
-SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made"})
+SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made", "told", "offline"})
 """What takes long to make: whatever needs one of them is slow, too."""
 SEARCHED = HERE / "probes/test_similarity.py"
 """Tests of what a map of features shows; all others look at whether there is one, and whose points are on it."""

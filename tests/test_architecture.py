@@ -29,6 +29,7 @@ LAYERS = [
     ["runs"],
     ["diagnosis"],
     ["report"],
+    ["progress", "tracking"],
     ["federation"],
     ["run", "flower"],
     ["compare"],
@@ -106,9 +107,9 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import subprocess
     import sys
 
-    extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
+    extras = "kornia transformers matplotlib tensorboard wandb mlflow IPython ray flwr flwr_datasets pandas ot"
     modules = "cli.main, run, attack, compare, cli.console, compare.show, flower.certs, flower.template"
-    modules += ", probes.measures, report.plots, reproduce"
+    modules += ", probes.measures, report.plots, reproduce, progress.terminal, tracking.tracker"
     imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
     code = f"import sys, {imports}; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -156,6 +157,7 @@ def test_public_names() -> None:
     assert sorted(fedstrata.__all__) == [
         "Assignment",
         "Batch",
+        "Callback",
         "ClientView",
         "Costs",
         "Dataset",
@@ -180,6 +182,7 @@ def test_public_names() -> None:
         "TensorExamples",
         "Tensors",
         "Times",
+        "Tracker",
         "Update",
         "UsageError",
         "Work",

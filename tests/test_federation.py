@@ -27,6 +27,7 @@ from fedstrata.engines import grouping
 from fedstrata.evaluation.evaluate import Scores
 from fedstrata.evaluation.evaluate import evaluate as plain
 from fedstrata.wire.messages import encode
+from tests.following import OnVisit
 
 Pair = tuple[Tensor, Tensor]
 
@@ -242,9 +243,8 @@ def test_epochs_clip_and_optimizer_reach_the_client(spy: Spy):
 def test_listeners():
     federation = Federation(mlp(), clients(5, 6, 7), rounds=2)
     visits: list[tuple[int, int]] = []
-    federation.on_visit = lambda done, total: visits.append((done, total))
     seen: list[int] = []
-    federation.fit(on_record=lambda record: seen.append(record.round))
+    federation.fit(lambda record: seen.append(record.round), OnVisit(lambda done, total: visits.append((done, total))))
     assert seen == [1, 2]
     assert visits == [(1, 3), (2, 3), (3, 3)] * 2
 
@@ -697,8 +697,7 @@ def test_threads_are_given_back():
     seen: list[int] = []
     other = 2 if before == 1 else 1
     federation = Federation(mlp(), clients(5), rounds=1, threads=other)
-    federation.on_visit = lambda done, total: seen.append(torch.get_num_threads())
-    federation.fit()
+    federation.fit(OnVisit(lambda done, total: seen.append(torch.get_num_threads())))
     assert seen == [other]
     assert torch.get_num_threads() == before
 

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from fedstrata.models.registry import build_model
     from fedstrata.models.stages import partners, run_from, stages, tap, with_stages
     from fedstrata.models.strata import strata
+    from fedstrata.runs.callbacks import Callback
     from fedstrata.runs.records import Costs, History, Record
     from fedstrata.techniques import method
     from fedstrata.techniques.fedavg import FedAvg, chain
+    from fedstrata.tracking.tracker import Tracker
 
 __all__ = [
     "Assignment",
     "Batch",
+    "Callback",
     "ClientView",
     "Costs",
     "Dataset",
@@ -58,6 +61,7 @@ __all__ = [
     "TensorExamples",
     "Tensors",
     "Times",
+    "Tracker",
     "Update",
     "UsageError",
     "Work",
@@ -89,9 +93,11 @@ _HOMES = {
     "models.registry": "build_model",
     "models.stages": "partners run_from stages tap with_stages",
     "models.strata": "strata",
+    "runs.callbacks": "Callback",
     "runs.records": "Costs History Record",
     "techniques": "method",
     "techniques.fedavg": "FedAvg chain",
+    "tracking.tracker": "Tracker",
 }
 """Module → its public names, imported when they are first asked for (PEP 562)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class FedstrataError(Exception):
@@ -21,6 +22,12 @@ class UsageError(FedstrataError, ValueError):
 
 class Diverged(FedstrataError):
     """Training left the finite numbers; the last good state was kept."""
+
+    @classmethod
+    def in_round(cls, number: int, out: Path | None, why: str) -> Diverged:
+        """In which round, why, and where the last good state is."""
+        where = f"; the last good state is in {out}" if out else ""
+        return cls(f"training diverged in round {number}: {why}{where}; a smaller lr may help")
 
 
 class Stopped(FedstrataError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -24,7 +24,7 @@ from fedstrata.core.rng import preserve_rng
 from fedstrata.core.stacks import Memories
 from fedstrata.core.task import Task, resolution_note
 from fedstrata.core.tensors import clone
-from fedstrata.core.types import Slots, Work
+from fedstrata.core.types import Examples, Slots, Work
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
@@ -39,14 +39,17 @@ from fedstrata.fleet.devices import devices_of, traces_digest
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
 from fedstrata.models.norms import normalises_batches, running_statistics
-from fedstrata.models.strata import idle_note
+from fedstrata.models.strata import Strata, idle_note
 from fedstrata.probes.registry import PROBES, choose_probes
 from fedstrata.probes.runner import Prober, watch_visits
+from fedstrata.progress import progress_callbacks
 from fedstrata.report import write
+from fedstrata.runs.callbacks import Callback, Followers, RecordListener
 from fedstrata.runs.client_memory import Store
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
 from fedstrata.runs.directory import versions
 from fedstrata.runs.dry_run import DryRun, dry_run
+from fedstrata.runs.html import federation_html
 from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
@@ -62,7 +65,7 @@ from fedstrata.server.state import ServerState
 from fedstrata.server.trust import train_reference
 from fedstrata.system.devices import devices_by_name
 from fedstrata.system.machine import keep_memory, peak_memory
-from fedstrata.system.timing import Clock, timed, use_clock
+from fedstrata.system.timing import Clock, Lap, timed, use_clock
 
 
 class Federation:
@@ -120,17 +123,16 @@ class Federation:
         profile: bool = False,
         **keywords: Unpack[SettingsKeywords],
     ) -> None:
-        named = {"engine": engine} if isinstance(engine, str) else {}
-        self.method, task, self.settings = resolve_settings(settings, {**keywords, **named})
+        given = {**keywords, "engine": engine} if isinstance(engine, str) else keywords
+        self.method, task, self.settings = resolve_settings(settings, given)
         self._given = model, clients, test, archs or {}, arch_of, public, trusted
         setup = self._build_setup(task, *self._given)
         self.task, self.client_names = setup.task, tuple(client_names)
-        self.test, self.client_tests, self.strata = setup.test, setup.client_tests, setup.strata
+        self.test, self.client_tests, self.strata = setup.test, setup.client_tests, Strata(setup.strata)
         self.notes += (*self.method.notes, *resolution_note(task, self.task), *notes, *idle_note(self.strata))
         self.clock, self._around = Clock() if profile else None, around or RoundFilter()
         self._context, self._schedule = self._build_context(setup), build_schedule(self.settings.schedule)
-        self.sampler = self._build_sampler(setup)
-        self.clients = self.sampler.clients
+        self.sampler, self.clients = self._build_sampler(setup)
         self._server, self._pace = self._build_server(setup)
         self.state, self._recorder = self._start(setup), self._build_recorder(out, store)
         self._engine, evaluate = self._choose_engine(engine, recipe or {}, resume)
@@ -164,10 +166,10 @@ class Federation:
             strata={name: held.strata for name, held in setup.architectures.items()},
         )
 
-    def _build_sampler(self, setup: Setup) -> ClientSampler:
-        """Who takes part."""
+    def _build_sampler(self, setup: Setup) -> tuple[ClientSampler, Sequence[Examples]]:
+        """(who takes part, everybody's examples)."""
         s = self.settings
-        return ClientSampler(
+        sampler = ClientSampler(
             setup.clients,
             setup.arch_of,
             s.participation,
@@ -178,6 +180,7 @@ class Federation:
             without=s.left_out,
             newcomers=s.newcomers,
         )
+        return sampler, sampler.clients
 
     def _build_server(self, setup: Setup) -> tuple[Server, Pace]:
         """What opens and closes rounds, and what says who takes part in them and how long they take."""
@@ -222,7 +225,6 @@ class Federation:
         return Evaluator(self.method, self.settings.seed, *what, *tests)
 
     def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
-        """What keeps the run; it checks memories, too, where they come from files."""
         s, check = self.settings, check_memories(self._faults, self._server.check_memory)
         return RunRecorder(out, s.checkpoint_seconds, check, store, s.rounds if self.method.epilogue else None)
 
@@ -242,8 +244,8 @@ class Federation:
         """Make the run's directory, or go on with what is in it."""
         self.records, self.probes = list[Record](), list[dict[str, Any]]()
         self._shown: dict[int, dict[str, Any]] = {}
-        self._since = time.perf_counter()
-        self.on_visit: Callable[[int, int], None] | None = None
+        self._lap = Lap()
+        self._on_visit: Callable[[int, int], None] | None = None
         self._config = {name: value for name, value in config.items() if value is not None}
         if resume:
             self._resume()
@@ -281,25 +283,35 @@ class Federation:
         data = fingerprint(real_clients(self.clients), self._server.public, self._server.trusted)
         return {"data": data, "clients": f"trained {way}", "engine": chosen, **traces_digest(self.devices)}
 
-    def fit(self, on_record: Callable[[Record], None] | None = None) -> History:
+    def fit(self, *callbacks: Callback | RecordListener, progress: bool | None = None) -> History:
         """Run all rounds that are left, and return the history.
+
+        Args:
+            callbacks: `Callback`s, or functions of a round's record, such as `print`.
+            progress: show how far the run is; None does where somebody waits for it, in notebooks and at a prompt.
 
         Raises:
             Diverged: if training leaves the finite numbers; the last good state is kept.
         """
-        with closing(self.rounds()) as rounds:  # a listener that fails leaves a checkpoint, too
-            for record in rounds:
-                if on_record is not None:
-                    on_record(record)
+        with closing(self.rounds(*progress_callbacks(progress), *callbacks)) as rounds:
+            deque(rounds, maxlen=0)
         return self.history()
 
-    def rounds(self) -> Generator[Record, None, None]:
+    def rounds(self, *callbacks: Callback | RecordListener) -> Generator[Record, None, None]:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
+        followers = Followers(callbacks)
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         self.probes = [row for row in self.probes if row["round"] <= self.state.round]
         self._recorder.go_on(self.state)
+        with followers.following(self), closing(self._saved_rounds(followers)) as records:
+            for record in records:
+                followers.tell_round(self, record)
+                yield record
+
+    def _saved_rounds(self, followers: Followers) -> Generator[Record, None, None]:
+        self._on_visit = followers.visit_listener(self)
         keep_memory()
-        self._since = time.perf_counter()
+        self._lap()
         is_finalizing = sys.is_finalizing  # modules lose their names when the interpreter ends
         try:
             yield from self._rounds()
@@ -310,11 +322,13 @@ class Federation:
                 undone = self._recorder.undo()
                 self.save()  # first: whoever sent a signal may not wait for long
             finally:
-                self._engine.close()
-            if isinstance(error, Diverged) and self.out is not None and not undone:
-                told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
+                self.close()
+            if isinstance(error, Diverged) and self.out is not None and not undone:  # a summary may be handed on
+                told = str(error).replace(f"; the last good state is in {self.out}", "")
                 self._recorder.finish(self.model, {**self.summary(), "diverged": told})
             raise
+        finally:
+            self._on_visit = None
         self._finish()
 
     def _rounds(self) -> Iterator[Record]:
@@ -326,7 +340,7 @@ class Federation:
             now = trained or self._train(self.state)
             trained = self._train_ahead(now) if self._engine.overlaps else None
             yield self._settle(now)
-            self._since = time.perf_counter()  # what the caller does between two rounds is not theirs
+            self._lap()  # what the caller does between two rounds is not theirs
 
     def _train_ahead(self, now: ClosedRound) -> ClosedRound | Exception | None:
         """The round after one that is still being evaluated; what is wrong with it comes after the other's record."""
@@ -345,10 +359,8 @@ class Federation:
     @property
     def done(self) -> bool:
         """True when all rounds are run, or the target is reached and the run is to stop there."""
-        return self.state.round >= self.total or (self.settings.stop_at_target and self._rounds_to_target() is not None)
-
-    def _rounds_to_target(self) -> int | None:
-        return None if self.settings.target is None else rounds_to(self.records, self.settings.target)
+        stop = self.settings.target if self.settings.stop_at_target else None
+        return self.state.round >= self.total or (stop is not None and rounds_to(self.records, stop) is not None)
 
     def _train(self, state: ServerState) -> ClosedRound:
         """Open a round on a state, train its clients, close it, and begin to evaluate what came of it."""
@@ -369,18 +381,13 @@ class Federation:
             with timed("open the round"):
                 opened = self._pace.open(state, self._work, recall)
             watch = None if prober is None else prober.watch(opened.asked)
-            counted = watch_visits(opened.visits(self._engine.run, recall), len(opened.asked), watch, self.on_visit)
+            counted = watch_visits(opened.visits(self._engine.run, recall), len(opened.asked), watch, self._on_visit)
             with timed("train and close"):
                 reference = train_reference(self._server, self._context, state, work)
                 after, outcome = self._server.close(state, opened.asked, counted, keep, reference)
         if outcome.diverged:
-            raise self._divergence(number, "its updates are not finite numbers")
+            raise Diverged.in_round(number + 1, self.out, "its updates are not finite numbers")
         return self._around.close(ClosedRound(state, *opened.settle(after, outcome), opened.asked, work, watch))
-
-    def _lap(self) -> float:
-        """Seconds since the last lap: a round's own are those of its training and of waiting for its evaluation."""
-        before, self._since = self._since, time.perf_counter()
-        return self._since - before
 
     def _settle(self, trained: ClosedRound) -> Record:
         """Wait for a round's evaluation, write its record, and take its state up."""
@@ -391,7 +398,7 @@ class Federation:
                     result = trained.request()
         self.notes += self._engine.take_events()
         if result.loss is not None and not math.isfinite(result.loss):
-            raise self._divergence(after.round - 1, f"the test loss is {result.loss}")
+            raise Diverged.in_round(after.round, self.out, f"the test loss is {result.loss}")
         cost = RoundCost(lr=trained.lr, seconds=trained.seconds + self._lap(), memory=peak_memory())
         record = trained.record(result, cost)
         if trained.watch is not None:  # before the record, which makes the round complete
@@ -428,9 +435,8 @@ class Federation:
             raise UsageError(f"the state was made with {why}")
         prober = replace(self._prober, probes=tuple(PROBES))
         recall = partial(read_memories, memories, self._recorder.check_memory, start)
-        found = dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
-        self._engine.close()
-        return found
+        with closing(self):
+            return dry_run(self._run_round, prober, start, rounds, self.settings.rounds, recall)
 
     def _work(self, number: int) -> Work:
         s = self.settings
@@ -442,17 +448,9 @@ class Federation:
         """What a client remembers after the last round: technique name → its tensors."""
         return {name: clone(slot) for name, slot in self._recorder.recall(self.state, [client])[0].items()}
 
-    def _divergence(self, number: int, why: str) -> Diverged:
-        where = f"; the last good state is in {self.out}" if self.out else ""
-        return Diverged(f"training diverged in round {number + 1}: {why}{where}; a smaller lr may help")
-
     def save(self) -> None:
         """Write a checkpoint of the last complete round, if the run has a directory and it is not saved yet."""
-        try:
-            self._recorder.save(self.state)
-        except KeyboardInterrupt:  # while it is being written, which an interrupt is about to ask for anyway
-            self._recorder.save(self.state)
-            raise
+        self._recorder.save_whole(self.state)
 
     def close(self) -> None:
         """End the worker processes, if there are any; a federation that goes on starts new ones."""
@@ -498,3 +496,5 @@ class Federation:
     def history(self) -> History:
         """The records so far, the model and the totals."""
         return History(tuple(self.records), self.model, Costs.of(self.records), self.summary())
+
+    _repr_html_ = federation_html

@@ -12,6 +12,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedstrata.config.registries import TABLES, load_table
 from fedstrata.config.schema import RunConfig
 from fedstrata.core import text as wording
 from fedstrata.data.sources import SOURCES, Remote
+from fedstrata.progress.terminal import RoundsTable, build_progress
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs.records import Record
 from tests.small_runs import (
@@ -640,7 +642,7 @@ def shown(on: Console) -> str:
 @pytest.mark.parametrize("width", [30, 40, 60, 70, 80, 120])
 def test_the_table_fits_the_terminal(width: int) -> None:
     on = screen(width)
-    on.print(console.RoundsTable([record(1), record(100, accuracy=None, loss=None)]))
+    on.print(RoundsTable([record(1), record(100, accuracy=None, loss=None)]))
     text = shown(on)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "…" not in text
@@ -653,7 +655,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_table_says_what_trained_where_that_changes(width: int) -> None:
     on = screen(width)
-    on.print(console.RoundsTable([record(1, active=list("abc")), record(2, active=["layer1.0.conv1"])]))
+    on.print(RoundsTable([record(1, active=list("abc")), record(2, active=["layer1.0.conv1"])]))
     text = shown(on)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert ("layer1.0.conv1" in text) == ("3 strata" in text) == (width > 80)
@@ -664,9 +666,14 @@ def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     on = screen(60, terminal)
     federation = open_run(config(rounds=3), tmp_path / "[bold] :smile: [/]")
     on.print(console.header(federation, {"data": SETTINGS["dataset"]}))
-    with console.RoundsWatcher(on, federation) as watcher:
-        history = federation.fit(watcher.record)
-        watcher.record(record(3, refused=[{"client": 4, "why": "it has '[/red] :smile:'"}]))
+    progress = build_progress(on, transient=True)
+
+    def refuse(record: Record) -> None:
+        """Show a third round with a client that was refused, too."""
+        if record.round == 3:
+            progress.on_round(federation, replace(record, refused=[{"client": 4, "why": "it has '[/red] :smile:'"}]))
+
+    history = federation.fit(progress, refuse)
     on.print(console.summary(history, federation.out))
     text = shown(on)
     assert "round 3: refused client 4: it has '[/red] :smile:'" in text
@@ -674,7 +681,6 @@ def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     assert "[bold]:smile:[/]" in flat
     assert ("clients" in text.partition("files")[2]) == terminal
     assert ("round 2/3  accuracy" in text) == (not terminal)
-    assert federation.on_visit is None
 
 
 def test_a_terminal_that_only_knows_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

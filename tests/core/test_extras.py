@@ -23,13 +23,12 @@ ROOT = Path(fs.__file__).parent
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    """All but the two that put others together."""
+    """All but the one that puts others together, and those for who works on the project."""
     declared = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     named = {name: {re.split(r"[<>=]", line)[0] for line in lines} for name, lines in declared.items()}
-    assert named["all"] == {
-        f"fedstrata[{','.join(['augment', 'vit', 'ray', 'flower', 'report', 'probes', 'tensorboard'])}]"
-    }
-    del named["all"], named["test"]
+    (every,) = named["all"]
+    assert set(every.removeprefix("fedstrata[").removesuffix("]").split(",")) == set(EXTRAS)
+    del named["all"], named["test"], named["docs"]
     assert named == {name: {*extra.distributions} for name, extra in EXTRAS.items()}
 
 
@@ -69,6 +68,12 @@ def _reproduction_plots() -> None:
     check_plots()
 
 
+def _frame() -> None:
+    from fedstrata.runs.frames import build_frame
+
+    build_frame([], "round")
+
+
 COMMANDS: list[tuple[str, list[str]]] = [
     ("kornia", ["run", *options(augment="flip"), "--out", "run"]),
     ("transformers", ["model", "show", "vit"]),
@@ -79,6 +84,8 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("matplotlib", ["data", "show", "--plot", "x.png"]),
     ("matplotlib", ["attack", "invert", "there"]),
     ("tensorboard", ["run", *options(), "--tensorboard", "--out", "run"]),
+    ("wandb", ["run", *options(), "--track", "wandb", "--out", "run"]),
+    ("mlflow", ["run", *options(), "--track", "mlflow", "--out", "run"]),
 ]
 CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("datasets", lambda: fs.partition(_labels(), Partitioner(), 2, seed=0)),
@@ -86,18 +93,17 @@ CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("flwr", _server_app),
     ("flwr", _client_app),
     ("matplotlib", _reproduction_plots),
+    ("pandas", _frame),
 ]
-WAY_IN = {"tensorboard": "torch.utils.tensorboard"}
-"""Packages that are imported by way of another."""
-NEVER_IMPORTED = {"flwr_datasets"}
-"""Packages whose objects users bring along."""
+NEVER_IMPORTED = {"flwr_datasets", "sqlalchemy", "alembic", "IPython"}
+"""Packages whose objects users bring along, that another one imports, or from which the code is run."""
 
 
 def hide(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be as if a package was not installed."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, WAY_IN.get(package, package), None)
+    monkeypatch.setitem(sys.modules, package, None)
 
 
 def test_every_package_is_asked_for() -> None:

@@ -22,6 +22,7 @@ from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Limit
 from tests.engines.worlds import check_same, children, federation, flat, points, run
+from tests.following import OnVisit
 from tests.small_runs import fedstrata, one_sentence, options
 
 MAIN = os.getpid()
@@ -157,8 +158,7 @@ def test_a_worker_killed_while_a_visit_is_handed_over() -> None:
             victim.join()  # else the next round may be over before it is gone
             killed.append(victim.pid or 0)
 
-    fed.on_visit = kill
-    fed.fit()
+    fed.fit(OnVisit(kill))
     assert len(set(killed)) == 2
     check_same(fed, run(engine="serial", participation=1.0, rounds=2))
 

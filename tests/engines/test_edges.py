@@ -14,6 +14,7 @@ import fedstrata as fs
 from fedstrata.core.tensors import Tensors
 from fedstrata.engines.tensor_store import SharedMemory, TensorStore
 from tests.engines.worlds import SIZES, check_close, check_same, convnet, federation, mlp, paced, pictures, run, seeded
+from tests.following import OnVisit
 
 
 def test_every_tensor_in_shared_memory_is_aligned() -> None:
@@ -192,12 +193,10 @@ def test_a_round_given_up_does_not_disturb_the_next_when_it_is_let_go() -> None:
     kept: list[BaseException] = []
 
     def interrupt(done: int, total: int) -> None:
-        fed.on_visit = None
         raise KeyboardInterrupt
 
-    fed.on_visit = interrupt
     try:
-        fed.fit()
+        fed.fit(OnVisit(interrupt))
     except KeyboardInterrupt as error:
         kept.append(error)
 
@@ -206,9 +205,8 @@ def test_a_round_given_up_does_not_disturb_the_next_when_it_is_let_go() -> None:
             kept.clear()
             gc.collect()
 
-    fed.on_visit = drop
     assert kept
-    fed.fit()
+    fed.fit(OnVisit(drop))
     assert not kept
     check_same(fed, run(engine="serial", rounds=4))
 

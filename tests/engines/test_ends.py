@@ -19,6 +19,7 @@ import fedstrata as fs
 from fedstrata.run import open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.engines.worlds import check_same, children, federation, flat, mlp, points, run
+from tests.following import OnVisit
 from tests.small_runs import LONG, config, fedstrata, metrics, options, process, sentence, shorten, strays
 from tests.warm import Warm, warm
 
@@ -294,11 +295,9 @@ def test_an_interrupt_in_a_visit_ends_the_workers(before: Any) -> None:
         if fed.state.round == 1 and done == 2:
             raise KeyboardInterrupt
 
-    fed.on_visit = interrupt
     with pytest.raises(KeyboardInterrupt):
-        fed.fit()
+        fed.fit(OnVisit(interrupt))
     assert held() == before
-    fed.on_visit = None
     fed.fit()
     check_same(fed, run(engine="serial", method=fs.chain(Scaffold())))
 

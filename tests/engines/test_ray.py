@@ -33,6 +33,7 @@ from fedstrata.run import deal, models_of, open_run, resume_run
 from fedstrata.techniques.scaffold import Scaffold
 from tests.contract.standins import Limit
 from tests.engines.worlds import EIGHT, check_same, convnet, federation, flat, pictures, points, run, seeded, staged
+from tests.following import OnVisit
 from tests.forks import SERVER, write_script
 from tests.small_runs import LONG, fedstrata, one_sentence, options, process
 from tests.small_runs import config as small
@@ -302,8 +303,7 @@ def test_an_actor_that_dies_leaves_no_trace(tmp_path: Path, on_ray: dict[str, An
             ray.kill(victim.handle)
             killed.append(victim)
 
-    fed.on_visit = kill
-    fed.fit()
+    fed.fit(OnVisit(kill))
     assert (tmp_path / "dead").exists()
     assert len(killed) == 1
     check_same(fed, run(**settings, engine="serial"))

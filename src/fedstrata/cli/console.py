@@ -1,31 +1,23 @@
-"""What a run looks like in a terminal: a header, live progress, and a table at the end."""
+"""What a run looks like in a terminal before and after its rounds: a header, and a table at the end."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.live import Live
+from rich.console import Group
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.compare.show import fitting_columns
 from fedstrata.core.results import Fairness
-from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, number, plural, simulated_text
-from fedstrata.runs.records import History, Record
+from fedstrata.core.text import bytes_text, flops_text, metric_text, metric_title, plural, simulated_text
+from fedstrata.progress.terminal import RoundsTable
+from fedstrata.runs.records import History
+from fedstrata.runs.round_text import milestones
 
 if TYPE_CHECKING:
     from fedstrata.federation import Federation
-
-
-SHOWN = 8
-"""Rounds that the live table shows."""
 
 
 def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
@@ -68,56 +60,6 @@ def _judged(federation: Federation) -> str:
     """Whether clients are judged by test examples of their own, and how many are."""
     count = sum(examples is not None and len(examples) > 0 for examples in federation.client_tests or ())
     return f", {count} judged by test examples of their own" if count else ""
-
-
-def _trained_text(record: Record) -> str:
-    """What trained in a round: a few strata by name, many by number."""
-    return ", ".join(record.active) if len(record.active) <= 2 else f"{len(record.active)} strata"
-
-
-_COLUMNS: Mapping[str, Callable[[Record], str]] = {
-    "round": lambda r: str(r.round),
-    "trains": _trained_text,
-    "score": lambda r: metric_text(r.primary, r.score),
-    "test loss": lambda r: number(r.loss),
-    "train loss": lambda r: number(r.train_loss),
-    "up": lambda r: bytes_text(r.bytes_up),
-    "down": lambda r: bytes_text(r.bytes_down),
-    "seconds": lambda r: f"{r.seconds:.2f}",
-}
-
-
-_DISPENSABLE = ("train loss", "trains", "seconds", "down", "up", "test loss")
-"""What a narrow terminal goes without, first to last."""
-
-
-@dataclass(frozen=True)
-class RoundsTable:
-    """Rounds as a table, with as many columns as the terminal has room for."""
-
-    records: Sequence[Record]
-
-    def _table(self, names: Sequence[str]) -> Table:
-        table = Table(expand=False)
-        for name in names:
-            shown = metric_title(self.records[-1].primary) if name == "score" and self.records else name
-            table.add_column(shown, justify="right", no_wrap=True)
-        for record in self.records:
-            table.add_row(*(_COLUMNS[name](record) for name in names))
-        return table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        always = len({tuple(record.active) for record in self.records}) < 2  # the same trains in every round
-        names = [name for name in _COLUMNS if not (always and name == "trains")]
-        yield fitting_columns(console, options, names, _DISPENSABLE, self._table)[0]
-
-
-def _milestones(records: Sequence[Record]) -> list[Record]:
-    """At most ten rounds that show the whole course, the last among them."""
-    if len(records) <= 10:
-        return list(records)
-    step = (len(records) - 1) / 9
-    return [records[round(i * step)] for i in range(10)]
 
 
 def fairness_text(found: Fairness, metric: str, names: Sequence[str] = ()) -> str:
@@ -180,7 +122,7 @@ def summary(history: History, out: Path | None, report: bool = False, names: Seq
     if out is not None:
         shown = ", report.html" if report else ""
         facts.add_row("files", f"{out}/ (run.toml, metrics.jsonl, model.safetensors{shown})")
-    return Group(RoundsTable(_milestones(history.records)), facts)
+    return Group(RoundsTable(milestones(history.records)), facts)
 
 
 def _reached_text(summary: Mapping[str, Any]) -> str:
@@ -208,64 +150,3 @@ def profile(main: Mapping[str, float], workers: Mapping[str, float], rounds: int
             cells += ["", ""] if spent is None else [f"{spent * each:.2f}", f"{spent / (total or 1):.0%}"]
         table.add_row(phase or "all", *cells, style=None if phase else "bold")
     return table
-
-
-def refusals(record: Record) -> list[str]:
-    """One line for every refused update."""
-    return [f"round {record.round}: refused client {r['client']}: {r['why']}" for r in record.refused]
-
-
-class RoundsWatcher:
-    """Follows a federation: a live view in a terminal, one line per round elsewhere."""
-
-    def __init__(self, console: Console, federation: Federation) -> None:
-        self._console, self._federation = console, federation
-        self._recent: deque[Record] = deque(federation.records[-SHOWN:], maxlen=SHOWN)
-        bar = max(10, min(40, console.width - 40))
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(bar), MofNCompleteColumn())
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._rounds, self._clients = Progress(*columns, *times, console=console), Progress(*columns, console=console)
-        self._round = self._rounds.add_task("rounds ", total=federation.total, completed=len(federation.records))
-        self._visit = self._clients.add_task("clients", total=None)
-        self._live = Live(self, console=console, refresh_per_second=8, transient=True)
-
-    def __rich__(self) -> Group:
-        room = self._console.height - 7  # without the table's frame and the two bars
-        shown = list(self._recent)[-max(room, 1) :]
-        return Group(*([RoundsTable(shown)] if shown else []), self._rounds, self._clients)
-
-    def __enter__(self) -> RoundsWatcher:
-        if self._console.is_terminal:
-            self._federation.on_visit = self._show_visit
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._federation.on_visit = None
-        if self._console.is_terminal:
-            self._live.transient = kind is None  # no summary follows an error: the rounds stay on the screen
-            with suppress(OSError):  # a terminal that was closed
-                self._live.stop()
-
-    def _show_visit(self, done: int, total: int) -> None:
-        self._clients.update(self._visit, completed=done, total=total)
-
-    def _part(self, record: Record) -> str:
-        """What trained, where that is not the whole model."""
-        whole = len(record.active) == sum(not s.idle for s in self._federation.strata)
-        return "" if whole or not record.active else f"  trained {_trained_text(record)}"
-
-    def record(self, record: Record) -> None:
-        """Show a finished round."""
-        self._recent.append(record)
-        self._rounds.update(self._round, completed=record.round)
-        for line in refusals(record):
-            self._console.print(line, style="yellow")
-        if not self._console.is_terminal:
-            score = f"{metric_title(record.primary)} {metric_text(record.primary, record.score)}"
-            self._console.print(
-                f"round {record.round}/{self._federation.total}  {score}  loss {number(record.loss)}"
-                f"  up {bytes_text(record.bytes_up)}  down {bytes_text(record.bytes_down)}"
-                f"  {record.seconds:.2f} s{self._part(record)}",
-                soft_wrap=True,
-            )

@@ -24,9 +24,15 @@ DataDir = Annotated[str | None, typer.Option(help="where the dataset's files are
 Jobs = Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line", rich_help_panel=OUTPUT)]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else", rich_help_panel=OUTPUT)]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="also write TensorBoard events", rich_help_panel=OUTPUT)
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TRACKER",
+        help="also log with wandb, mlflow or tensorboard: \"wandb(project='digits'), mlflow\"; may be given again",
+        rich_help_panel=OUTPUT,
+    ),
 ]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", hidden=True, help="the same as --track tensorboard")]
 Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went", rich_help_panel=OUTPUT)]
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="write report.html beside the other files", rich_help_panel=OUTPUT)

@@ -23,6 +23,7 @@ from fedstrata.cli.options import (
     Report,
     Sets,
     TensorBoard,
+    Track,
     open_screen,
     parse_numbers,
     read_config,
@@ -40,8 +41,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstrata.federation import Federation
-    from fedstrata.runs.records import History, Record
+    from fedstrata.runs.callbacks import Callback, RecordListener
+    from fedstrata.runs.records import History
+    from fedstrata.tracking.kinds import TrackerKind
+    from fedstrata.tracking.tracker import Tracker
 
+NO_TRACKER = "none"
+"""What `resume --track` takes for: not even with those that the run was logged with."""
 DEMO = {
     "dataset": "digits",
     "model": "cnn2(width=16)",
@@ -61,6 +67,7 @@ def run(
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
     tensorboard: TensorBoard = False,
     profile: Profile = False,
     report: Report = True,
@@ -72,10 +79,9 @@ def run(
     from fedstrata.run import open_run
 
     settings = read_config(config, given, sets)
-    if tensorboard:
-        _events_writer(None)
+    trackers = _build_trackers(_read_trackers(track, tensorboard), report)
     open_federation = partial(open_run, settings, out or _default_out(settings), profile=profile)
-    _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, tensorboard, report, open_))
+    _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, trackers, report, open_))
 
 
 @partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS | {"rounds"}, about={"rounds": MORE_ROUNDS})
@@ -83,6 +89,7 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
     tensorboard: TensorBoard = False,
     profile: Profile = False,
     report: Report = True,
@@ -93,11 +100,12 @@ def resume(
     """Continue a run that was stopped or killed, with the same bits; or let one go on beyond its end."""
     from fedstrata.run import resume_run
 
+    trackers = _trackers_to_go_on_with(directory, track, tensorboard, report)
     open_federation = partial(resume_run, directory, profile, **parse_numbers(given))
     _follow(
         open_federation,
         lambda: validate_settings(RunConfig, read_toml(directory / "run.toml")),
-        _OutputOptions(quiet, as_json, tensorboard, report, open_),
+        _OutputOptions(quiet, as_json, trackers, report, open_),
     )
 
 
@@ -114,7 +122,7 @@ def demo(
 
     config = validate_settings(RunConfig, DEMO)
     open_federation = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, False, report, open_))
+    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, [], report, open_))
 
 
 def _default_out(config: RunConfig) -> Path:
@@ -130,7 +138,7 @@ class _OutputOptions:
 
     quiet: bool
     as_json: bool
-    tensorboard: bool
+    trackers: list[Tracker]
     report: bool
     open: bool
 
@@ -138,6 +146,7 @@ class _OutputOptions:
 def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunConfig], wanted: _OutputOptions) -> None:
     """Open a run, and show it to its end; nothing is imported once its directory is there."""
     from fedstrata.cli import console  # noqa: F401 – imported here, before the directory is there
+    from fedstrata.progress import terminal  # noqa: F401
     from fedstrata.runs.directory import RunDirectory
 
     federation = open_federation()
@@ -149,34 +158,33 @@ def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunC
         again = f"; go on with: {RunDirectory(federation.out).resume_command(rounds)}" if federation.out else ""
         raise Stopped(f"stopped after round {federation.state.round}{again}") from None
     except Diverged:
-        _report(federation, wanted)
+        _show_report(federation, wanted)
         raise
     _print_result(federation, history, screen, wanted)
-    _report(federation, wanted)
+    _show_report(federation, wanted)
 
 
 def _fit(federation: Federation, config: Callable[[], RunConfig], screen: Console, wanted: _OutputOptions) -> History:
     """Train to the end; show the rounds as far as the user wants to see them."""
     from fedstrata.cli import console
+    from fedstrata.progress.terminal import build_progress
+    from fedstrata.report.writer import ReportWriter
 
-    listeners: list[Callable[[Record], None]] = []
-
-    def hear(record: Record) -> None:
-        for listener in listeners:
-            listener(record)
-
-    writer = _events_writer(federation) if wanted.tensorboard else None
-    listeners += [] if writer is None else [writer]
+    callbacks: list[Callback | RecordListener] = [ReportWriter(_note)] if wanted.report else []
+    callbacks += wanted.trackers
     if wanted.quiet or wanted.as_json:
         for note in federation.notes:
-            print(f"fedstrata: note: {one_line(note)}", file=sys.stderr)
-        return federation.fit(hear)
+            _note(note)
+        return federation.fit(*callbacks, progress=False)
     settings = config()
     rows = {"data": f"{settings.dataset}, {settings.partition}", "model": settings.archs or settings.model}
     screen.print(console.header(federation, rows))
-    with console.RoundsWatcher(screen, federation) as watcher:
-        listeners.append(watcher.record)
-        return federation.fit(hear)
+    return federation.fit(build_progress(screen, transient=True), *callbacks, progress=False)
+
+
+def _note(text: str) -> None:
+    """Tell of something that does not stop the run."""
+    print(f"fedstrata: note: {one_line(text)}", file=sys.stderr)
 
 
 def _print_result(federation: Federation, history: History, screen: Console, wanted: _OutputOptions) -> None:
@@ -198,22 +206,41 @@ def _print_result(federation: Federation, history: History, screen: Console, wan
         screen.print(console.profile(*federation.spent, len(history.records)))
 
 
-def _report(federation: Federation, wanted: _OutputOptions) -> None:
-    """Write the report of a run that has ended, and show it; the run is good even if that fails."""
-    if not wanted.report or federation.out is None:
-        return
-    from fedstrata.report import write
-    from fedstrata.runs.reader import SavedRun
-
-    try:
-        page = write([SavedRun.read(federation.out)], federation.out / "report.html")
-        if wanted.open:
+def _show_report(federation: Federation, wanted: _OutputOptions) -> None:
+    """Open the report of a run that has ended, if the user wants to see it and it could be written."""
+    page = None if federation.out is None else federation.out / "report.html"
+    if wanted.open and wanted.report and page is not None and page.exists():
+        try:
             open_in_browser(page.resolve().as_uri())
-    except Exception as error:
-        print(f"fedstrata: note: the report failed: {one_line(str(error) or repr(error), 300)}", file=sys.stderr)
+        except Exception as error:
+            _note(f"the report failed: {str(error) or repr(error)}")
 
 
-def _events_writer(federation: Federation | None) -> Callable[[Record], None] | None:
-    from fedstrata.runs.tensorboard import event_writer
+def _read_trackers(track: list[str] | None, tensorboard: bool) -> list[TrackerKind]:
+    """The trackers that the options name."""
+    from fedstrata.tracking.kinds import read_trackers
 
-    return event_writer(None, 0) if federation is None else event_writer(federation.out, len(federation.records))
+    return read_trackers([*(track or []), *(["tensorboard"] if tensorboard else [])])
+
+
+def _build_trackers(kinds: list[TrackerKind], report: bool) -> list[Tracker]:
+    """What logs with them; refused before anything is made if a library is missing."""
+    from fedstrata.tracking.tracker import Tracker
+
+    return [Tracker(kind, tell=_note, report=report) for kind in kinds]
+
+
+def _trackers_to_go_on_with(directory: Path, track: list[str] | None, tensorboard: bool, report: bool) -> list[Tracker]:
+    """What logs a run that goes on: the trackers that are named, or else those that it was logged with before."""
+    from fedstrata.tracking.tracker import trackers_of
+
+    if track == [NO_TRACKER]:
+        return []
+    named = _read_trackers(track, tensorboard)
+    if named:
+        return _build_trackers(named, report)
+    before = trackers_of(directory)
+    for kind in before:
+        if not kind.is_installed:
+            _note(f"{kind.missing}; the run goes on without it")
+    return _build_trackers([kind for kind in before if kind.is_installed], report)

@@ -254,7 +254,7 @@ def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]
         resume = (directory / "run.toml").exists()
         if resume:  # the target changes no result, but a resume insists on it
             config = config.model_copy(update={"target": read_toml(directory / "run.toml").get("target")})
-        open_run(config, directory, resume=resume).fit(lambda record: on_round(record.round))
+        open_run(config, directory, resume=resume).fit(lambda record: on_round(record.round), progress=False)
     except Diverged:
         return None  # a result: the summary says so
     except FedstrataError as error:

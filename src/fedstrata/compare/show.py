@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -23,22 +22,7 @@ from fedstrata.config.identity import EXECUTION_FIELDS
 from fedstrata.config.schema import RunConfig
 from fedstrata.core.text import SHARES, bytes_text, flops_text, metric_text, metric_title, plural, simulated_text
 from fedstrata.errors import one_line
-
-
-def fitting_columns(
-    console: Console,
-    options: ConsoleOptions,
-    names: Sequence[str],
-    dispensable: Sequence[str],
-    build: Callable[[Sequence[str]], Table],
-) -> tuple[Table, list[str]]:
-    """The table with as many of its columns as there is room for, and the names of those left out."""
-    for count in range(len(dispensable) + 1):
-        left_out = [name for name in dispensable[:count] if name in names]
-        table = build([name for name in names if name not in left_out])
-        if Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width:
-            break
-    return table, left_out
+from fedstrata.progress.terminal import fitting_columns
 
 
 def _final_text(row: ComparisonRow) -> str:

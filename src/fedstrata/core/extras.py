@@ -37,6 +37,11 @@ EXTRAS: Mapping[str, Extra] = {
     "report": Extra("figures for papers", {"matplotlib": "matplotlib"}),
     "probes": Extra("Wasserstein distances between features", {"ot": "pot"}),
     "tensorboard": Extra("TensorBoard events", {"tensorboard": "tensorboard"}),
+    "wandb": Extra("runs in Weights & Biases", {"wandb": "wandb"}),
+    "mlflow": Extra("runs in MLflow", {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"}),
+    "notebook": Extra(
+        "tables, plots and pages in notebooks", {"pandas": "pandas", "matplotlib": "matplotlib", "IPython": "ipython"}
+    ),
 }
 """Extras by name, as in pyproject.toml."""
 

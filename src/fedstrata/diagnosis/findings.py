@@ -191,8 +191,13 @@ class Diagnosis:
         if self.looked:
             yield ""
             yield from _wrap(f"Looked at: {_figures_text(self.looked)}.")
-        for note in (*self.notes, *self._hints()):
+        for note in self.all_notes:
             yield from _wrap(note)
+
+    def _repr_html_(self) -> str:
+        from fedstrata.diagnosis.html import diagnosis_html
+
+        return diagnosis_html(self)
 
     def markdown(self) -> str:
         """The diagnosis as Markdown, with all remedies."""
@@ -201,9 +206,14 @@ class Diagnosis:
             lines += [f"{number}. **{_title(finding)}** {finding.sentence}"]
             lines += [f"   - {_remedy_text(remedy, '`')}" for remedy in finding.remedies]
         lines += ["", f"Looked at: {_figures_text(self.looked)}."] if self.looked else []
-        for note in (*self.notes, *self._hints()):
+        for note in self.all_notes:
             lines += ["", note]
         return "\n".join(lines) + "\n"
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, and what the diagnosis itself says of its figures."""
+        return (*self.notes, *self._hints())
 
     def _hints(self) -> Iterator[str]:
         if any(finding.harm is None for finding in self.findings):

@@ -181,7 +181,8 @@ class ServerSpec:
         if self.given["secure"]:
             check_clients(self.settings.get("participation", 1.0), parties, directory.node)
         federation = build_federation(self, transport, directory, parties)
-        federation.fit(lambda record: logging.getLogger("flwr").info(format_round(record, federation.settings.rounds)))
+        log = logging.getLogger("flwr")
+        federation.fit(lambda record: log.info(format_round(record, federation.settings.rounds)), progress=False)
         return federation
 
     @property

@@ -43,6 +43,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import nn, torch
+from fedstrata.core.markup import heading, page_part, table
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.models.passes import Pass, preserve_model, run_pass
@@ -57,7 +58,34 @@ SHOWN = 5
 """Idle layers that a note names."""
 
 
-def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...]:
+class Strata(tuple[Stratum, ...]):
+    """A model's strata in execution order: a tuple that notebooks show as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return page_part(heading("Strata", f"{len(self)}, in the order of execution"), strata_table(self))
+
+
+def strata_table(strata: Sequence[Stratum]) -> str:
+    """Strata as an HTML table: what each holds, and what is special about it."""
+    columns = ("", "stratum", "stage", "special", "parameter tensors", "buffers", "of these in norm layers")
+    rows = [
+        (
+            place,
+            s.name or "(the model)",
+            s.stage,
+            "idle: no gradient reaches it" if s.idle else "classifier" if s.classifies else "",
+            len(s.params),
+            len(s.buffers),
+            len(s.norms),
+        )
+        for place, s in enumerate(strata)
+    ]
+    return table(columns, rows, words=4)
+
+
+def strata(model: nn.Module, sample: Tensor | None = None) -> Strata:
     """The model's layer groups in execution order; see the module's docstring for what belongs where.
 
     The order is found without changing the model (flags, buffers and random state are as before):
@@ -81,7 +109,7 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> tuple[Stratum, ...
     found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
     used = {names[key] for key in shown.reached}
     last = _classifier(model, parts[0], shown.evaluated)
-    return tuple(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
+    return Strata(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
 
 
 def classifier(strata: Sequence[Stratum]) -> Stratum | None:
@@ -89,10 +117,10 @@ def classifier(strata: Sequence[Stratum]) -> Stratum | None:
     return next((stratum for stratum in strata if stratum.classifies), None)
 
 
-def used_by_any(whole: Sequence[Stratum], *models: Sequence[Stratum]) -> tuple[Stratum, ...]:
+def used_by_any(whole: Sequence[Stratum], *models: Sequence[Stratum]) -> Strata:
     """The strata of a whole model, of which those that one of its sub-models uses are not idle."""
     used = {name for strata in models for stratum in strata if not stratum.idle for name in stratum.params}
-    return tuple(replace(s, idle=s.idle and used.isdisjoint(s.params)) for s in whole)
+    return Strata(replace(s, idle=s.idle and used.isdisjoint(s.params)) for s in whole)
 
 
 def idle_note(strata: Sequence[Stratum]) -> tuple[str, ...]:

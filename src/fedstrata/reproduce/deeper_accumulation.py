@@ -41,7 +41,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
         with compute_with(1):
             images = first_of_each_class(federation.clients[0], settings["classes"], settings["images"])
             new = gradient_spreads(federation.model, *images, settings["draws"], seed)
-            federation.fit()
+            federation.fit(progress=False)
             found[label] = {"trained": gradient_spreads(federation.model, *images, settings["draws"], seed), "new": new}
             found[label]["accuracy"] = federation.records[-1].accuracy
     return found

@@ -163,7 +163,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
             images = first_of_each_class(federation.clients[0], settings["classes"], settings["images"])
             sets = list(_deviating(*images, settings["draws"], seed))
             new = _terms_by_kind(federation.model, sets)
-            federation.fit()
+            federation.fit(progress=False)
             found[label] = {"trained": _terms_by_kind(federation.model, sets), "new": new}
     return found
 

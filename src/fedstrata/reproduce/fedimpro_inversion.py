@@ -29,7 +29,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     """A run, and the attack on its model: how near the rebuilt images come, and the images."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
-        history = open_run(build_config(settings, seed, resources), directory).fit()
+        history = open_run(build_config(settings, seed, resources), directory).fit(progress=False)
         with compute_with(1):
             found = invert(directory, **settings["attack"], seed=seed)
     return {

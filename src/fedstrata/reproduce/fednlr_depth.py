@@ -25,7 +25,7 @@ def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> di
     A global model is trained; every client then trains it by itself, with each method.
     """
     config = build_config(settings, seed, resources)
-    history = open_run(config, None).fit()
+    history = open_run(config, None).fit(progress=False)
     dataset, parts = deal(config)
     clients = [dataset.train.select(part) for part in parts]
     held = [sorted(set(data.labels().tolist())) for data in clients]

@@ -83,7 +83,7 @@ def train_start(settings: Mapping[str, Any], seed: int, resources: PartResources
     """The global model that the visits begin with, and its clients, each of one class."""
     own = {"seed": seed, "data_dir": resources.data_dir, "workers": 1}
     config = validate_settings(RunConfig, {**settings["run"], **own})
-    history = open_run(config, None).fit()
+    history = open_run(config, None).fit(progress=False)
     dataset, parts = deal(config)
     return Start(config, history, {int(d.labels()[0]): d for d in (dataset.train.select(part) for part in parts)})
 
@@ -91,7 +91,7 @@ def train_start(settings: Mapping[str, Any], seed: int, resources: PartResources
 def visit(model: nn.Module, data: TensorExamples, config: RunConfig, method: str, **others: Any) -> nn.Module:
     """The model after a visit to one client, trained as a configuration says, or with other settings."""
     settings = {name: getattr(config, name) for name in Settings.model_fields if name not in _WITHOUT}
-    return Federation(model, [data], **{**settings, **others, "method": method, "rounds": 1}).fit().model
+    return Federation(model, [data], **{**settings, **others, "method": method, "rounds": 1}).fit(progress=False).model
 
 
 def work(settings: Mapping[str, Any], seed: int, resources: PartResources) -> dict[str, Any]:

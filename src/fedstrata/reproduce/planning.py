@@ -51,7 +51,7 @@ def measure_pace(config: RunConfig) -> Pace:
     federation = open_run(config.model_copy(update=short), None)
     try:
         ready = time.process_time()
-        federation.fit()
+        federation.fit(progress=False)
     finally:
         federation.close()
     return Pace(ready - begin, time.process_time() - ready)

@@ -212,6 +212,14 @@ class RunRecorder:
             self.store.forget(self._directory.save(state, self._deciding))
             self._saved_at, self._saved_round = time.monotonic(), state.round
 
+    def save_whole(self, state: ServerState) -> None:
+        """Write a checkpoint, the whole of it even if Ctrl-C comes while it is being written."""
+        try:
+            self.save(state)
+        except KeyboardInterrupt:
+            self.save(state)
+            raise
+
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write down what model and data are."""
         if self._directory is not None:

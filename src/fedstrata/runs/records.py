@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -15,6 +15,8 @@ from fedstrata.core.text import metric_text, metric_title
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
     from torch import nn
 
     from fedstrata.core.method import Method
@@ -119,6 +121,40 @@ class History:
         found = "not evaluated" if score is None else f"{metric} {score:.4f}"
         sent = f"{self.costs.bytes_up / 1e6:.1f} MB up, {self.costs.bytes_down / 1e6:.1f} MB down"
         return f"<History of {self.summary['method']}: {len(self.records)} rounds, {found}, {sent}>"
+
+    def _repr_html_(self) -> str:
+        from fedstrata.runs.html import history_html
+
+        return history_html(self)
+
+    def frame(self, per: Literal["round", "client"] = "round") -> DataFrame:
+        """The records as a pandas DataFrame: one row per round, or one per round and client.
+
+        Args:
+            per: `"round"` has a record's numbers, with one column for each metric; `"client"` has who took part, what
+                was refused, and everybody's metrics in the rounds in which clients are judged for themselves.
+
+        Raises:
+            UsageError: if pandas is not installed.
+        """
+        from fedstrata.runs.frames import build_frame
+
+        return build_frame(self.records, per)
+
+    def plot(self, against: str = "round", axes: Axes | None = None) -> Axes:
+        """Draw the primary metric with matplotlib, and return the axes: `history.plot().figure.savefig("run.pdf")`.
+
+        Args:
+            against: `"round"`, or what was spent by then: `"bytes"` (up and down), `"flops"`, `"seconds"`, or with a
+                fleet `"simulated"` (hours).
+            axes: where to draw; None makes a figure. Several histories are drawn into the same axes.
+
+        Raises:
+            UsageError: if matplotlib is not installed, or there is nothing to draw.
+        """
+        from fedstrata.runs.frames import plot_records
+
+        return plot_records(self.records, self.summary["method"], against, axes)
 
     @property
     def accuracy(self) -> float | None:

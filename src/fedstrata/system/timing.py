@@ -8,6 +8,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 
+class Lap:
+    """Called, tells the seconds since it was called before."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def __call__(self) -> float:
+        """Seconds since the call before, or since it was made."""
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
+
+
 class Clock:
     """Adds up seconds by phase. A phase inside another stops the outer one's clock, so the sums add up to the whole."""
 

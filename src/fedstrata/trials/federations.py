@@ -99,7 +99,9 @@ class _Runner:
     def _score(self, changes: dict[str, Any]) -> TrialScore:
         """What one run brings."""
         try:
-            history = self.federation.sibling(**changes, target=None, stop_at_target=False, probe=None).fit()
+            history = self.federation.sibling(**changes, target=None, stop_at_target=False, probe=None).fit(
+                progress=False
+            )
         except Diverged:
             return self.guessing.judge(None, 0, diverged=True)
         sent = history.costs.bytes_up + history.costs.bytes_down
