@@ -478,7 +478,7 @@ def test_a_failing_run_does_not_keep_the_others(capsys: Capture) -> None:
 
 
 def test_an_error_of_ours_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Federation, *args: object) -> None:
+    def fail(self: Federation, *args: object, **keywords: object) -> None:
         raise KeyError("x")
 
     monkeypatch.setattr(Federation, "fit", fail)
@@ -497,7 +497,7 @@ def test_a_diverged_run_is_finished(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     assert fedstrata("compare", *WORDS, "--seeds", 0, 1, "--out", "out") == 0
     assert "(1/2 diverged)" in capsys.readouterr().out
 
-    def diverge(self: Federation, *args: object) -> None:
+    def diverge(self: Federation, *args: object, **keywords: object) -> None:
         raise Diverged("training diverged")
 
     monkeypatch.setattr(Federation, "fit", diverge)

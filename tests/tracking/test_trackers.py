@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -302,6 +303,19 @@ def test_a_process_that_cannot_be_started(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     open_run(config(rounds=1), None).fit(fs.Tracker("wandb"), progress=False)
     sentence = "fedstrata: note: W&B failed: Resource temporarily unavailable; the run is good without it\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_a_full_disk_at_the_end(
+    told: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    history = open_run(config(rounds=2), None).fit(fs.Tracker("wandb"), progress=False)
+    assert len(history.records) == 2
+    sentence = "fedstrata: note: W&B failed: No space left on device; the run is good without it\n"
     assert capsys.readouterr().err == sentence
 
 

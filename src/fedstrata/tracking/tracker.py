@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,20 @@ class Tracker(Callback):
         self._kept: dict[str, Any] = {}
         self._link: Link | None = None
 
+    @contextmanager
+    def _never_stopping(self) -> Iterator[None]:
+        """Whatever goes wrong in telling is no reason to end a run: a full disk, no room for a process."""
+        try:
+            yield
+        except Exception as error:
+            self._tell_failure(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
     def on_begin(self, federation: Followed) -> None:
         """Start the tracker's process, and tell it what runs."""
+        with self._never_stopping():
+            self._begin(federation)
+
+    def _begin(self, federation: Followed) -> None:
         saved, out, self._began = federation.saved_run(), federation.out, time.time()
         kept = self._kept if out is None else read_object(out / FOLDER / f"{self.kind.name}.json")
         kind = _go_on_with(self.kind, kept)
@@ -66,21 +79,22 @@ class Tracker(Callback):
             "versions": saved.versions,
             "rounds": [(record.round, round_values(record)) for record in federation.records],
         }
-        try:
-            self._link = Link()
-        except OSError as error:
-            self._tell_failure(error.strerror or str(error))
-        else:
-            self._link.send(message)
+        self._link = Link()
+        self._link.send(message)
 
     def on_round(self, federation: Followed, record: Record) -> None:
         """Pass the round on."""
-        if self._link is not None:
-            self._link.send({"do": "round", "round": record.round, "values": round_values(record)})
-            self._hear(self._link.receive())
+        with self._never_stopping():
+            if self._link is not None:
+                self._link.send({"do": "round", "round": record.round, "values": round_values(record)})
+                self._hear(self._link.receive())
 
     def on_end(self, federation: Followed, error: BaseException | None) -> None:
         """Hand over what is left of the run, and wait for the tracker, but not for ever."""
+        with self._never_stopping():
+            self._end(federation, error)
+
+    def _end(self, federation: Followed, error: BaseException | None) -> None:
         self._hear(() if self._link is None else self._link.receive())
         if self._link is None:
             return
