@@ -1,7 +1,8 @@
 """Time, not rounds: who reaches an accuracy first, in simulated time, on three fleets of devices.
 
 Every row gets the best of the same learning rates, by its last accuracy with seed 9 on the first fleet, which is not
-reported; then several seeds on every fleet. Time to the target is that of the fleet's devices: bytes and operations as
+reported; then several seeds on every fleet. Times are compared with the first row's by the interval of their paired
+logarithms. Time to the target is that of the fleet's devices: bytes and operations as
 they are counted, at the rates of each device. The model is small, so a run takes minutes of simulated time, and the
 days on which phones come and go are as short. Runs that are there are not run again.
 
@@ -11,12 +12,13 @@ days on which phones come and go are as short. Runs that are there are not run a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from studies import Job, Study, Summary, best_rates, run_all, spread_text
+from studies import Job, Study, Summary, best_rates, interval, run_all, spread_text
 
 from fedstrata.core.text import bytes_text, simulated_text
 from fedstrata.system.machine import processor
@@ -58,9 +60,22 @@ def build_studies(target: float) -> dict[str, Study]:
     }
 
 
-def to_target(summaries: Sequence[Summary]) -> str:
+def times_to_target(summaries: Sequence[Summary]) -> list[float | None]:
+    """Simulated seconds, seed by seed; None where the target was not reached."""
+    return [s.get("simulated_seconds_to_target") for s in summaries]
+
+
+def ratio_text(times: Sequence[float | None], first: Sequence[float | None]) -> str:
+    """Over the first row's times: the geometric mean of the seeds in which both got there, with its interval."""
+    pairs = [math.log(a / b) for a, b in zip(times, first, strict=True) if a and b]
+    if len(pairs) < 2:
+        return ""
+    mean, low, high = map(math.exp, interval(pairs))
+    return f"; × {mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def to_target(times: Sequence[float | None]) -> str:
     """The median simulated time to the target, and in how many seeds it was reached."""
-    times = [s.get("simulated_seconds_to_target") for s in summaries]
     reached = [time for time in times if time is not None]
     if len(reached) <= len(times) / 2:
         return f"in {len(reached)} of {len(times)} seeds"
@@ -79,14 +94,18 @@ def table(studies: dict[str, Study], seeds: Sequence[int], out: Path) -> str:
         f"| method | lr | last accuracy (%), {next(iter(studies))} | up | {' | '.join(studies)} |",
         "|---|--:|--:|--:|" + "--:|" * len(studies),
     ]
+    base: dict[str, list[float | None]] = {}
     for row in ROWS:
         by_fleet = {
             name: [found[Job(study, row, rates[row], seed)] for seed in seeds] for name, study in studies.items()
         }
+        times = {name: times_to_target(summaries) for name, summaries in by_fleet.items()}
+        base = base or times
         first = next(iter(by_fleet.values()))
         up = bytes_text(statistics.fmean(s["costs"]["bytes_up"] for s in first))
         last = spread_text("accuracy", [None if s["diverged"] else s["score"] for s in first])
-        cells = [f"`{row}`", f"{rates[row]:g}", last, up, *map(to_target, by_fleet.values())]
+        told = [to_target(own) + ("" if times is base else ratio_text(own, base[at])) for at, own in times.items()]
+        cells = [f"`{row}`", f"{rates[row]:g}", last, up, *told]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

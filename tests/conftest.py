@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
+"""No example fails because the machine is busy."""
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 """torch's compiler takes the processor's word for its instructions: to try them all takes longer than our kernels."""
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -9,8 +9,13 @@ def main() -> None:
     """Run the command, which may be stopped from the first moment on."""
     with signals.handle_signals() as stop:
         try:
-            from fedstrata.cli.main import main as command
-
+            try:
+                from fedstrata.cli.main import main as command
+            except ModuleNotFoundError as error:  # typer, rich or pydantic: without them there is no command
+                if (error.name or "fedstrata").startswith("fedstrata"):
+                    raise
+                print(f"fedstrata: the package {error.name} is missing: pip install fedstrata", file=sys.stderr)
+                sys.exit(2)
             command()
         except KeyboardInterrupt:  # before the command began
             stop.acknowledge()

@@ -184,7 +184,7 @@ class Federation:
         s, sampler = self.settings, self.sampler
         how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
         data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
-        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices)
+        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices, sampler.everybody)
         self.notes += budgets.notes
         server = Server(self.method, setup.architectures, len(self.clients), *how, *data, budgets)
         return server, build_pace(server, sampler, s, self.devices, self._context)
@@ -202,10 +202,10 @@ class Federation:
         self, given: str | Engine | None, recipe: Mapping[str, Any], resume: bool
     ) -> tuple[Engine, Evaluate]:
         """(the engine, what evaluates); one of the caller's own trains only, and the recipe may name it."""
-        s, way = self.settings, parse_way(self._recorder.versions.get("clients", "")) if resume else None
-        visits = s.rounds, self.sampler.per_round, self._work(0)
+        s, begun = self.settings, self._recorder.versions if resume else {}
+        visits = s.rounds, self.sampler.per_round, self._work(0), parse_way(begun.get("clients", ""))
         workers = s.workers if isinstance(s.workers, int) else None
-        about = workers, s.threads, *visits, way, s.model_dump(), devices_by_name(s.device)
+        about = workers, s.threads, *visits, s.model_dump(), devices_by_name(s.device), begun.get("engine", "")
         request = EngineRequest(self._context, self.clients, self.test, *about)
         if given is not None and not isinstance(given, str):
             _, here = build_engine("serial", replace(request, workers=1, devices=()))
@@ -223,8 +223,8 @@ class Federation:
 
     def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
         """What keeps the run; it checks memories, too, where they come from files."""
-        check = check_memories(self._faults, self._server.check_memory)
-        return RunRecorder(out, self.settings.checkpoint_seconds, check, store)
+        s, check = self.settings, check_memories(self._faults, self._server.check_memory)
+        return RunRecorder(out, s.checkpoint_seconds, check, store, s.rounds if self.method.epilogue else None)
 
     def _build_prober(self) -> Prober:
         """What measures rounds."""
@@ -268,7 +268,7 @@ class Federation:
 
     def _resume(self) -> None:
         """Go on where the run in the directory was left."""
-        begun = self._recorder.resume(self._config, self._about(), self.state)
+        begun = self._recorder.resume(self._config, self._about(), self.state, self.method)
         self.records, self.probes = list(begun.records), list(begun.probes)
         self.notes, self.state = (*self.notes, *begun.notes), begun.state or self.state
         if begun.state is None:  # it begins anew, by what run.toml says now
@@ -297,7 +297,7 @@ class Federation:
         """Run round after round, yielding each one's record; stop at any time and go on later."""
         del self.records[self.state.round :]  # a round that was interrupted may have left its record and its line
         self.probes = [row for row in self.probes if row["round"] <= self.state.round]
-        self._recorder.trim(self.state.round)
+        self._recorder.go_on(self.state)
         keep_memory()
         self._since = time.perf_counter()
         is_finalizing = sys.is_finalizing  # modules lose their names when the interpreter ends
@@ -307,10 +307,11 @@ class Federation:
             if is_finalizing():  # the interpreter is half gone: nothing can be written any more
                 raise
             try:
+                undone = self._recorder.undo()
                 self.save()  # first: whoever sent a signal may not wait for long
             finally:
                 self._engine.close()
-            if isinstance(error, Diverged) and self.out is not None:
+            if isinstance(error, Diverged) and self.out is not None and not undone:
                 told = str(error).replace(f"; the last good state is in {self.out}", "")  # a summary may be handed on
                 self._recorder.finish(self.model, {**self.summary(), "diverged": told})
             raise
@@ -417,9 +418,8 @@ class Federation:
         if "buffers" in changes and "method" not in changes:
             changes["method"] = self.method.with_buffers(changes.pop("buffers"))
         model, clients, test, archs, arch_of, public, trusted = self._given
-        told: Any = {"method": self.method, "task": self.task, **changes}
-        beside: Any = {"archs": archs, "arch_of": arch_of, "public": public, "trusted": trusted}
-        return Federation(model, clients, test, self.settings, **beside, **told)
+        beside: Any = {"archs": archs, "arch_of": arch_of, "public": public, "trusted": trusted, "task": self.task}
+        return Federation(model, clients, test, self.settings, **{**beside, "method": self.method, **changes})
 
     def dry_run(self, rounds: int, state: ServerState | None = None, store: Store | None = None) -> DryRun:
         """What all probes find in a few rounds from here, or from another state; nothing else comes of them."""

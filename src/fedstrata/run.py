@@ -209,6 +209,7 @@ def dry_run_of(directory: Path, rounds: int, data_dir: str | None = None) -> Dry
     """What the probes find in a few rounds more of a run, which start from the state that it has now."""
     values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
     RunDirectory(directory).check_unedited()
+    RunDirectory(directory).check_models(values)
     federation = open_run(validate_settings(RunConfig, values), None)
     states, _ = load_all(directory / "checkpoints")
     if not states:

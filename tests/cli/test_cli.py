@@ -106,7 +106,17 @@ def test_a_run(whole: Path, capsys: Capture) -> None:
         assert row["active"][-1] == "head"
         assert row["refused"] == []
     about = json.loads((run / "versions.json").read_text())
-    assert about.keys() == {"fedstrata", "python", "torch", "machine", "processor", "data", "clients", "engine"}
+    assert about.keys() == {
+        "fedstrata",
+        "python",
+        "torch",
+        "machine",
+        "processor",
+        "models",
+        "data",
+        "clients",
+        "engine",
+    }
     summary = json.loads((run / "summary.json").read_text())
     assert summary["accuracy"] == rows[-1]["accuracy"]
     assert summary["costs"]["bytes_up"] == sum(row["bytes_up"] for row in rows)

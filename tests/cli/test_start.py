@@ -131,7 +131,7 @@ def start(home: Path, *words: object) -> tuple[str, list[str]]:
 
 LIGHT = [
     ("--version", "fedstrata "),
-    ("--help", "Commands:"),
+    ("--help", "Look around:"),
     ("run --help", "--participation"),
     ("attack invert --help", "--noise"),
     ("machine tune --help", "--seconds"),

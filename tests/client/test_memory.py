@@ -131,6 +131,33 @@ def test_predicted_before_training(name: str, optimizer: str) -> None:
         assert told.step("", names, 8).memory == pytest.approx(measured(told, model, names, x, y), rel=0.01)
 
 
+@pytest.mark.parametrize("company", ["fedprox(mu=0.01)", "scaffold"])
+def test_predicted_beside_techniques_that_look(company: str) -> None:
+    """Where a technique looks at what passes, nothing is overwritten in place, and no tape is spared: 13 % here."""
+    rng = torch.Generator().manual_seed(0)
+    clients = [(torch.rand(8, 3, 16, 16, generator=rng), torch.zeros(8, dtype=torch.long)) for _ in range(2)]
+    how: dict[str, Any] = {"rounds": 4, "batch_size": 8, "engine": "serial", "lr": 0.01}
+    chosen = f"fedpart(full_rounds=1, rounds_per_stratum=1) + {company}"
+    fed = fs.Federation(fs.build_model("cnn4", (3, 16, 16), 5, seed=0), clients, method=chosen, **how)
+    told = MemoryForecast(fed._context, fed._work(0), *(t[:1] for t in clients[0]))
+    groups = [s for s in fed.strata if not s.idle]
+    for record in fed.fit().records:
+        names = [n for s in groups if s.name in record.active for n in s.params]
+        assert told.step("", names, 8).memory == pytest.approx(record.training_memory, rel=0.01)
+
+
+def test_what_a_cached_prefix_keeps_is_counted_for_each_client() -> None:
+    """It keeps a row per example, so the client with the most has the most, whoever comes first."""
+    rng = torch.Generator().manual_seed(0)
+    chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, order='reverse', cache_prefix=True)"
+    model, found = fs.build_model("cnn2", (3, 16, 16), 5, seed=0), []
+    for sizes in ((64, 8), (8, 64)):
+        clients = [(torch.rand(n, 3, 16, 16, generator=rng), torch.zeros(n, dtype=torch.long)) for n in sizes]
+        fed = fs.Federation(model, clients, method=chosen, rounds=2, batch_size=8, engine="serial")
+        found.append([r.training_memory for r in fed.fit().records])
+    assert found[0] == found[1]
+
+
 def test_a_frozen_prefix_holds_nothing() -> None:
     """FedPart's deepest third: at the end of the forward pass no activation of a frozen stratum is alive."""
     x, y = pictures()

@@ -292,7 +292,7 @@ def test_what_lies_below_is_computed_once_per_visit(
     monkeypatch.setattr(vectorised, "vmap", None)
     settings: dict[str, Any] = {"rounds": 4, "participation": 1.0, **how}
     cached, other = (run(model, method=plan, **settings, engine="vmap") for plan in plans)
-    check_close(cached, run(model, method=plans[0], **settings, engine="serial"))
+    check_close(cached, run(model, method=plans[0], **settings, engine="serial"), memory=0.5)  # as if none were cached
     fewer = [a.flops < b.flops for a, b in zip(cached.records, other.records, strict=True)]
     assert fewer == [False, False, True, True]
 

@@ -93,6 +93,8 @@ ROWS = [
     Row(FedNLR(), FedNLR(mu=1.0)),
     Row(FedImpro(split="norm"), FedImpro(split="norm", weight=0.0)),
     Row(InCo(), None, order_free=False),
+    Row(InCo(control="shuffled"), None, order_free=False, like="inco"),
+    Row(InCo(control="length"), None, order_free=False, like="inco"),
     Row(HeteroAvg(), None),
     Row(GroupAvg(), GroupAvg(), idle=True),
     Row(FedDF(noise=True, steps=3, batch_size=8), FedDF(noise=True, steps=0), order_free=False),

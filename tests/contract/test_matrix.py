@@ -292,6 +292,16 @@ def test_resumed_run_has_the_same_bits(row: Row, tmp_path: Path) -> None:
     assert same_bits(weights(whole), weights(resumed))
 
 
+@EACH
+def test_extended_run_has_the_same_bits_or_says_so(row: Row, tmp_path: Path) -> None:
+    """Two rounds, and then two more, are the four that were asked for at once."""
+    run(row.technique, rounds=2, out=tmp_path / "run")
+    longer = run(row.technique, out=tmp_path / "run", resume=True)
+    told = any("the result is not that of 4 at once" in note for note in longer.notes)
+    assert told == bool(row.technique.whole_run)
+    assert told or same_bits(weights(shared_run(row.technique)), weights(longer))
+
+
 TURN = next(r.technique for r in ROWS if r.technique.name == "fedpart")
 TURNING = [r for r in ROWS if r.technique is TURN or combines(r.technique, TURN)]
 

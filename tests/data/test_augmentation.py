@@ -27,6 +27,9 @@ SPECS = [
     "rrc + flip",
     "both + flip(p=1.0)",
     "rrc(scale=(0.5, 1.0), ratio=(1, 1))",
+    "crop(padding=2)",
+    "cutout(size=4, fill=(0.25,))",
+    "crop + flip + cutout(size=6)",
 ]
 
 
@@ -73,7 +76,7 @@ def test_only_torchs_cpu_generator_is_drawn_from(spec: str) -> None:
     assert torch.equal(augment(images(RGB)), first), "nothing is remembered from one batch to the next"
 
 
-@pytest.mark.parametrize("spec", ["rrc", "cj", "flip"])
+@pytest.mark.parametrize("spec", ["rrc", "cj", "flip", "crop", "cutout"])
 def test_images_of_a_batch_are_drawn_apart(spec: str) -> None:
     batch = images(RGB, 1).expand(32, -1, -1, -1)
     assert len(run(spec, batch).flatten(1).unique(dim=0)) > 1
@@ -99,6 +102,35 @@ def test_a_crop_enlarges_a_window() -> None:
     span = out[:, 0, :, -1] - out[:, 0, :, 0]
     torch.testing.assert_close(span, torch.full_like(span, 7 / 15), atol=1e-3, rtol=0)
     assert float(out.diff(dim=-1).min()) >= -1e-6
+
+
+def test_a_shift_is_a_window_of_the_padded_image() -> None:
+    """By NumPy: one of the (2·2 + 1)² windows of each image with two black pixels around it; all of them turn up."""
+    batch = images((2, 5, 6), 400)
+    out, padded = run("crop(padding=2)", batch).numpy(), np.pad(batch.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    places = [(down, right) for down in range(5) for right in range(5)]
+    found = []
+    for whole, window in zip(padded, out, strict=True):
+        fits = [(d, r) for d, r in places if np.array_equal(whole[:, d : d + 5, r : r + 6], window)]
+        assert len(fits) == 1
+        found += fits
+    assert set(found) == set(places)
+
+
+def test_a_square_is_cut_out() -> None:
+    """Rows y − 2 to y + 1 and columns x − 2 to x + 1 of some pixel (y, x) are of the fill; the rest is as it was."""
+    colours = (0.1, 0.2, 0.3)
+    batch = images((3, 7, 9), 600) * 0.5 + 0.5
+    out = run(f"cutout(size=4, fill={colours})", batch).numpy()
+    painted = set()
+    for before, after in zip(batch.numpy(), out, strict=True):
+        rows, columns = (np.flatnonzero((before != after).any((0, axis))) for axis in (2, 1))
+        expected = before.copy()
+        expected[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = np.float32(colours)[:, None, None]
+        assert np.array_equal(after, expected)
+        painted.add((rows[0], rows[-1], columns[0], columns[-1]))
+    spans = {side: {(max(0, at - 2), min(side - 1, at + 1)) for at in range(side)} for side in (7, 9)}
+    assert painted == {(*one, *other) for one in spans[7] for other in spans[9]}
 
 
 def test_jitter_of_strength_zero_changes_nothing() -> None:
@@ -185,6 +217,10 @@ def test_no_gradient_flows() -> None:
         ("cj(hue=0.6)", "hue must be 0 to 0.5"),
         ("flip(p=1.1)", "p must be 0 to 1"),
         ("flip(q=1)", "no argument 'q'"),
+        ("crop(padding=0)", "padding must be 1 to 4096"),
+        ("cutout(size=5)", "size must be an even number"),
+        ("cutout(size=4, fill=(0.1, 0.2))", "one number from 0 to 1, or 3, one for each channel"),
+        ("cutout(size=4, fill=(1.5,))", "fill must be"),
         ("both(hue=0.1)", "no argument 'hue'"),
         ("flip + " * 1400 + "flip(p=2)", "p must be 0 to 1"),
     ],
@@ -209,6 +245,6 @@ def test_without_kornia_the_sentence_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_the_table_shows_itself() -> None:
-    assert list(AUGMENTS) == ["none", "rrc", "cj", "flip", "both"]
+    assert list(AUGMENTS) == ["none", "rrc", "cj", "flip", "both", "crop", "cutout"]
     assert signature(AUGMENTS["cj"]) == "brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1"
     assert all(summary(function).endswith(".") for function in AUGMENTS.values())

@@ -348,6 +348,19 @@ def test_what_to_do_about_a_refusal_follows_from_its_reason(why: str, words: str
     assert any("clip" in remedy.settings for remedy in remedies) is clip
 
 
+def test_what_to_do_about_devices_that_are_late() -> None:
+    """There is no site whose log could be read, and nobody is left out where all are late."""
+    refused = [{"client": c, "why": "it came too late: after 9 simulated seconds, and 1 were allowed"} for c in CROWD]
+    records = [replace(record(n, 0.2), clients=CROWD, refused=refused) for n in range(1, 6)]
+    saved = replace(run(facts=facts(), fleet="phone*8(up='1kB/s')", deadline=1.0), records=records)
+    remedies = found(saved)["refused-updates"].remedies
+    assert "a longer deadline" in remedies[0].why
+    assert [remedy.options for remedy in remedies[1:]] == ["--stragglers narrow"]
+    some = [replace(r, refused=refused[:1]) for r in records]
+    remedies = found(replace(saved, records=some))["refused-updates"].remedies
+    assert any(remedy.options == f"--without {CROWD[0]}" for remedy in remedies)
+
+
 def collapsed(first: Sequence[float], norms: Sequence[float], **config: Any) -> SavedRun:
     """A run whose model dies in its first round, with these losses and norms; then all report ln 10."""
     rows = [visits(loss=first, norm=norms), *[visits(loss=[2.3] * 8, norm=[0.1 + 0.01 * k for k in CROWD])] * 7]

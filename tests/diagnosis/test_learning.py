@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import fedstrata as fs
 from fedstrata.diagnosis import Finding, diagnose
+from fedstrata.diagnosis.evidence import steps_per_visit
 from fedstrata.diagnosis.gradients import gradients_by_depth
 from fedstrata.diagnosis.harm import largest_severity, learned_share
 from fedstrata.diagnosis.learning import progress_ratio, rise
@@ -170,6 +171,18 @@ def test_a_run_that_has_hardly_begun_is_told_how_long_it_needs() -> None:
     finding = found(saved)["too-early"]
     assert "15.0 % after 4 rounds of 5 steps per client; it needs 6 rounds, 30 steps" in finding.sentence
     assert finding.remedies
+
+
+def test_turns_of_a_visit_are_steps_too() -> None:
+    """FedRep's ten passes for the head and one for the body, whatever `epochs` says: 55 steps, so one round is enough.
+
+    A method that this version does not know is taken at the configuration's word.
+    """
+    saved = run(facts=facts(examples=[160] * 8), accuracies=[0.1, 0.12, 0.13, 0.15])
+    for method, said in (("fedrep", False), ("fedrep(head_epochs=1)", False), ("from_elsewhere", True)):
+        assert ("too-early" in found(replace(saved, config={**saved.config, "method": method}))) == said
+    given = replace(saved, config={**saved.config, "method": "fedrep", "steps": 7})
+    assert steps_per_visit(given) == 55  # the turns are in their place
 
 
 def test_a_run_that_is_good_already_is_not_too_early() -> None:

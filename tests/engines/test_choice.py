@@ -351,6 +351,20 @@ def test_auto_is_one_of_the_others(go_by: Callable[[SpeedTable], None]) -> None:
 SLOW = table(*(replace(cell, at_once=1e7) for cell in FAST.cells))
 
 
+def test_a_run_that_was_short_goes_on_as_it_began_and_says_so(
+    go_by: Callable[[SpeedTable], None], tmp_path: Path
+) -> None:
+    go_by(table(*(replace(cell, one_by_one=1000.0, at_once=10.0) for cell in FAST.cells)))
+    many = next(rounds for rounds in (10**n for n in range(1, 9)) if federation(rounds=rounds).engine == "vmap")
+    assert federation(rounds=1, out=tmp_path / "run").engine == "serial"
+    federation(rounds=1, out=tmp_path / "run", resume=True).fit()
+    longer = federation(rounds=many, out=tmp_path / "run", resume=True)
+    assert longer.engine == "serial"
+    (note,) = longer.notes
+    assert note.startswith(f"engine: a new run of {many} rounds would train clients many at once")
+    assert federation(rounds=2, out=tmp_path / "run", resume=True).notes == ()
+
+
 @pytest.mark.parametrize(
     ("first", "then", "engines"),
     [(FAST, SLOW, ("vmap", "vmap")), (SLOW, FAST, ("serial", "processes"))],

@@ -302,6 +302,12 @@ def test_no_column_of_a_comparison_holds_global_and_own_models(tmp_path: Path):
     assert result.global_fairness is not None
     assert tuned["own, by client"] == f"{100 * result.fairness.mean:.2f}"
     assert tuned["global, by client"] == plain["global, by client"] == f"{100 * result.global_fairness.mean:.2f}"
+    for name, field in (("worst", "worst"), ("spread", "std")):
+        whole, theirs = (getattr(kind, field) for kind in (result.global_fairness, result.fairness))
+        assert tuned[name] == plain[name] == f"{100 * whole:.2f}"
+        assert tuned[f"own, {name}"] == f"{100 * theirs:.2f}"
+        assert (own[name], plain[f"own, {name}"]) == ("–", "–")
+        assert own[f"own, {name}"] != "–"
 
 
 def test_natural_clients_have_their_own_test_rows():

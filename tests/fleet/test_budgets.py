@@ -74,10 +74,38 @@ def test_devices_take_turns() -> None:
     parts = {part for row in phones for part in row[:2] if part is not None}
     assert len(parts) == 2
     assert all(row[0] is not row[1] for row in phones)  # two of them train both groups in every round
-    assert phones[0][0] is phones[1][1] is phones[2][0]
+    assert all(phones[r][0] is phones[r + 1][1] for r in (0, 2))  # in rounds with the same z, one after the other
     records = fed.fit().records
     assert all(not r.late and not r.refused for r in records)
     assert all(len(r.active) == 5 for r in records)
+
+
+@pytest.mark.parametrize("examples", [17, 19])
+def test_a_short_batch_takes_less_time(examples: int) -> None:
+    """After two batches of 8 one of 3, or none, for one example has no statistics: who has time trains everything."""
+    how: dict[str, Any] = {"rounds": 1, "batch_size": 8, "engine": "serial", "fleet": "phone(flops='1M/s')"}
+    (used,) = fs.Federation(model(), clients(examples), **how).fit().records
+    tight = {**how, "stragglers": "narrow", "deadline": 1.01 * used.devices[0].seconds}
+    fed = fs.Federation(model(), clients(examples), **tight)
+    assert fed.notes == ()
+    assert fed.fit().records[0].late == []
+
+
+def test_a_client_that_can_take_no_step_trains_nothing() -> None:
+    """One example has no statistics; the others are not held up by it."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    fed = fs.Federation(network, clients(1, 12), fleet="watch(memory='1MB'); box", rounds=1, engine="serial")
+    assert fed.notes == ("of the fleet, watch (1 client) can train no stratum: it takes part without training",)
+    assert fed.fit().records[0].examples > 0
+
+
+def test_a_technique_and_devices_take_turns_apart() -> None:
+    """FedPart's period is four strata, the phones' two groups, and one phone takes part: all train in the end."""
+    chosen = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('0', '3', '6', '14'))"
+    how: dict[str, Any] = {"deadline": 0.33, "stragglers": "narrow", "participation": 1, "rounds": 24}
+    fed = build("phone*4(up='10kB/s')", method=chosen, **how)
+    assert [len(parts) for parts in fed._server.budgets.parts.values()] == [2]
+    assert {s for r in fed.fit().records for s in r.active} == {"0", "3", "6", "14"}
 
 
 def test_a_plan_of_a_technique_is_narrowed() -> None:
@@ -94,7 +122,7 @@ def test_a_plan_of_a_technique_is_narrowed() -> None:
 def test_what_cannot_be_is_said_in_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"no device of the fleet can train any stratum of this model: a step with 8"):
         build("phone*4(memory='5kB')")
-    with pytest.raises(UsageError, match=r"within 0.001 simulated seconds"):
+    with pytest.raises(UsageError, match=r"within 0.001 simulated seconds.*take a longer deadline"):
         build("phone*4(flops='1k/s')", deadline=0.001, stragglers="narrow")
     budget = peak(SECOND) + 2000
     for rule, told in (("krum(share=0.2)", True), ("median", False), ("krum(per='stratum')", False)):
@@ -105,6 +133,16 @@ def test_what_cannot_be_is_said_in_a_sentence() -> None:
     assert fed.notes == ("of the fleet, phone (2 clients) can train no stratum: it takes part without training",)
     assert fed.fit().records[0].training_memory == peak("fedavg")
     assert build("phone*2(memory='1GB'); box*2").notes == ()
+
+
+def test_who_is_left_out_trains_nothing() -> None:
+    """The box alone could train the first stratum, and everything, but it is never asked."""
+    budget = peak(SECOND) + 2000
+    fed = build(f"phone*3(memory={budget}); box", without="3")
+    assert "no device of the fleet can train 0: it keeps its first values" in fed.notes
+    assert not any("nothing" in n or "no device" in n for n in build(f"phone*3(memory={budget}); box").notes)
+    with pytest.raises(UsageError, match=r"no device of the fleet can train any stratum"):
+        build("phone*3(memory='5kB'); box", without="3")
 
 
 @pytest.mark.parametrize("engine", ["processes", "wire"])

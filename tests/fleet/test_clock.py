@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedstrata as fs
 from fedstrata.compare import compare
 from fedstrata.compare.show import csv_text
+from fedstrata.core.text import simulated_text, time_unit
 from fedstrata.engines.registry import ENGINES
 from fedstrata.fleet.clock import round_seconds, visit_seconds
 from fedstrata.fleet.devices import Device
@@ -120,6 +122,20 @@ def test_what_devices_took_adds_up() -> None:
             add_up(fed, record)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedpart(full_rounds=0, rounds_per_stratum=1)", "scaffold"])
+def test_what_convolutions_took_adds_up(method: str) -> None:
+    """Layers that work in place, and frozen ones that keep no inputs, are foreseen as they will be run."""
+    clients, rng = [], torch.Generator().manual_seed(0)
+    for size in (9, 20, 5):
+        y = torch.randint(0, 5, (size,), generator=rng)
+        clients.append((torch.rand(size, 3, 16, 16, generator=rng), y))
+    model = fs.build_model("resnet8(width=4)", (3, 16, 16), 5, seed=0)
+    how: dict[str, Any] = {"rounds": 3, "batch_size": 8, "engine": "serial", "fleet": "slow*2(up='1kB/s'); free"}
+    fed = fs.Federation(model, clients, method=method, **how)
+    for record in fed.fit().records:
+        add_up(fed, record)
+
+
 def test_everybody_may_be_late() -> None:
     fed = build(deadline=1e-3, without="2,3,4,5", rounds=2)
     start = {name: value.clone() for name, value in fed.state.params.items()}
@@ -175,9 +191,17 @@ def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
         make(resume=True)
 
 
-def test_a_deadline_needs_a_fleet() -> None:
+def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
     with pytest.raises(fs.UsageError, match="a deadline needs a fleet"):
         build(fleet=None, deadline=3.0)
+    for stragglers in ("wait", "narrow"):
+        with pytest.raises(fs.UsageError, match=f"stragglers = '{stragglers}' needs a deadline"):
+            build(stragglers=stragglers)
+    (tmp_path / "t.csv").write_text("client,start,end\n9,0,99\n0,0,99\n")
+    with pytest.raises(fs.UsageError, match="none is ever there"):
+        build(fleet=f"a*6(available=\"trace('{tmp_path / 't.csv'}')\")", without="0", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_time_to_target_is_told(tmp_path: Path) -> None:
@@ -190,8 +214,17 @@ def test_time_to_target_is_told(tmp_path: Path) -> None:
     assert history.summary["simulated_seconds"] == history.records[-1].simulated_seconds
     assert "simulated_seconds" not in build(fleet=None, rounds=1).fit().summary
     groups = group_runs([SavedRun.read(tmp_path / "run")])
-    curve = {figure.name: figure for figure in against_costs(groups)}["accuracy-hours"].data[-1]
-    assert list(curve["x"]) == pytest.approx([(r.simulated_seconds or 0) / 3600 for r in history.records], rel=1e-3)
+    figure = {figure.name: figure for figure in against_costs(groups)}["accuracy-simulated"]
+    times = [r.simulated_seconds or 0 for r in history.records]
+    size, unit, _ = time_unit(times[-1])
+    assert figure.title == f"Accuracy against simulated {unit}"
+    assert list(figure.data[-1]["x"]) == pytest.approx([time / size for time in times], rel=1e-3)
+
+
+def test_times_are_told_in_a_unit_that_fits() -> None:
+    assert [simulated_text(time) for time in (0.25, 89.0, 90.0, 5399.0, 5400.0)] == [
+        *("0.25 s", "89 s", "1.5 min", "90.0 min", "1.5 h")
+    ]
 
 
 def test_a_comparison_has_columns_of_simulated_time(tmp_path: Path) -> None:

@@ -50,12 +50,20 @@ def test_the_largest_groups_and_the_fewest_that_cover(costs: list[int], budget: 
 @pytest.mark.parametrize("groups", range(1, 9))
 @pytest.mark.parametrize("there", range(1, 9))
 def test_every_group_has_its_turn(groups: int, there: int) -> None:
-    """In any ⌈groups/there⌉ rounds by somebody, in any `groups` rounds by everybody, whoever else is there."""
-    window = -(-groups // there)
-    for begin in range(2 * groups):
+    """In any 2⌈groups/there⌉ − 1 rounds by somebody, in any 2 · groups − 1 by everybody, whoever else is there."""
+    window, long = 2 * -(-groups // there) - 1, 2 * groups - 1
+    for begin in range(5 * groups):
         rounds = range(begin, begin + window)
-        assert {turn(r, place, there, groups) for r in rounds for place in range(there)} == set(range(groups))
+        assert {turn(7, r, place, there, groups) for r in rounds for place in range(there)} == set(range(groups))
         for place in range(there):
-            own = {turn(r, place, there, groups) for r in range(begin, begin + groups)}
+            own = {turn(7, r, place, there, groups) for r in range(begin, begin + long)}
             assert own == set(range(groups))
-        assert {turn(r, 0, 1 + r % 5, groups) for r in range(begin, begin + groups)} == set(range(groups))
+        assert {turn(7, r, 0, 1 + r % 5, groups) for r in range(begin, begin + long)} == set(range(groups))
+
+
+@pytest.mark.parametrize("period", range(1, 9))
+def test_turns_do_not_fall_in_step_with_a_schedule(period: int) -> None:
+    """Whatever trains every so many rounds meets every group, and at each client, also where 4 divides the period."""
+    for phase in range(period):
+        met = {turn(0, r, 0, 1, 4) for r in range(phase, 60 * period, period)}
+        assert met == set(range(4))

@@ -480,6 +480,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     )  # memories of two checkpoints and of what is pending, parameters of two rounds
 
 
+@pytest.mark.parametrize("chain", [EIGHT, "fedavg + ccvr"])
+def test_a_run_gets_more_rounds(chain: str, tmp_path: Path) -> None:
+    """Also where a round after the last one was taken back: the sites have heard of it."""
+    settings: dict[str, Any] = {"method": chain, "out": tmp_path / "run"}
+    keep = tmp_path / "site"
+    silos(grid(keep=keep), rounds=3, **settings)
+    found = silos(grid(keep=keep), rounds=6, **settings, resume=True)
+    assert not [refused for record in found.records for refused in record.refused]
+    check_same(found, serial(method=chain, rounds=6))
+    with pytest.raises(fs.UsageError, match="was run with rounds = 6, not 4: rounds can be added"):
+        silos(grid(keep=keep), rounds=4, **settings, resume=True)
+
+
 def test_a_run_whose_settings_were_edited_does_not_go_on(tmp_path: Path) -> None:
     silos(grid(), rounds=2, lr=0.1, out=tmp_path / "run")
     edit(tmp_path / "run", "lr", 0.2)

@@ -82,6 +82,13 @@ def test_depths_nest(names: tuple[str, ...]) -> None:
     assert deepest({name: _model(name) for name in reversed(names)}) == names[-1]
 
 
+def test_the_family_of_inco_aggregation() -> None:
+    """Blocks of each layer, as in the authors' code."""
+    for depth, blocks in ((10, "1111"), (14, "1122"), (18, "2222"), (22, "2233"), (26, "3333")):
+        model = _model(f"resnet{depth}(width=2)")
+        assert "".join(str(len(model.get_submodule(f"layer{at}"))) for at in range(1, 5)) == blocks
+
+
 def test_a_vgg_has_at_least_two_convolutions_a_layer() -> None:
     with pytest.raises(UsageError, match="model 'vgg9': convs must be 2 or more, not 1"):
         _model("vgg9(convs=1)")
@@ -122,6 +129,24 @@ def test_a_comparison_of_architectures_goes_on(tmp_path: Path, capsys: pytest.Ca
         call = ("compare", *options, "--methods", "heteroavg; groupavg", "--seeds", "0", "--out", tmp_path)
         assert fedstrata(*call) == 0
     assert "2 of 2 runs already finished" in capsys.readouterr().out
+
+
+def test_a_run_from_before_its_models_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ResNet-14 and 22 had other blocks: such a run is read, and refused in a sentence where it would go on."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items()]
+    words = ["compare", *options, "--methods", "heteroavg", "--seeds", "0", "--out", tmp_path / "runs"]
+    assert fedstrata(*words) == 0, capsys.readouterr().err
+    (run,) = (path.parent for path in (tmp_path / "runs").rglob("run.toml"))
+    about = json.loads((run / "versions.json").read_text())
+    assert about["models"] == "2"
+    (run / "versions.json").write_text(json.dumps({name: value for name, value in about.items() if name != "models"}))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for command in (["resume", run], words):
+        assert fedstrata(*command) == 2
+        assert "resnet14 had blocks [1, 2, 2, 1]" in one_sentence(capsys)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert fedstrata("report", run) == 0, capsys.readouterr().err
 
 
 def test_an_architectures_accuracy_is_that_of_its_part() -> None:

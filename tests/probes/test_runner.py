@@ -26,6 +26,7 @@ from fedstrata.models.registry import build_model
 from fedstrata.probes.registry import PROBES
 from fedstrata.run import open_run, resume_run
 from fedstrata.system.machine import compute_with
+from fedstrata.techniques.inco import FIGURES
 from tests.engines.worlds import (
     SIZES,
     Shaken,
@@ -494,7 +495,8 @@ def test_scores_are_what_select_publishes() -> None:
 def test_crossing_is_what_inco_publishes() -> None:
     fed = run(**depths(method="heteroavg + inco"), probe="crossing")
     state, found = fed.state.techniques["inco"], fed.probes[-1]["crossing"]
-    for kind in ("theta", "beta"):
+    assert tuple(found) == FIGURES
+    for kind in FIGURES:
         expected = {n.removeprefix(f"{kind}/"): float(v) for n, v in state.items() if n.startswith(f"{kind}/")}
         assert found[kind].keys() == expected.keys()
         assert expected

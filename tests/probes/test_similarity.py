@@ -441,11 +441,13 @@ def test_bad_input_gets_a_sentence(case: str):
 def test_crossing_is_read_from_what_is_published() -> None:
     """β of layer a is 1, −1 and 2: positive in two of three rounds; b was crossed in one, and nothing in the last."""
     rounds = [
-        {"theta": {"a": 0.5}, "beta": {"a": 1.0}},
+        {"theta": {"a": 0.5}, "beta": {"a": 1.0}, "length": {"a": 1.2}},
         {"theta": {"a": 0.1, "b": 3.0}, "beta": {"a": -1.0, "b": 0.0}},
         {"theta": {"a": 0.2}, "beta": {"a": 2.0}},
         {},
     ]
     found = measures.crossing(rounds)
     assert found.theta["a"] == pytest.approx([0.5, 0.1, 0.2])
+    assert found.length == {"a": [1.2]}
+    assert found.kept == {}
     assert found.positive == {"a": pytest.approx(2 / 3), "b": 0.0}

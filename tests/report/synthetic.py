@@ -84,10 +84,11 @@ def write_run(
     class_names: Sequence[str] = CLASSES,
     archs: Sequence[str] = (),
     sampled: int = 10,
+    planned: int | None = None,
     **changes: Any,
 ) -> Path:
-    """Write a whole run, learning as runs do."""
-    values = config(rounds=max(rounds, 1), **changes)
+    """Write a whole run, learning as runs do, or as many of its rounds as there are so far."""
+    values = config(rounds=planned or max(rounds, 1), **changes)
     chance = random.Random(f"{values['method']}{values['seed']}")
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(values))
@@ -192,7 +193,11 @@ def probe(
     found["visits"] = visits(names, {client: round(1 + 0.2 * chance.random(), 4) for client in clients})
     if crossed:
         layers = names[2:9]
-        found["crossing"] = {"theta": by(layers, lambda d: 0.4 * d + age), "beta": by(layers, lambda d: 1 + d * age)}
+        found["crossing"] = {
+            "theta": by(layers, lambda d: 0.4 * d + age),
+            "beta": by(layers, lambda d: 1 + d * age),
+            "length": by(layers, lambda d: 1.2 - 0.1 * d),
+        }
     if at == rounds:
         points = [(c, k) for c in range(10) for k in clients[:5] for _ in range(8)]
         found["embedding"] = {

@@ -344,7 +344,7 @@ def test_a_page_without_scripts_still_shows_its_tables(browser: Any, comparison:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    run = write_run(tmp_path / "run", rounds=0, ended=False)
+    run = write_run(tmp_path / "run", rounds=0, planned=10, ended=False)
     with PageServer(run) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -77,8 +77,8 @@ def test_the_section_and_the_table() -> None:
     groups = group_runs([judged([[0.2, 0.4, 0.6]])])
     assert "clients" in [section.name for section in figure_sections(groups)]
     table = tables.results(groups)
-    assert table.rows[0][table.head.index("worst client")] == "20.00 %"
-    assert table.rows[0][table.head.index("spread over clients")] == "16.33 %"
+    assert table.rows[0][table.head.index("global model, worst client")] == "20.00 %"
+    assert table.rows[0][table.head.index("global model, spread over clients")] == "16.33 %"
     plain = group_runs([saved([0.1])])
     assert "clients" not in [section.name for section in figure_sections(plain)]
     assert not set(tables.OVER_CLIENTS) & set(tables.results(plain).head)
@@ -95,7 +95,8 @@ def test_plotly_accepts_every_figure() -> None:
 def test_means_over_clients_tell_whose_models_are_judged() -> None:
     """Of 0.2, 0.4, 0.6 the mean is 0.4; `fedper` leaves the server without a whole model, so it is the clients' own.
 
-    Where there are both, worst and spread are the clients' own, 0.5 and √(0.02/3); newcomers stand by themselves.
+    Where there are both, worst and spread are told of either: 0.2 of the global model, 0.5 and √(0.02/3) of their own.
+    Newcomers stand by themselves.
     """
     both = judged([[0.2, 0.4, 0.6]], own=[0.5, 0.6, 0.6 + 0.1], method="ditto")
     whole = fairness_of([0.2, 0.4, 0.6])
@@ -106,8 +107,10 @@ def test_means_over_clients_tell_whose_models_are_judged() -> None:
     columns = {name: [row[table.head.index(name)] for row in table.rows] for name in tables.OVER_CLIENTS}
     assert columns["global model, by client"] == ["40.00 %", "–", "40.00 %"]
     assert columns["own models, by client"] == ["–", "40.00 %", "60.00 %"]
-    assert columns["worst client"] == ["20.00 %", "20.00 %", "50.00 %"]
-    assert columns["spread over clients"][2] == f"{100 * (0.02 / 3) ** 0.5:.2f} %"
+    assert columns["global model, worst client"] == ["20.00 %", "–", "20.00 %"]
+    assert columns["own models, worst client"] == ["–", "20.00 %", "50.00 %"]
+    assert columns["global model, spread over clients"] == ["16.33 %", "–", "16.33 %"]
+    assert columns["own models, spread over clients"][2] == f"{100 * (0.02 / 3) ** 0.5:.2f} %"
     assert columns["newcomers: global model"] == ["–", "–", "30.00 %"]
     assert columns["newcomers: own models"] == ["–", "–", "80.00 %"]
 

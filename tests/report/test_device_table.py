@@ -37,8 +37,25 @@ def test_a_row_per_device() -> None:
     phone, server = (dict(zip(table.head, row, strict=True)) for row in table.rows)
     assert (phone["device"], phone["clients"], phone["visits"], phone["in time"]) == ("phone", "2", "3", "75%")
     assert (phone["up"], phone["simulated time"], phone["memory"]) == ("1.6 kB", "1.6 s", "6.0 MB")
-    assert (phone["mean score"], phone["worst score"]) == ("40.00 %", "20.00 %")
-    assert (server["visits"], server["simulated time"], server["worst score"]) == ("2", "0 s", "90.00 %")
+    assert (phone["global model, mean score"], phone["global model, worst score"]) == ("40.00 %", "20.00 %")
+    assert (server["visits"], server["simulated time"]) == ("2", "0 s")
+    assert server["global model, worst score"] == "90.00 %"
+    assert not any("own models" in name for name in table.head)
+
+
+def test_no_column_holds_global_and_own_models() -> None:
+    """Each client's own model is right in 10 % more than the global one; of `fedper` there is no whole one."""
+    both, own = fleet_run(), fleet_run()
+    theirs = [{"accuracy": value} for value in (0.3, 0.7, 1.0)]
+    both = replace(both, records=[both.records[0], replace(both.records[1], own_metrics=theirs)])
+    own = replace(own, records=[own.records[0], replace(own.records[1], own_metrics=theirs, client_metrics=None)])
+    runs = [replace(run, config={**run.config, "method": name}) for name, run in (("ditto", both), ("fedper", own))]
+    table = device_table(group_runs(runs))
+    assert table is not None
+    phones = [dict(zip(table.head, row, strict=True)) for row in table.rows[::2]]
+    assert [row["global model, mean score"] for row in phones] == ["40.00 %", "–"]
+    assert [row["own models, mean score"] for row in phones] == ["50.00 %", "50.00 %"]
+    assert [row["own models, worst score"] for row in phones] == ["30.00 %", "30.00 %"]
 
 
 def test_nothing_without_a_fleet_that_fits() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fedstrata.diagnosis.coverage import rarely_trained
 from fedstrata.report import training_figures
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
@@ -57,6 +60,30 @@ def test_clients_that_train_a_stratum() -> None:
         split(2, (["mid", "head"], [2]), (["head"], [3])),
     )
     assert trained_by([first, second, split(3, (["head"], [9]))]) == {"mid": (1, 4), "head": (5, 5)}
+
+
+def test_what_is_refused_or_comes_too_late_is_not_counted() -> None:
+    """Of three clients, one of which alone trains the middle, it and another come too late in both rounds."""
+    late = [{"client": client, "why": "it came too late"} for client in (0, 2)]
+    rounds = [replace(split(at, (["mid", "head"], [2]), (["head"], [0, 1])), refused=late) for at in (1, 2)]
+    assert trained_by(rounds) == {"mid": (0, 3), "head": (1, 3)}
+    assert trained_shares(rounds[0]) == {"mid": 0, "head": 1 / 3}
+    assert trained_rounds(rounds) == {0: {}, 1: {"head": 2}, 2: {}}
+    whole = replace(split(1, (["mid", "head"], [0, 1])), refused=late[:1])
+    assert len(training_figures.who_trained_what(group_runs([SavedRun("run", config(), [whole], (), FACTS)]))) == 2
+
+
+def test_who_was_dropped_has_not_trained() -> None:
+    """Client 1 was late for the middle, and its update was refused; client 0 was late and awaited."""
+    late = {"late": [0, 1], "refused": [{"client": 1, "why": "it came too late"}]}
+    trained = [{"strata": ["head"], "clients": [0]}, {"strata": ["mid", "head"], "clients": [1]}]
+    one = Record.read(record(1, clients=[0, 1], active=["mid", "head"], trained=trained, **late))
+    assert trained_shares(one) == {"mid": 0, "head": 0.5}
+    assert {client: dict(counts) for client, counts in trained_rounds([one]).items()} == {0: {"head": 1}, 1: {}}
+    assert trained_by([one]) == {"mid": (0, 2), "head": (1, 2)}
+    evidence = rarely_trained(SavedRun("run", config(), [one], (), FACTS))
+    assert evidence is not None
+    assert evidence.sentence == "Stratum mid: trained by 0 of 2 clients, so it keeps its first values."
 
 
 def test_figures() -> None:

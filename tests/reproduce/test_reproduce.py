@@ -72,7 +72,16 @@ PICTURES = {
     "fedpart": ["trace.png"],
     "fednlr": ["temperatures.png"],
     "fedimpro": ["divergence.png", "layers.png", "inversion.png"],
-    "inco": ["groups.png", "similarity.png", "heatmaps.png", "tsne.png"],
+    "inco": [
+        "decisive.png",
+        "coefficients.png",
+        "environments.png",
+        "distributions.png",
+        "groups.png",
+        "similarity.png",
+        "heatmaps.png",
+        "tsne.png",
+    ],
 }
 
 
@@ -144,7 +153,14 @@ NO_INTERVAL = {
         (
             "inco",
             [
+                "InCo beats HeteroAvg on digits, Dirichlet(0.5)",
+                "InCo beats InCo with layer 0 shuffled on digits, Dirichlet(1)",
+                "InCo by length alone does as well as InCo, within a point, on digits, Dirichlet(1)",
+                "cos(g₀, g) is larger than with layer 0 shuffled",
+                "the first layer's gradients are smoother than later layers' are: layer3, "
+                "non-IID, different models (GroupAvg)",
                 "InCo improves FedAvg on digits",
+                "InCo improves HeteroMOON on digits",
                 "InCo improves SCAFFOLD on digits",
                 "InCo improves MOON on digits",
                 "InCo beats GroupAvg",
@@ -203,11 +219,11 @@ def test_what_is_equal_in_two_parts_is_run_once(made: Made) -> None:
 
 
 def test_inco_and_what_it_is_compared_with_are_run_once(made: Made) -> None:
-    """10 in the table, 4 more in the ablation, 4 more forms, 4 disturbed, 3 with averaged statistics."""
+    """8 decisive, 1 more for coefficients, 13 of the table, 2 of the ablation, 4 forms, 4 disturbed, 3 averaged."""
     _, out = made["inco"]
     grids = [plan(part.values, "out").runs for part in parts("inco", "smoke") if isinstance(part, Grid)]
-    assert [len(runs) for runs in grids] == [10, 6, 6, 6, 3, 6]
-    assert len(list((out / "runs").iterdir())) == 10 + 4 + 4 + 4 + 3
+    assert [len(runs) for runs in grids] == [8, 3, 15, 6, 6, 6, 3, 6]
+    assert len(list((out / "runs").iterdir())) == 8 + 1 + 13 + 2 + 4 + 4 + 3
 
 
 def test_a_second_call_redoes_nothing(made: Made, capsys: Capture) -> None:
@@ -260,7 +276,7 @@ def test_some_parts_and_nothing_kept(tmp_path: Path, capsys: Capture) -> None:
         (["fedpart", "--set", "seed=3"], "--set seed=3: use --seeds"),
         (["fednlr", "--set", "method=fedavg"], "the methods are what is compared"),
         (["fednlr", "--set", "lr=1", "--parts", "lr"], "the part 'lr' gives its runs several values of lr"),
-        (["inco", "--scale", "evidence", "--data-dir", "x"], "fedpart, fednlr, deeper have it"),
+        (["fedimpro", "--scale", "evidence", "--data-dir", "x"], "fedpart, fednlr, inco, deeper have it"),
         (["fedpart", "--plan", "--no-run"], "exclude each other"),
         (["fedpart", "--no-run"], "--out DIR"),
         (["fedpart", "--no-run", "--out", "nowhere"], "--out DIR"),
@@ -294,12 +310,7 @@ def test_without_optimal_transport_nothing_begins(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("paper", "scale"),
-    [
-        (paper, scale)
-        for paper in PAPERS
-        for scale in SCALES
-        if scale != "evidence" or paper not in ("fedimpro", "inco")
-    ],
+    [(paper, scale) for paper in PAPERS for scale in SCALES if scale != "evidence" or paper != "fedimpro"],
 )
 def test_every_scale_can_be_planned(paper: str, scale: str) -> None:
     """Every configuration is valid, and every one would be built but for its data."""
@@ -351,17 +362,23 @@ def test_fedimpros_settings() -> None:
 
 def test_incos_settings() -> None:
     """Appendix F.3: 500 rounds, 5 epochs, batches of 64, Adam with 0.001; Appendix E.1: 10 clients, 50 rounds."""
-    table, *_, alike = parts("inco", "paper")
+    found = {part.name: part for part in parts("inco", "paper")}
+    table, images, alike = found["table"], found["table-fashion-mnist"], found["similarity"]
     assert isinstance(table, Grid)
+    assert isinstance(images, Grid)
     assert isinstance(alike, OwnWork)
     runs = plan(table.values, "out").runs
-    assert len(runs) == 5 * 2 * 2 * 3
+    assert len(runs) == 5 * 3 * 3
+    assert {run.config.augment for run in runs} == {"crop + flip + cutout(size=16, fill=(0.4914, 0.4822, 0.4465))"}
+    assert {run.config.augment for run in plan(images.values, "out").runs} == {"none"}
     assert {(run.config.clients, run.config.participation, run.config.rounds) for run in runs} == {(100, 0.1, 500)}
     assert {(run.config.epochs, run.config.batch_size, run.config.lr) for run in runs} == {(5, 64, 0.001)}
-    assert {run.config.archs for run in runs} == {"resnet10; resnet14; resnet18; resnet22; resnet26"}
+    depths = (10, 14, 18, 22, 26)
+    assert {run.config.archs for run in runs} == {"; ".join(f"resnet{d}(stem='7x7', maxpool=True)" for d in depths)}
     methods = {run.label: run.config.method for run in runs}
     assert methods["FedAvg"] == "fedavg(weight='uniform') + groupavg"
-    assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco"
+    assert methods["HeteroProx"] == "fedprox(mu=0.1) + heteroavg"
+    assert methods["FedProx + InCo"] == "fedprox(mu=0.1) + heteroavg + inco(reference='conv2')"
     assert inco_method(form="theorem", normalise=False) == "heteroavg + inco(form='theorem', normalise=False)"
     assert [alike.settings["run"][name] for name in ("clients", "rounds", "participation")] == [10, 50, 1.0]
 

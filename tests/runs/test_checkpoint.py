@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fedstrata.errors import UsageError
 from fedstrata.runs import checkpoint
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import Damaged
-from fedstrata.server.state import ServerState
+from fedstrata.server.state import Flight, ServerState, Version
 from tests.small_runs import full_disk
 
 
@@ -46,6 +47,20 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert same(checkpoint.load(path), state(3))
     assert not same(checkpoint.load(path), state(3, value=2))
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_visits_under_way_that_cannot_be(tmp_path: Path) -> None:
+    """Somebody may have edited a file and sealed it again: no client is under way twice, or was done before."""
+    begun, now = Version.of(state(1)), replace(state(3), clock=5.0)
+    sound = replace(now, flights=(Flight(0, 1, 5.0), Flight(1, 1, 7.0)), versions=(begun,))
+    found = checkpoint.load(checkpoint.save(tmp_path, sound))
+    assert (found.flights, found.clock, [v.round for v in found.versions]) == (sound.flights, 5.0, [1])
+    assert same(found.at(1), sound.at(1))
+    twice = replace(sound, flights=(Flight(1, 1, 6.0), Flight(1, 1, 7.0)))
+    past = replace(sound, flights=(Flight(0, 1, 4.0),))
+    for other in (twice, past, replace(sound, versions=())):
+        with pytest.raises(Damaged):
+            checkpoint.load(checkpoint.save(tmp_path, other))
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -11,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs import checkpoint
-from fedstrata.runs.files import LOCK
 from fedstrata.runs.records import Record
+from tests.runs.moments import contents, put, snapshots
 from tests.small_runs import (
     LONG,
     config,
@@ -62,54 +60,6 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- every moment ----------------------------------------------------------------------------------------------------
-
-_watchers: list[Callable[[str, tuple[Any, ...]], None]] = []
-_CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate"}
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if _watchers and event in _CHANGES:
-        _watchers[0](event, args)
-
-
-sys.addaudithook(_audit)  # a hook cannot be removed; without a watcher it does nothing
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory, but for the lock, which reading would open."""
-    files = [path for path in directory.rglob("*") if path.is_file() and path.name != LOCK]
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
-@contextmanager
-def snapshots(directory: Path) -> Iterator[list[dict[str, bytes]]]:
-    """What is on the disk just before every change below a directory: what a kill at that moment would leave."""
-    taken: list[dict[str, bytes]] = []
-
-    def look(event: str, args: tuple[Any, ...]) -> None:
-        if not isinstance(args[0], str | Path) or not str(args[0]).startswith(str(directory)):
-            return
-        watcher = _watchers.pop()  # looking opens files too
-        now = contents(directory)
-        if not taken or taken[-1] != now:
-            taken.append(now)
-        _watchers.append(watcher)
-
-    _watchers.append(look)
-    try:
-        yield taken
-    finally:
-        _watchers.clear()
-
-
-def put(files: dict[str, bytes], directory: Path) -> Path:
-    """Write files below a directory; temporary ones as another process would have left them."""
-    directory.mkdir(exist_ok=True)
-    for name, data in files.items():
-        path = directory / name.replace(f".{os.getpid()}.tmp", ".1.tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return directory
 
 
 @pytest.mark.slow

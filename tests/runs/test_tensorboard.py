@@ -63,5 +63,7 @@ def test_without_the_extra_nothing_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert fedstrata("run", "--out", tmp_path / "run", *options(), "--tensorboard") == 2
-    assert one_sentence(capsys) == 'TensorBoard is not installed: pip install "fedstrata[tensorboard]"'
+    assert (
+        one_sentence(capsys) == "TensorBoard events need the package tensorboard: pip install 'fedstrata[tensorboard]'"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedstrata.techniques.fedldf import least_of_top
-from tests.techniques.worlds import FIRST, federation, flat, parties, run, trained, two_layers
+from tests.techniques.worlds import FIRST, SKEWED, federation, flat, parties, run, trained, two_layers
 
 PARTS = (slice(0, FIRST), slice(FIRST, None))
 
@@ -53,6 +53,26 @@ def test_a_newcomer_sends_everything() -> None:
     assert sum(counts) == 8
 
 
-@pytest.mark.parametrize(("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (0.6, 3.0)])
+def test_what_comes_late_is_due_as_it_was_asked() -> None:
+    """With updates as they arrive, one that is asked for some layers counts as that, however old it is when it comes.
+
+    A client was never marked as having told of all layers in a later round than the last in which it trained them all.
+    """
+    fleet = "; ".join(f"d{client}(down={rate})" for client, rate in enumerate([1e9, 1e9, 1e9, 1e9, 1e9, 2e2]))
+    clients = parties(*SKEWED, *SKEWED)
+    fed = federation("fedbuff(buffer=2) + fedldf(share=0.3, refresh=3)", clients, two_layers(), rounds=12, fleet=fleet)
+    whole = {}
+    for record in fed.rounds():
+        for part in record.trainings:
+            whole |= dict.fromkeys(part.clients if len(part.strata) == 2 else [], record.round - 1)
+        state = fed.state.techniques["fedldf"]
+        told = dict(zip(state["clients"].tolist(), state["client/whole"].tolist(), strict=True))
+        assert all(told[client] <= number for client, number in whole.items())
+    assert any(len(part.strata) == 1 for record in fed.records for part in record.trainings)
+
+
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.2, 5.0), (0.21, 4.0), (1.0, 1.0), (0.01, 5.0), (1e-12, 5.0), (0.6, 3.0)]
+)
 def test_the_share_of_the_largest(share: float, least: float) -> None:
     assert least_of_top(torch.tensor([3.0, 1.0, 5.0, 2.0, 4.0]), share) == least

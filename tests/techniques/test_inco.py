@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
+from fedstrata.core.rng import generator
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Update
 from fedstrata.models.registry import build_model
 from fedstrata.system.machine import compute_with
-from fedstrata.techniques.inco import cross, references
+from fedstrata.techniques.inco import FIGURES, cross, measure_step, references, shuffle, stretch
 from tests.small_runs import fedstrata, one_sentence, options
 from tests.techniques.worlds import LR, STEPS, ClientData, Vector, differ, equal_rows, parties, present, run, tensors
 from tests.techniques.worlds import federation as prepared
@@ -240,6 +241,124 @@ def test_single_precision_does_not_underflow_into_nan(scale: float, form: str, n
             assert torch.isfinite(answer).all()
 
 
+# The controls ---------------------------------------------------------------------------------------------
+
+
+def shuffle_array(first: Vector, order: Vector, signs: Vector, form: str) -> Vector:
+    """g_0 with its kernels, or its numbers, elsewhere and some turned round; in `released` as long as those before."""
+    pieces = (
+        [piece.ravel() for kernels in first for piece in kernels] if first.ndim == 4 else list(first.reshape(-1, 1))
+    )
+    found = []
+    for at, (source, sign) in enumerate(zip(order, signs, strict=True)):
+        piece = sign * pieces[source]
+        length = np.linalg.norm(piece)
+        resized = form == "released" and first.ndim == 4 and length > 0
+        found.append(piece * np.linalg.norm(pieces[at]) / length if resized else piece)
+    return np.concatenate(found).reshape(first.shape)
+
+
+def draw_order(first: Vector, seed: int) -> tuple[Vector, Vector]:
+    """(a permutation of the kernels, or of the numbers, of a layer; a sign for each)."""
+    count = first.shape[0] * first.shape[1] if first.ndim == 4 else first.size
+    rng = np.random.default_rng(seed)
+    return rng.permutation(count), rng.choice([-1, 1], count)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shuffled_against_numpy(shape: tuple[int, ...], form: str) -> None:
+    """Another direction, the same lengths: of the whole layer, and of every kernel where kernels are crossed.
+
+    What is 0 in all kernels, because no data reaches it, is still 0.
+    """
+    first = np.random.default_rng(6).normal(size=shape)
+    if first.ndim == 4 and shape[2] > 1:
+        first[:, :, 0] = 0
+    order, signs = draw_order(first, 7)
+    found = shuffle(torch.tensor(first), torch.tensor(order), torch.tensor(signs), form=form).numpy()  # type: ignore[arg-type]
+    close(found, shuffle_array(first, order, signs, form))
+    close(np.linalg.norm(found), np.linalg.norm(first))
+    assert not found[first == 0].any()
+    if first.ndim == 4 and form == "released":
+        close(np.linalg.norm(found, axis=(2, 3)), np.linalg.norm(first, axis=(2, 3)))
+    else:
+        assert sorted(np.abs(found).ravel()) == pytest.approx(sorted(np.abs(first).ravel()), abs=1e-12)
+    differ(found, first)
+
+
+def test_a_kernel_without_a_length_has_none_elsewhere() -> None:
+    first = np.random.default_rng(8).normal(size=(3, 2, 3, 3))
+    first[1, 1] = 0
+    order, signs = np.array([3, 0, 1, 2, 4, 5]), np.ones(6)
+    found = shuffle(torch.tensor(first), torch.tensor(order), torch.tensor(signs), form="released").numpy()
+    close(found, shuffle_array(first, order, signs, "released"))
+    assert not found[0, 0].any()
+    assert not found[1, 1].any()
+
+
+def test_length_by_hand() -> None:
+    """g_0 = (3, 4), g_k = (−10, 0): crossed (−2.1, 7.2) (`theorem`, above), of length 7.5, along g_k (−7.5, 0).
+
+    With cos(g_0, g_k) = −30/50 = −0.6, ‖g'‖/‖g_k‖ = 0.75 and cos(g', g_k) = 1; of the crossed step itself 21/75 = 0.28.
+    """
+    first, own, crossed = (torch.tensor(g, dtype=torch.float64) for g in ((3, 4), (-10, 0), (-2.1, 7.2)))
+    step = stretch(own, crossed)
+    close(step.numpy(), (-7.5, 0))
+    for result, kept in ((step, 1.0), (crossed, 0.28)):
+        found = {name: float(value) for name, value in measure_step(own, first, result).items()}
+        assert found == pytest.approx({"cosine": -0.6, "length": 0.75, "kept": kept}, abs=1e-12)
+    nothing = torch.zeros(2, dtype=torch.float64)
+    assert torch.equal(stretch(nothing, crossed), nothing)
+    found = {name: float(value) for name, value in measure_step(nothing, first, nothing).items()}
+    assert found == {"cosine": 0, "length": 1, "kept": 0}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("control", ["shuffled", "length"])
+def test_controls_in_a_federation(control: str, form: str) -> None:
+    """Three rounds against NumPy: both layers with one order of their layer 0's numbers, or as long as when crossed.
+
+    The order is drawn in the first round and stays: from round to round it is as much the same as g_0 is.
+    """
+    fed = prepared(text(form, True, True, more=f", control='{control}'"), TWO, deep(), rounds=3)
+    rounds = fed.rounds()
+    next(rounds)
+    state = fed.state.techniques["inco"]
+    order, signs = None, None
+    if control == "shuffled":
+        source = generator(int(state["order"]), "inco", "body.0.weight")
+        order = torch.randperm(16, generator=source).numpy()
+        signs = 2 * torch.randint(2, (16,), generator=source).numpy() - 1
+
+    def change(delta: Arrays) -> Arrays:
+        found = dict(delta)
+        for name, first in FIRST.items():
+            if order is not None and signs is not None:
+                moved = shuffle_array(delta[first], order, signs, form)
+                found[name] = cross_arrays(delta[name], moved, form, True, True)[0]
+            else:
+                crossed = cross_arrays(delta[name], delta[first], form, True, True)[0]
+                found[name] = delta[name] * np.linalg.norm(crossed) / np.linalg.norm(delta[name])
+        return found
+
+    path = reference(TWO, [[0, 1]] * 3, WEIGHTS["examples"], change)
+    agree(fed.state.params, path[1])
+    for number, _ in enumerate(rounds, start=2):
+        agree(fed.state.params, path[number])
+    later = fed.state.techniques["inco"]
+    assert later.get("order") == state.get("order")
+    published = fed.method.publish(fed.state.techniques)
+    assert published.keys() == set(FIGURES)
+    assert all(found.keys() == FIRST.keys() for found in published.values())
+    if control == "length":
+        assert all(abs(value - 1) < 1e-9 for value in published["kept"].values())
+        assert not any(published["theta"].values())
+    other = prepared(text(form, True, True, more=", control='shuffled'"), TWO, deep(), rounds=1, seed=9)
+    other.fit()
+    assert later.get("order") != other.state.techniques["inco"]["order"]
+
+
 # Theorem 3.1 ----------------------------------------------------------------------------------------------
 
 
@@ -386,7 +505,7 @@ def test_two_rounds(choice: str, partners: dict[str, str], form: str, normalise:
     for number, _ in enumerate(fed.rounds()):
         agree(fed.state.params, path[number + 1])
         state = fed.state.techniques["inco"]
-        assert state.keys() == {f"{what}/{n}" for n in partners for what in ("theta", "beta")}
+        assert state.keys() == {f"{what}/{n}" for n in partners for what in FIGURES}
         assert all(t.ndim == 0 and t.is_floating_point() for t in state.values())
         for name, (theta, beta) in measured[number].items():
             assert float(state[f"beta/{name}"]) == pytest.approx(beta, rel=1e-6, abs=1e-12)
@@ -816,7 +935,7 @@ def test_a_partner_that_did_not_arrive(form: str) -> None:
     active = [None, *([f"{name}.weight", f"{name}.bias"] for name in strata)]
     fed = prepared(f"{text(form, True, True)} + fedpart(full_rounds=1, rounds_per_stratum=1)", TWO, deep(), rounds=6)
     crossings = [len(fed.state.techniques["inco"]) for _ in fed.rounds()]
-    assert crossings == [4, 0, 0, 0, 0, 0]
+    assert crossings == [2 * len(FIGURES), 0, 0, 0, 0, 0]
     path = reference(
         TWO, [[0, 1]] * 6, WEIGHTS["examples"], lambda d: inco(d, FIRST, form, True, True)[0], active=active.__getitem__
     )
@@ -831,7 +950,7 @@ def test_partners_that_arrive_together(form: str) -> None:
     schedule = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('body.[04]', 'body.[24]'))"
     fed = prepared(f"{text(form, True, True)} + {schedule}", TWO, deep(), rounds=2)
     crossings = [sorted(fed.state.techniques["inco"]) for _ in fed.rounds()]
-    assert crossings == [["beta/body.4.weight", "theta/body.4.weight"], []]
+    assert crossings == [sorted(f"{figure}/body.4.weight" for figure in FIGURES), []]
     path = reference(
         TWO, [[0, 1]] * 2, WEIGHTS["examples"], lambda d: inco(d, FIRST, form, True, True)[0], active=active.__getitem__
     )
@@ -854,6 +973,8 @@ def test_nothing_is_crossed_between_groups(pair: str) -> None:
         "groupavg",
         *(f"inco(form='{form}')" for form in FORMS),
         "inco(form='released', normalise=False, optimise=False, reference='conv2')",
+        "inco(form='released', reference='conv2', control='shuffled')",
+        "heteroavg + inco(control='length')",
         "inco(form='theorem', reference='conv2') + fedprox(mu=0.1)",
         "fedavg(weight='examples') + heteroavg",
         "groupavg + scaffold",
@@ -873,6 +994,7 @@ def test_written_and_read_again(method: str) -> None:
         ("inco(reference='body.0')", "reference"),
         ("inco(normalise='no')", "normalise"),
         ("inco(optimise=2)", "optimise"),
+        ("inco(control='random')", "control"),
         ("inco(normalize=False)", "normalise"),
         ("inco(theta=1.0)", "theta"),
         ("heteroavg(weight='examples')", "weight"),

@@ -233,6 +233,23 @@ def test_fedbabu_learns_the_body_under_the_first_head() -> None:
     agree([kept(fed, c) for c in (0, 1)], [tuned(b, H0, c, 2, RATE) for c in (0, 1)])
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "fedpart(full_rounds=1)",
+        "fedpart(full_rounds=1, order='random')",
+        "select(score='cyclic', full_rounds=1)",
+        "select(score='random', full_rounds=1)",
+        "fedldf(share=0.5)",
+    ],
+)
+def test_a_head_that_nobody_trains_has_no_turn(schedule: str) -> None:
+    """Whichever is written first; after the last round it is tuned."""
+    for method in (f"fedbabu + {schedule}", f"{schedule} + fedbabu"):
+        fed = run(method, rounds=6)
+        assert [record.active for record in fed.records] == [*[["body"]] * 6, ["body", "head"]]
+
+
 # --- a model of its own beside the global one ------------------------------------------------------------------------
 
 
@@ -508,6 +525,20 @@ def test_moon_remembers_what_a_client_keeps_as_it_left_it() -> None:
 def test_company_that_has_no_meaning_is_refused(method: str, says: str) -> None:
     with pytest.raises(fs.UsageError, match=says):
         federation(method)
+
+
+def test_features_are_not_shared_by_clients_with_lower_layers_of_their_own() -> None:
+    """What stays may lie above the cut, or be norm layers, which make features more alike."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3), nn.Linear(3, 2))
+    clients = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))] * 2
+    for who, okay in (("keep(strata='0')", False), ("keep(strata=('0', '4'))", False), ("keep", True), ("fedbn", True)):
+        method = f"fedavg(buffers='local') + {who} + fedimpro(split='2')"
+        if okay:
+            fs.Federation(model, clients, method=method)
+            continue
+        says = "lower layers of their own are not alike"
+        with pytest.raises(fs.UsageError, match=f"clients keep .0. below it .* {says}"):
+            fs.Federation(model, clients, method=method)
 
 
 def test_what_is_frozen_does_not_count_as_what_travels() -> None:

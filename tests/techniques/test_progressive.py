@@ -55,8 +55,16 @@ def test_blocks_are_stages_or_patterns() -> None:
     assert [[s.name for s in b] for b in Progressive().blocks(strata)] == [["stem"], ["a.0", "a.1"], ["head"]]
     chosen = Progressive(strata=("a*", "stem")).blocks(strata)
     assert [[s.name for s in b] for b in chosen] == [["a.0", "a.1"], ["stem"]]
+    chosen = Progressive(strata=("stem", "*", "a*")).blocks(strata)  # the first pattern that names a stratum counts
+    assert [[s.name for s in b] for b in chosen] == [["stem"], ["a.0", "a.1", "head"]]
     with pytest.raises(fs.UsageError, match="none that trains is called 'secnd'"):
         small(Progressive(strata=("secnd",)))
+
+
+def test_a_pattern_for_all_that_is_left() -> None:
+    """It takes no stratum from the block before it, which would have been empty, and the end of all growing."""
+    fed = small(Progressive(strata=("first", "*"), threshold=0.0, longest=1), rounds=2)
+    assert [record.active for record in fed.rounds()] == [["first", "head"], ["second.0", "second.1", "head"]]
 
 
 def test_the_longest_time_of_a_block() -> None:

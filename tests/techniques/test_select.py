@@ -234,11 +234,24 @@ def test_the_same_everywhere_and_after_a_stop(tmp_path: Path) -> None:
     assert [r.active for r in other.records] != [r.active for r in whole.records]
 
 
-def test_what_clients_keep_trains_in_every_round() -> None:
-    """The server never has a score of it: it is chosen beside the others, of which one at a time is."""
-    fed = run_small(Select(score="change", full_rounds=1, rounds_per_stratum=1), Keep(), rounds=4)
+@pytest.mark.parametrize("score", ["change", "gradnorm"])
+def test_what_clients_keep_trains_in_every_round(score: Any) -> None:
+    """The server never has a score of it: it is chosen beside the others, of which one at a time is.
+
+    Clients' gradients are of all parameters, and those of the head the largest: that says nothing of what travels.
+    """
+    fed = run_small(Select(score=score, full_rounds=1, rounds_per_stratum=1, temperature=0), Keep(), rounds=4)
     assert all("head" in r.active for r in fed.records)
     assert [len(r.active) for r in fed.records] == [4, 2, 2, 2]
+
+
+@pytest.mark.parametrize("per", ["round", "client"])
+@pytest.mark.parametrize("score", ["gradnorm", "change"])
+def test_no_round_is_for_what_nobody_trains(score: str, per: str) -> None:
+    """FedBABU's head has the largest gradients, and no turn."""
+    text = f"fedbabu + select(score='{score}', full_rounds=1, temperature=0, per='{per}')"
+    fed = run(text, parties(), two_layers(), rounds=4)
+    assert [r.active for r in fed.records[:-1]] == [["0"]] * 4
 
 
 def test_clients_asked_alike_are_asked_once() -> None:
@@ -298,6 +311,24 @@ def test_models_and_sums_that_it_cannot_work_with() -> None:
         with pytest.raises(fs.UsageError, match="only their sum is seen"):
             check_sums(fs.method(text), 1)
     check_sums(fs.method("select(score='change') + fedavg(weight='uniform')"), 1)
+
+
+@pytest.mark.parametrize("text", ["fedldf", "select(per='client')", "select(score='snr', per='client')"])
+def test_nobody_who_may_lie_says_who_sends_what_beside_a_reducer(text: str) -> None:
+    """Two liars of nine, who claim to diverge most, would be the only ones to send a layer: their median is a lie."""
+    for reduce in ("median", "krum", "geometric_median"):
+        with pytest.raises(fs.UsageError, match="takes from the clients does not pass through the mean"):
+            fs.method(f"fedavg(reduce='{reduce}') + {text}")
+    for score in ("random", "cyclic"):
+        fs.method(f"fedavg(reduce='median') + select(score='{score}', per='client')")
+
+
+def test_one_client_cannot_make_scores_infinite() -> None:
+    """In double precision a score may be as large as 1.8e308, and its weighted sum is not finite."""
+    fed = small(Select(score="gradnorm"))
+    (asked, *_) = fed._server.open(fed.state, [0], fed._work(0))
+    slot = {"head.weight": torch.tensor(1.7e308, dtype=torch.float64)}
+    assert "none is believed above 1e+30" in (Select().validate(slot, asked) or "")
 
 
 @pytest.mark.parametrize("value", [torch.tensor(-2.0), torch.ones(2), torch.tensor(1)])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from fedstrata.errors import UsageError
+from fedstrata.core.extras import missing
 
 _TILE, _GAP = 0.85, 0.06  # inches, and shares of a tile
 _TEXT, _FAINT = "#222831", "#6b7480"
@@ -20,7 +20,7 @@ def check_pictures() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("the contact sheet needs the package matplotlib: pip install 'fedstrata[report]'") from None
+        raise missing("matplotlib", "the contact sheet needs") from None
 
 
 def contact_sheet(rows: Sequence[Tensor], labels: Sequence[str], columns: Sequence[str], title: str) -> bytes:

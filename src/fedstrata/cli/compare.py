@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.completion import complete_setting, complete_table
 from fedstrata.cli.options import Config, Jobs, Json, Open, Report, Sets, open_screen, parse_numbers, with_fields
+from fedstrata.cli.panels import OUTPUT
 from fedstrata.cli.report import open_in_browser
 from fedstrata.config.toml import read_toml
 from fedstrata.errors import FedstrataError, UsageError
@@ -18,18 +20,36 @@ if TYPE_CHECKING:
 
     from fedstrata.compare import Comparison, Plan
 
+WHAT = "What to compare"
 Methods = Annotated[
-    list[str] | None, typer.Option(metavar="A; B; …", help="what to compare: 'fedavg; fedprox(mu=0.01)'")
+    list[str] | None,
+    typer.Option(
+        metavar="A; B; …",
+        help="what to compare: 'fedavg; fedprox(mu=0.01)'",
+        rich_help_panel=WHAT,
+        autocompletion=complete_table("methods"),
+    ),
 ]
-Seeds = Annotated[list[str] | None, typer.Option(metavar="0 1 2 …", help="run every method with each of these seeds")]
+Seeds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="0 1 2 …", help="run every method with each of these seeds", rich_help_panel=WHAT),
+]
 Vary = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=A; B; …", help="any other field with several values: 'lr=0.1; 1'")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=A; B; …",
+        help="any other field with several values: 'lr=0.1; 1'",
+        rich_help_panel=WHAT,
+        autocompletion=complete_setting,
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="directory for all runs; finished ones are not run again")]
+Out = Annotated[
+    Path, typer.Option(help="directory for all runs; finished ones are not run again", rich_help_panel=OUTPUT)
+]
 TableOnly = Annotated[bool, typer.Option("--table-only", "--no-run", help="show finished runs; run nothing")]
-OnlyTable = Annotated[bool, typer.Option("--quiet", help="print only the table")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="print the table as Markdown")]
-Csv = Annotated[bool, typer.Option("--csv", help="print the table as CSV, plain numbers")]
+OnlyTable = Annotated[bool, typer.Option("--quiet", help="print only the table", rich_help_panel=OUTPUT)]
+Markdown = Annotated[bool, typer.Option("--markdown", help="print the table as Markdown", rich_help_panel=OUTPUT)]
+Csv = Annotated[bool, typer.Option("--csv", help="print the table as CSV, plain numbers", rich_help_panel=OUTPUT)]
 
 
 @with_fields

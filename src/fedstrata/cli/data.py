@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.completion import complete_from, complete_table
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.parts import shape_words
 from fedstrata.core.spec import parse_call
+from fedstrata.data.sources import SOURCES
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +24,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at datasets and fetch them.", no_args_is_help=True)
 
+DatasetName = Annotated[str, typer.Option(help="name of the dataset", autocompletion=complete_table("datasets"))]
+Partition = Annotated[
+    str, typer.Option(help="how examples are split among clients", autocompletion=complete_table("partitions"))
+]
+Downloadable = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="name of the dataset",
+        show_default=False,
+        autocompletion=complete_from(lambda: list(SOURCES)),
+    ),
+]
+
 
 @app.command()
 def show(
-    dataset: Annotated[str, typer.Option(help="name of the dataset")] = "digits",
+    dataset: DatasetName = "digits",
     data_dir: DataDir = None,
-    partition: Annotated[str, typer.Option(help="how examples are split among clients")] = "dirichlet(alpha=0.1)",
+    partition: Partition = "dirichlet(alpha=0.1)",
     clients: Annotated[int, typer.Option(help="number of clients; 0 for all of a natural partition")] = 10,
     seed: Annotated[int, typer.Option(help="of the partition, as in a run")] = 0,
     plot_to: Annotated[
@@ -63,7 +79,7 @@ def show(
 
 @app.command(name="fetch")
 def fetch_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the dataset", show_default=False)],
+    name: Downloadable,
     data_dir: Annotated[str | None, typer.Option(help="where to put it; otherwise FEDSTRATA_DATA")] = None,
     mirror: Annotated[
         str | None, typer.Option(help="download MIRROR/NAME/FILE instead of the original addresses")

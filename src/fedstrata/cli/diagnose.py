@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.options import Jobs, Json, Sets, open_screen, read_config, with_fields
+from fedstrata.cli.options import Json, Sets, open_screen, read_config, with_fields
+from fedstrata.cli.panels import OUTPUT
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,17 +23,33 @@ TRIED = 3
 """How many remedies `--try` tries, unless it is told."""
 SEEDS = 3
 REPORT = "report.html"
+TRIALS = "Trying the remedies"
 Try = Annotated[
     int | None,
     typer.Option(
-        "--try", metavar="[N]", min=1, help="run the N best remedies (3) and references, and tell what they bring"
+        "--try",
+        metavar="[N]",
+        min=1,
+        help="run the N best remedies (3) and references, and tell what they bring",
+        rich_help_panel=TRIALS,
     ),
 ]
-TryRounds = Annotated[int | None, typer.Option(min=1, help="rounds of each trial [default: the run's, at most 10]")]
+TryRounds = Annotated[
+    int | None,
+    typer.Option(min=1, help="rounds of each trial [default: the run's, at most 10]", rich_help_panel=TRIALS),
+]
 TrySeeds = Annotated[
     int | None,
-    typer.Option(min=1, help=f"seeds of each trial: the run's own and those that follow it [default: {SEEDS}]"),
+    typer.Option(
+        min=1,
+        help=f"seeds of each trial: the run's own and those that follow it [default: {SEEDS}]",
+        rich_help_panel=TRIALS,
+    ),
 ]
+TryJobs = Annotated[
+    int, typer.Option(min=1, help="how many runs at once, each in its own process", rich_help_panel=TRIALS)
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="print Markdown, with all remedies", rich_help_panel=OUTPUT)]
 
 
 @with_fields
@@ -45,9 +62,9 @@ def diagnose(
     try_: Try = None,
     try_rounds: TryRounds = None,
     try_seeds: TrySeeds = None,
-    jobs: Jobs = 1,
+    jobs: TryJobs = 1,
     sets: Sets = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown, with all remedies")] = False,
+    as_markdown: Markdown = False,
     as_json: Json = False,
     *,
     given: dict[str, Any],

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli.completion import complete_table
 from fedstrata.errors import UsageError
 
 app = typer.Typer(help="Federations across sites, with Flower.", no_args_is_help=True)
@@ -20,7 +21,9 @@ def _flower() -> None:
 @app.command()
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="where to write it", show_default=False)],
-    method: Annotated[str, typer.Option(help="what it runs by default")] = "feddyn(alpha=0.1) + fednlr",
+    method: Annotated[
+        str, typer.Option(help="what it runs by default", autocompletion=complete_table("methods"))
+    ] = "feddyn(alpha=0.1) + fednlr",
     clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 3,
 ) -> None:
     """Write a Flower app, with a model and data to replace, ready for `flwr run`."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedstrata.cli.completion import complete_list
 from fedstrata.cli.options import Json, open_screen
 from fedstrata.config.registries import TABLES, load_table
 from fedstrata.core.spec import signature, summary
@@ -14,7 +15,10 @@ from fedstrata.errors import UsageError, did_you_mean
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(TABLES), show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help=", ".join(TABLES), show_default=False, autocompletion=complete_list),
+    ],
     as_json: Json = False,
 ) -> None:
     """List what a run can name, with arguments and one line of help: methods, models, datasets, …"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import re
@@ -14,13 +15,15 @@ import typer
 import typer.core
 
 from fedstrata import __version__
-from fedstrata.cli import compare, diagnose, list_names, report, reproduce, run
+from fedstrata.cli import compare, diagnose, doctor, list_names, report, reproduce, run
 from fedstrata.cli.attack import app as attack_app
 from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
 from fedstrata.cli.machine import app as machine_app
 from fedstrata.cli.model import app as model_app
+from fedstrata.cli.panels import BriefCommand, PanelCommand, PanelGroup
 from fedstrata.config.registries import load_table
+from fedstrata.core.extras import extra_of, missing
 from fedstrata.errors import FedstrataError, Stopped, one_line
 from fedstrata.system import signals
 
@@ -34,31 +37,28 @@ OPTIONAL = {"--try": str(diagnose.TRIED)}
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
+    cls=PanelGroup,
     help="Federated learning, layer by layer, for PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (
-    run.run,
-    run.resume,
-    run.demo,
-    compare.compare,
-    reproduce.reproduce,
-    diagnose.diagnose,
-    report.report,
-    report.watch,
-    report.plot,
-):
-    app.command()(command)
-app.command(name="list")(list_names.list_)
-app.add_typer(data_app, name="data")
-app.add_typer(model_app, name="model")
-app.add_typer(machine_app, name="machine")
-app.add_typer(attack_app, name="attack")
-app.add_typer(flower_app, name="flower")
+TRAIN, UNDERSTAND, LOOK, SHARE = "Train", "Understand what was trained", "Look around", "Across sites"
+for command in (run.run, run.resume, run.demo):
+    app.command(cls=PanelCommand, rich_help_panel=TRAIN)(command)
+app.command(cls=BriefCommand, rich_help_panel=TRAIN)(compare.compare)
+app.command(cls=PanelCommand, rich_help_panel=TRAIN)(reproduce.reproduce)
+app.command(cls=BriefCommand, rich_help_panel=UNDERSTAND)(diagnose.diagnose)
+for command in (report.report, report.watch, report.plot):
+    app.command(cls=PanelCommand, rich_help_panel=UNDERSTAND)(command)
+app.add_typer(attack_app, name="attack", rich_help_panel=UNDERSTAND)
+app.command(name="list", rich_help_panel=LOOK)(list_names.list_)
+app.add_typer(data_app, name="data", rich_help_panel=LOOK)
+app.add_typer(model_app, name="model", rich_help_panel=LOOK)
+app.add_typer(machine_app, name="machine", rich_help_panel=LOOK)
+app.command(cls=PanelCommand, rich_help_panel=LOOK)(doctor.doctor)
+app.add_typer(flower_app, name="flower", rich_help_panel=SHARE)
 
 
 def _version(show: bool) -> None:
@@ -158,11 +158,24 @@ def _sentence_and_code(error: BaseException) -> tuple[str, int]:
         return error.format_message(), 2
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "stopped", Stopped.exit_code
+    if isinstance(error, ModuleNotFoundError) and (told := _missing_text(error)):
+        return told, 2
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
     if isinstance(error, MemoryError):
         return "there is not enough memory", 2
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+
+
+def _missing_text(error: ModuleNotFoundError) -> str:
+    """Which package is not installed; empty for a part of one that is, which is a mistake of ours."""
+    name = (error.name or "fedstrata").partition(".")[0]
+    if extra_of(name) is not None:
+        return str(missing(name, "this needs"))
+    with suppress(ImportError, ValueError):
+        if name == "fedstrata" or importlib.util.find_spec(name) is not None:
+            return ""
+    return f"the package {name} is missing: `fedstrata doctor` says how to install it"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli.completion import complete_table
 from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.lazy import torch
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at models.", no_args_is_help=True)
 
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="a model, such as 'resnet18(width=16)'",
+        show_default=False,
+        autocompletion=complete_table("models"),
+    ),
+]
+DatasetName = Annotated[
+    str | None,
+    typer.Option(help="the dataset that it is for [default: digits]", autocompletion=complete_table("datasets")),
+]
+
 
 @app.callback()
 def _models() -> None:
@@ -35,10 +50,8 @@ def _models() -> None:
 
 @app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="a model, such as 'resnet18(width=16)'", show_default=False)
-    ],
-    dataset: Annotated[str | None, typer.Option(help="the dataset that it is for [default: digits]")] = None,
+    name: Name,
+    dataset: DatasetName = None,
     data_dir: DataDir = None,
     input_shape: Annotated[
         str | None, typer.Option("--input", metavar="3,32,32", help="instead of a dataset: the shape of one example")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from fedstrata.cli.completion import complete_field, complete_setting
+from fedstrata.cli.panels import OUTPUT, PANEL_OF
 from fedstrata.config.overrides import assign
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
@@ -19,16 +22,28 @@ if TYPE_CHECKING:
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", show_default=False)]
 DataDir = Annotated[str | None, typer.Option(help="where the dataset's files are; otherwise FEDSTRATA_DATA")]
 Jobs = Annotated[int, typer.Option(min=1, help="how many runs at once, each in its own process")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
-Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the other files")]
-Open = Annotated[bool, typer.Option("--open", help="show the report in the browser")]
-Out = Annotated[Path | None, typer.Option(help="directory for the run's files [default: a new one in runs/]")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print only the last line", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else", rich_help_panel=OUTPUT)]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="also write TensorBoard events", rich_help_panel=OUTPUT)
+]
+Profile = Annotated[bool, typer.Option("--profile", help="also show where the time went", rich_help_panel=OUTPUT)]
+Report = Annotated[
+    bool, typer.Option("--report/--no-report", help="write report.html beside the other files", rich_help_panel=OUTPUT)
+]
+Open = Annotated[bool, typer.Option("--open", help="show the report in the browser", rich_help_panel=OUTPUT)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="directory for the run's files [default: a new one in runs/]", rich_help_panel=OUTPUT),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="any field, or an argument of one: model.width=16"),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="any field, or an argument of one: model.width=16",
+        autocompletion=complete_setting,
+    ),
 ]
 
 
@@ -49,12 +64,15 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def with_fields(command: Callable[..., None], of: Collection[str] | None = None) -> Callable[..., None]:
+def with_fields(
+    command: Callable[..., None], of: Collection[str] | None = None, about: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., None]:
     """Give a command one option for every field of the schema; what the user sets arrives in `given`.
 
     Args:
         command: a function with a keyword `given`.
         of: only these fields, for a command that changes them and leaves the others as they were; None for all.
+        about: field → its help, where it means something else than in a new run.
     """
     fields = {name: info for name, info in RunConfig.model_fields.items() if of is None or name in of}
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
@@ -63,7 +81,8 @@ def with_fields(command: Callable[..., None], of: Collection[str] | None = None)
         default = "" if info.default is None or of is not None else f" [default: {info.default}]"
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
-        option = typer.Option(*flags, help=f"{info.description}{default}", show_default=False)
+        about: Any = {"rich_help_panel": PANEL_OF[name], "autocompletion": complete_field(name)}
+        option = typer.Option(*flags, help=f"{about.get(name, info.description)}{default}", show_default=False, **about)
         kind: Any = _option_type(info.annotation)
         options.append(_keyword(name, Annotated[kind | None, option], None))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedstrata.cli.completion import complete_from
 from fedstrata.cli.options import DataDir, Jobs, Sets, open_screen
 from fedstrata.core.text import plural
 from fedstrata.errors import FedstrataError, Stopped, UsageError
@@ -16,9 +17,21 @@ PAPERS = ("fedpart", "fednlr", "fedimpro", "inco", "deeper")
 SCALES = ("smoke", "small", "evidence", "paper")
 """As in `fedstrata.reproduce`, which takes long to import, for the help."""
 
-Paper = Annotated[str, typer.Argument(metavar="PAPER", help=", ".join(PAPERS), show_default=False)]
+Paper = Annotated[
+    str,
+    typer.Argument(
+        metavar="PAPER",
+        help=", ".join(PAPERS),
+        show_default=False,
+        autocompletion=complete_from(lambda: PAPERS),
+    ),
+]
 Scale = Annotated[
-    str, typer.Option(help=f"{', '.join(SCALES)}: seconds, half an hour or three hours on two cores, a GPU")
+    str,
+    typer.Option(
+        help=f"{', '.join(SCALES)}: seconds, half an hour or three hours on two cores, a GPU",
+        autocompletion=complete_from(lambda: SCALES),
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="directory for runs and report; finished runs are not repeated")]
 Parts = Annotated[

@@ -51,6 +51,7 @@ DEMO = {
     "epochs": 5,
     "lr": 0.1,
 }
+MORE_ROUNDS = "rounds in all, if there are to be more than the run was to have so far"
 
 
 @with_fields
@@ -77,7 +78,7 @@ def run(
     _follow(open_federation, lambda: settings, _OutputOptions(quiet, as_json, tensorboard, report, open_))
 
 
-@partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS)
+@partial(with_fields, of=EXECUTION_FIELDS | PROBE_FIELDS | {"rounds"}, about={"rounds": MORE_ROUNDS})
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a run's directory", show_default=False)],
     quiet: Quiet = False,
@@ -89,7 +90,7 @@ def resume(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Continue a run that was stopped or killed; the result is the same, bit for bit."""
+    """Continue a run that was stopped or killed, with the same bits; or let one go on beyond its end."""
     from fedstrata.run import resume_run
 
     open_federation = partial(resume_run, directory, profile, **parse_numbers(given))
@@ -140,12 +141,12 @@ def _follow(open_federation: Callable[[], Federation], config: Callable[[], RunC
     from fedstrata.runs.directory import RunDirectory
 
     federation = open_federation()
-    screen = open_screen()
+    screen, rounds = open_screen(), federation.settings.rounds
     begin_work()
     try:
         history = _fit(federation, config, screen, wanted)
     except KeyboardInterrupt:
-        again = f"; go on with: {RunDirectory(federation.out).resume_command}" if federation.out else ""
+        again = f"; go on with: {RunDirectory(federation.out).resume_command(rounds)}" if federation.out else ""
         raise Stopped(f"stopped after round {federation.state.round}{again}") from None
     except Diverged:
         _report(federation, wanted)

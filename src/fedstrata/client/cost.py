@@ -20,7 +20,6 @@ from fedstrata.client.visit import ClientVisit
 from fedstrata.core.optim import build_optimizer
 from fedstrata.core.rng import preserve_rng
 from fedstrata.models.flops import FlopCount
-from fedstrata.models.in_place import work_in_place
 from fedstrata.models.memory import MemoryCount, storage_bytes
 from fedstrata.system.devices import to_device
 
@@ -75,8 +74,8 @@ class CostMeter:
             self._add(self._estimate.steps[len(x)])
             return steps.step(x, y)
         if self._steps is None:
-            whole = steps.forward is self._visit.replica.model
-            kind = ("step", whole, *self._plan, *steps.hooks.signature)
+            kept = len(self._visit.data) if isinstance(steps.forward, CachedPrefix) else 0
+            kind = ("step", kept, *self._plan, *steps.hooks.signature)
             self._steps = self._known.setdefault(kind, {})
         known = self._steps.get(x.shape)
         if known is not None:
@@ -188,9 +187,7 @@ def estimate_flops(visit: ClientVisit, sizes: Iterable[int], kind: Hashable) -> 
         visit.prepare()
         estimate.before[examples] = before.total
         steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
-        nobody_looks = not hooks.hooks
-        steps.layers = visit.replica.known_layers if nobody_looks and a.work.precision == "fp32" else None
-        with work_in_place(visit.replica.in_place) if nobody_looks else steps.objective.attach_features():
+        with steps.running(visit.replica, nobody_looks=not hooks.hooks):
             for size in missing if steps.names else ():
                 with count_calls(visit.replica.model) as calls:
                     estimate.steps[size] = _count_step(visit, steps, size)

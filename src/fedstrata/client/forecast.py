@@ -16,7 +16,8 @@ import torch
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import StepCost, count_step
-from fedstrata.client.hooks import HookSet
+from fedstrata.client.hooks import NO_HOOKS, HookSet
+from fedstrata.client.large_params import NOTHING_LARGE, LargeParams, find_large
 from fedstrata.client.step import AutogradSteps
 from fedstrata.client.visit import ClientVisit
 from fedstrata.core.rng import preserve_rng
@@ -94,16 +95,17 @@ class Forecast:
         context = self._context
         a, held = assignment_on(context.device, assignment), slots_on(context.device, memory)
         visit = ClientVisit(context, a, data, held, context.replica(a.arch))
-        with preserve_rng():
-            visit.prepare()
-            hooks = HookSet({})
+        large = NOTHING_LARGE if a.turns else find_large(visit)
+        with preserve_rng(), large.borrow():
+            visit.prepare(but=large.names)
+            hooks = NO_HOOKS
             if context.hooked:
                 with FlopCount() as counter:
                     hooks = visit.build_hooks()
                 known.before[len(data)] = counter.total
                 visit.prepare()
             known.before.setdefault(len(data), 0)
-            steps = _look_at_steps(visit, hooks, known, missing)
+            steps = _look_at_steps(visit, hooks, known, missing, large)
             if known.sent is None:
                 _look_at_end(visit, steps, known)
 
@@ -120,7 +122,11 @@ def _kind_of(a: Assignment, memory: Slots) -> Hashable:
 
 
 def _look_at_steps(
-    visit: ClientVisit, hooks: HookSet, known: _Kind, missing: set[tuple[tuple[str, ...], int]]
+    visit: ClientVisit,
+    hooks: HookSet,
+    known: _Kind,
+    missing: set[tuple[tuple[str, ...], int]],
+    large: LargeParams,
 ) -> AutogradSteps:
     """Take a step of each size that is not known yet: the steps, with what they summed up."""
     context, a = visit.context, visit.assignment
@@ -128,9 +134,9 @@ def _look_at_steps(
     for trains in _parts(a):
         part = replace_fields(visit, assignment=replace_fields(a, trains=trains))
         part.freeze()
-        steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model)
+        steps = AutogradSteps(visit.replica, context.method.buffers, hooks, a.work, visit.replica.model, large)
         steps.tallies = tallies
-        with steps.objective.attach_features():
+        with steps.running(visit.replica, nobody_looks=not hooks.hooks):
             for size in sorted(size for names, size in missing if names == trains):
                 x, y = visit.data.batch(torch.arange(size), context.augment)
                 inputs = visit.replica.inputs(to_device(x, context.device))

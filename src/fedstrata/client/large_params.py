@@ -124,6 +124,9 @@ class LargeParams:
         return True
 
 
+NOTHING_LARGE = LargeParams({}, {})
+
+
 class MovedGradients(Gradients):
     """The gradients of a pass in which large matrices move as soon as theirs are known, so that nobody holds these.
 

@@ -172,14 +172,14 @@ class MemoryForecast:
 
     @contextmanager
     def ready(self, context: ClientContext, arch: str, trains: Collection[str]) -> Iterator[AutogradSteps]:
-        """Inside, steps may be taken, as a visit takes them at which no technique looks."""
+        """Inside, steps may be taken, as a visit takes them: with care, if techniques look at what passes."""
         visit = self._visit(context, arch, trains)
         replica, large = visit.replica, find_large(visit)
         visit.prepare(but=large.names)
-        with large.borrow(), work_in_place(replica.in_place):
+        with large.borrow():
             steps = AutogradSteps(replica, context.method.buffers, NO_HOOKS, self.work, replica.model, large)
-            steps.layers = replica.known_layers if self.work.precision == "fp32" else None
-            yield steps
+            with steps.running(replica, nobody_looks=not context.hooked):
+                yield steps
 
     def _visit(self, context: ClientContext, arch: str, trains: Collection[str]) -> ClientVisit:
         """A client that is asked for a plan."""

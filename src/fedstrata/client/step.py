@@ -29,6 +29,7 @@ from fedstrata.core.tensors import Tensors, are_disjoint, clone, scale, swap_val
 from fedstrata.core.types import Precision, Slots, Work
 from fedstrata.errors import FedstrataError
 from fedstrata.models.frozen_prefix import Cut
+from fedstrata.models.in_place import work_in_place
 from fedstrata.models.layer_gradients import Gradients, Layer
 from fedstrata.models.norms import evaluation_mode
 from fedstrata.models.taps import hook_place, stages_to, value_at
@@ -340,6 +341,20 @@ class AutogradSteps(LocalSteps):
         self._foreign_task = not type(replica.task).__module__.startswith("fedstrata.")
         self.layers: Layer | None = None
         """The model's layers, where nobody looks and torch's tape is not needed below the outputs."""
+
+    @contextmanager
+    def running(self, replica: ModelReplica, nobody_looks: bool, whole: bool = True) -> Iterator[None]:
+        """Inside, steps may be taken.
+
+        Args:
+            replica: the model.
+            nobody_looks: True if no technique looks at what passes, so that it may be overwritten or not be kept.
+            whole: False if only a part of the model runs.
+        """
+        known = nobody_looks and whole and self.precision == "fp32"
+        self.layers = replica.known_layers if known else None
+        with work_in_place(replica.in_place) if nobody_looks else self.objective.attach_features():
+            yield
 
     def differentiate(self, x: Tensor, y: Tensor) -> tuple[Batch, Tensor, Sequence[Tensor | None]]:
         """Forward and backward pass."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedstrata.client.context import ClientContext
 from fedstrata.client.cost import CostMeter
 from fedstrata.client.hooks import NO_HOOKS, HookSet
-from fedstrata.client.large_params import LargeParams, find_large
+from fedstrata.client.large_params import NOTHING_LARGE, LargeParams, find_large
 from fedstrata.client.personal import personal_names
 from fedstrata.client.step import AutogradSteps, CachedPrefix
 from fedstrata.client.visit import ClientVisit, owner_of
@@ -27,7 +27,6 @@ from fedstrata.data.batching import batches
 from fedstrata.data.examples import TensorExamples
 from fedstrata.data.labels import UnknownClass
 from fedstrata.models.frozen_prefix import Cut, cut_at
-from fedstrata.models.in_place import work_in_place
 from fedstrata.system.devices import HOST, assignment_on, slots_on, to_device
 from fedstrata.system.timing import timed
 
@@ -87,9 +86,6 @@ def _train(visit: ClientVisit, large: LargeParams) -> tuple[Update, Slots]:
     return _look_at_rest(update, large), _bring_home(remembers)
 
 
-NOTHING_LARGE = LargeParams({}, {})
-
-
 def _build_hooks(visit: ClientVisit, meter: CostMeter) -> HookSet:
     """The hooks of the techniques that have a part on the client."""
     context = visit.context
@@ -140,9 +136,7 @@ def _take_steps(
         meter.estimate_steps(map(len, order), hooks)
         visit.prepare()
     nobody_looks = replica.forward is replica.model and not hooks.hooks
-    known = nobody_looks and prefix is None and a.work.precision == "fp32"
-    steps.layers = replica.known_layers if known else None
-    with work_in_place(replica.in_place) if nobody_looks else steps.objective.attach_features():
+    with steps.running(replica, nobody_looks, whole=prefix is None):
         total = _follow(order, visit, steps, meter, large, prefix)
     return steps, total.item() / max(steps.taken, 1)
 

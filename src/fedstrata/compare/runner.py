@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fedstrata.compare.plan import Plan, Run, identity
+from fedstrata.config.identity import check_models
 from fedstrata.config.schema import RunConfig, validate_settings, validate_values
 from fedstrata.config.toml import read_toml
 from fedstrata.core.results import Count, Fairness, Finite
@@ -57,26 +58,50 @@ class Result:
     simulated_seconds_to_target: Finite | None = None
 
     @property
-    def global_mean(self) -> float | None:
-        """The mean over clients of the global model's primary metric on each one's own test examples."""
-        found = self.global_fairness or self.fairness
-        return None if found is None or self.incomplete else found.mean
+    def global_over_clients(self) -> Fairness | None:
+        """The global model's primary metric over clients, each on its own test examples; None where it is not whole."""
+        return None if self.incomplete else self.global_fairness or self.fairness
 
     @property
-    def own_mean(self) -> float | None:
+    def own_over_clients(self) -> Fairness | None:
         """The same of the clients' own models, where they have any."""
-        owned = self.incomplete or self.global_fairness is not None
-        return self.fairness.mean if self.fairness is not None and owned else None
+        return self.fairness if self.incomplete or self.global_fairness is not None else None
+
+    @property
+    def global_mean(self) -> float | None:
+        """The mean over clients of the global model's primary metric."""
+        found = self.global_over_clients
+        return None if found is None else found.mean
 
     @property
     def worst(self) -> float | None:
-        """The primary metric of the client that is served worst, if clients are judged for themselves."""
-        return None if self.fairness is None else self.fairness.worst
+        """The worst of these."""
+        found = self.global_over_clients
+        return None if found is None else found.worst
 
     @property
     def spread(self) -> float | None:
-        """The primary metric's standard deviation over the clients, if they are judged for themselves."""
-        return None if self.fairness is None else self.fairness.std
+        """Their standard deviation."""
+        found = self.global_over_clients
+        return None if found is None else found.std
+
+    @property
+    def own_mean(self) -> float | None:
+        """The mean over clients of the clients' own models' primary metric."""
+        found = self.own_over_clients
+        return None if found is None else found.mean
+
+    @property
+    def own_worst(self) -> float | None:
+        """The worst of these."""
+        found = self.own_over_clients
+        return None if found is None else found.worst
+
+    @property
+    def own_spread(self) -> float | None:
+        """Their standard deviation."""
+        found = self.own_over_clients
+        return None if found is None else found.std
 
 
 _RESULT = TypeAdapter(Result)
@@ -98,6 +123,7 @@ def find_result(run: Run) -> Result | None:
         raise UsageError(f"{recipe} does not describe a run: {error}") from None
     if repr(found) != repr(identity(run.config)):
         raise UsageError(f"{recipe} was edited: it no longer describes the run that the directory is named after")
+    check_models(run.directory, run.config.model_dump(), read_object(run.directory / "versions.json"))
     try:
         summary = read_object(run.directory / "summary.json")
         main = {name: summary[name] for name in ("accuracy", "best_accuracy", "rounds", "notes")}

@@ -76,9 +76,11 @@ _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "best": lambda r: spread(r.of("best_score"), r.metric),
     "own models": _final_text,
     "global, by client": lambda r: spread(r.of("global_mean"), r.metric),
-    "own, by client": lambda r: spread(r.of("own_mean"), r.metric),
     "worst": lambda r: spread(r.of("worst"), r.metric),
     "spread": lambda r: spread(r.of("spread"), r.metric),
+    "own, by client": lambda r: spread(r.of("own_mean"), r.metric),
+    "own, worst": lambda r: spread(r.of("own_worst"), r.metric),
+    "own, spread": lambda r: spread(r.of("own_spread"), r.metric),
     "gap": lambda r: spread(r.gap, r.metric),
     "to target": _to_target_text,
     "simulated to target": _simulated_to_target_text,
@@ -101,7 +103,7 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
     unasked |= {"to target", "simulated to target"} if not comparison.has_target else set()
     unasked |= {"simulated", "simulated to target"} if not comparison.has_fleet else set()
     unasked |= {"global, by client", "worst", "spread"} if not comparison.has_fairness else set()
-    unasked |= {"own, by client"} if not comparison.has_own_models else set()
+    unasked |= {"own, by client", "own, worst", "own, spread"} if not comparison.has_own_models else set()
     apart = _are_apart(comparison)
     unasked |= {"own models"} if not apart else set()
     for name, text in _MEASURES.items():
@@ -149,7 +151,7 @@ def _measured(comparison: Comparison) -> set[str]:
     return {*_MEASURES, _primary_title(comparison), *_other_metrics(comparison)}
 
 
-_DISPENSABLE = ("FLOPs", "down", "up", "seconds", "best")
+_DISPENSABLE = ("FLOPs", "down", "up", "seconds", "best", "own, spread", "spread")
 _ALWAYS = ("dataset", "model", "partition", "clients", "participation", "rounds", "epochs", "steps", "batch_size", "lr")
 """Settings that are always shown; others are if they are not the default."""
 
@@ -192,7 +194,8 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.has_fairness:
         how.append(
             "by client: the mean over clients, each on its own test examples; worst and spread: of the worst client, "
-            "and the standard deviation over clients, of their own models where they have any"
+            "and the standard deviation over clients, of the global model"
+            + (", and under own of their own models" if comparison.has_own_models else "")
         )
     if _are_apart(comparison):
         how.append("own models: the mean of the clients' own on the whole test set, where the server has no whole one")

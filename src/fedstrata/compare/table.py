@@ -107,8 +107,10 @@ MEASURED = (*SCORES, "rounds_to_target", "bytes_up", "bytes_down", "flops", "sec
 """Fields of a Result that a table averages."""
 SIMULATED = ("simulated_seconds_to_target", "simulated_seconds")
 """Those that it averages where there is a fleet."""
-OVER_CLIENTS = ("global_mean", "own_mean", "worst", "spread")
-"""Those that it averages where clients are judged for themselves."""
+OVER_CLIENTS = ("global_mean", "worst", "spread")
+"""Those that it averages where clients are judged for themselves, of the global model."""
+OWN_OVER_CLIENTS = ("own_mean", "own_worst", "own_spread")
+"""The same of clients' own models."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ class Comparison:
     def measured(self) -> tuple[str, ...]:
         """Fields of a Result that the table averages."""
         clock = SIMULATED if self.has_fleet else ()
-        return (*MEASURED, *clock, *OVER_CLIENTS) if self.has_fairness else (*MEASURED, *clock)
+        over = OVER_CLIENTS if self.has_fairness else ()
+        return (*MEASURED, *clock, *over, *(OWN_OVER_CLIENTS if self.has_own_models else ()))
 
     @property
     def has_fleet(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ PROBE_FIELDS = frozenset({"probe", "probe_every", "probe_clients", "probe_exampl
 """Fields that say what is measured: they change no result either, but what is known of it."""
 
 
+MODELS_VERSION = "2"
+"""Counts the changes of what models' names mean; a new run's versions.json has it under `models`."""
+CHANGED_MODELS = {"resnet14": "1, 2, 2, 1", "resnet22": "2, 3, 3, 2"}
+"""Models of other blocks in runs from before version 2."""
+
+
 def select_deciding(config: Mapping[str, Any]) -> dict[str, str]:
     """What decides about a run's result, of its configuration, as text: one client, 1, is not all of them, 1.0."""
     others = EXECUTION_FIELDS | PROBE_FIELDS
@@ -44,7 +51,8 @@ def check_same_config(path: Path, config: Mapping[str, Any]) -> None:
     if not path.exists():
         raise UsageError(f"{path.parent} has no run.toml: there is no run to resume")
     for name, (before, now) in _differences(select_deciding(read_toml(path)), select_deciding(config)).items():
-        raise UsageError(f"{path.parent} was run with {name} = {before}, not {now}")
+        fewer = ": rounds can be added, and none taken away" if name == "rounds" else ""
+        raise UsageError(f"{path.parent} was run with {name} = {before}, not {now}{fewer}")
 
 
 def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
@@ -55,6 +63,19 @@ def check_unedited(path: Path, begun: Mapping[str, str]) -> None:
         raise UsageError(
             f"{path} was edited after the run began: {one_line(listed, 300)}; put it back, or start a new run"
         )
+
+
+def check_models(directory: Path, config: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Refuse a run from before its models' names got another meaning: what goes on would be another run."""
+    if versions.get("models") == MODELS_VERSION:
+        return
+    named = " ".join(str(config.get(field) or "") for field in ("model", "archs"))
+    for name, blocks in CHANGED_MODELS.items():
+        if re.search(rf"\b{name}\b", named):
+            raise UsageError(
+                f"{directory} is of a version in which {name} had blocks [{blocks}], which it no longer has: it can be "
+                "read, but neither go on nor count as a run of this version; start a new one elsewhere"
+            )
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:

@@ -175,6 +175,8 @@ class Settings(BaseModel):
             raise UsageError("stop_at_target needs a target")
         if self.deadline is not None and self.fleet is None:
             raise UsageError("a deadline needs a fleet: without devices no simulated time passes")
+        if self.stragglers != "drop" and self.deadline is None:
+            raise UsageError(f"stragglers = '{self.stragglers}' needs a deadline: without one nobody is late")
         return self
 
     @property

@@ -126,6 +126,7 @@ class Method:
             sums = ("delta",) if reducer.trusts else ("slot", "delta")  # the server has no slots to compare with
             unguarded = overrides(technique, "accumulate") and technique.sums not in sums
             unguarded |= overrides(technique, "rescale") and not overrides(technique, "rescale_guarded")
+            unguarded |= technique.per_client and overrides(technique, "apply")  # liars would choose who sends what
             if unguarded or technique.needs_deltas:
                 raise UsageError(
                     f"'{technique.name}' and reduce={self.base.reduce!r} cannot be combined: what '{technique.name}' "
@@ -181,6 +182,11 @@ class Method:
         return max((t.epilogue for t in self.techniques), default=0)
 
     @property
+    def epochs_per_visit(self) -> int | None:
+        """Passes over a client's data in a visit; None if they are the run's epochs or steps."""
+        return next((t.epochs_per_visit for t in self.techniques if t.epochs_per_visit is not None), None)
+
+    @property
     def arrivals(self) -> int | None:
         """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
         return next((t.arrivals for t in self.techniques if t.arrivals is not None), None)
@@ -209,6 +215,10 @@ class Method:
     def incomplete(self) -> bool:
         """True if clients keep parts of the model to themselves, so that the server has no whole one."""
         return any(t.incomplete for t in self.techniques)
+
+    def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """The parameters and running statistics that clients keep to themselves."""
+        return frozenset(name for technique in self.techniques for name in technique.kept(strata))
 
     @property
     def tunes(self) -> bool:

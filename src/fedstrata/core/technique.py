@@ -200,6 +200,7 @@ class Setting:
         augment: True if training inputs are changed at random.
         arch: the model's architecture; "" is the server's own.
         buffers: the policy for running statistics.
+        kept: the parameters and running statistics that techniques let clients keep to themselves.
     """
 
     model: nn.Module
@@ -210,6 +211,7 @@ class Setting:
     augment: bool = False
     arch: str = ""
     buffers: Buffers = "average"
+    kept: frozenset[str] = frozenset()
 
     @property
     def movable(self) -> frozenset[str]:
@@ -339,6 +341,16 @@ class Technique:
         return {}
 
     @property
+    def epochs_per_visit(self) -> int | None:
+        """Passes over a client's data in a visit, if its plan has `turns` in the place of the run's epochs or steps."""
+        return None
+
+    @property
+    def whole_run(self) -> str:
+        """What goes by how many rounds the run has in all, as readers of a run that was extended are told."""
+        return ""
+
+    @property
     def arrivals(self) -> int | None:
         """How many updates end a round, in the order in which they arrive; None if all that were asked are awaited."""
         return None
@@ -352,9 +364,9 @@ class Technique:
         The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
         one part of the model after the other.
 
-        `strata` are the server model's, in order, as far as there is something in them to train; a client's sub-model
-        may lack some, and names that it lacks do no harm. `state` is what this technique's `init` and `apply` made of
-        the rounds before.
+        `strata` are the server model's, in order, as far as there is something in them to train and no other technique
+        has it `fixed`; a client's sub-model may lack some, and names that it lacks do no harm. `state` is what this
+        technique's `init` and `apply` made of the rounds before.
 
         What trains and does not travel is the client's own: it keeps it, and goes on with it at its next visit. No
         technique corrects its gradients.
@@ -363,6 +375,14 @@ class Technique:
         of its own; a technique that reads `client` is asked for every one of them, others once for all that are alike.
         """
         return assignment
+
+    def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """The parameters and running statistics that its plan lets clients keep to themselves in all rounds."""
+        return frozenset()
+
+    def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """Server: the parameters that its plan lets nobody train in the rounds: others plan without their strata."""
+        return frozenset()
 
     def send(self, state: Tensors, assignment: Assignment) -> Tensors:
         """Server, for every assignment: tensors that travel down with it."""

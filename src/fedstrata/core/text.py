@@ -21,12 +21,18 @@ def flops_text(count: float) -> str:
     return f"{count:.3g} PFLOP"
 
 
+def time_unit(seconds: float) -> tuple[int, str, str]:
+    """(its seconds, its name, its sign) of the unit in which a time is best told."""
+    for size, name, sign in ((3600, "hours", "h"), (60, "minutes", "min")):
+        if seconds >= 1.5 * size:
+            return size, name, sign
+    return 1, "seconds", "s"
+
+
 def simulated_text(seconds: float) -> str:
     """Simulated time in its unit: 30.5 → '30.5 s', 9000 → '2.5 h'."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.3g} s"
+    size, _, sign = time_unit(seconds)
+    return f"{seconds / size:{',.1f' if size > 1 else '.3g'}} {sign}"
 
 
 def percent(value: float | None) -> str:

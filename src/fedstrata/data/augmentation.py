@@ -1,7 +1,7 @@
 """Augmentations: what is done, anew on every read, to a batch of images (channels first, floats in [0, 1]).
 
 Named like everything else, and combined with `+` from left to right: `rrc`, `cj(hue=0.0)`, `rrc + flip`.
-kornia does the work, with one draw per image; the draws come from torch's global CPU generator, so
+kornia does the work of `rrc`, `cj` and `flip`; there is one draw per image, from torch's global CPU generator, so
 `torch.manual_seed` fixes them.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.core.extras import missing
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import PartsShape
 from fedstrata.core.spec import bind, parse_sum
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 Steps = tuple[Augment, ...]
+
+MOST_PIXELS = 4096
+"""Of a padding or a square: more is a mistake, and would not fit in memory."""
 
 
 def none(shape: Shape) -> Steps:
@@ -93,12 +98,71 @@ def flip(shape: Shape, *, p: float = 0.5) -> Steps:
     return (mirror,)
 
 
+def crop(shape: Shape, *, padding: int = 4) -> Steps:
+    """Random crop: each image is put on a black ground that is larger, and a window of its own size is taken.
+
+    Args:
+        padding: pixels of the ground on each side.
+    """
+    if not 1 <= padding <= MOST_PIXELS:
+        raise UsageError(f"augmentation 'crop': padding must be 1 to {MOST_PIXELS} pixels, not {padding}")
+    return (partial(shift_at_random, padding=padding),)
+
+
+def shift_at_random(images: Tensor, padding: int) -> Tensor:
+    """Windows of the images' own size, each at a place of its own, of the images with zeros around them."""
+    count, _, height, width = images.shape
+    whole = torch.nn.functional.pad(images, (padding,) * 4)
+    down, right = torch.randint(2 * padding + 1, (2, count))
+    rows, columns = down[:, None] + torch.arange(height), right[:, None] + torch.arange(width)
+    picked = torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]
+    return whole.movedim(1, -1)[picked].movedim(-1, 1).contiguous()
+
+
+def cutout(shape: Shape, *, size: int = 16, fill: tuple[float, ...] = (0.0,)) -> Steps:
+    """Cutout (DeVries and Taylor, 2017): a square of each image is painted over; its middle may be any pixel.
+
+    Args:
+        size: the square's side; what would lie beyond the image is cut off. Even.
+        fill: its colour, one number for all channels or one for each; authors who cut out after standardising paint it
+            in the mean colour of their dataset.
+    """
+    if not (2 <= size <= MOST_PIXELS and size % 2 == 0):
+        raise UsageError(f"augmentation 'cutout': size must be an even number from 2 to {MOST_PIXELS}, not {size}")
+    if len(fill) not in (1, shape[0]) or not all(0 <= value <= 1 for value in fill):
+        raise UsageError(
+            f"augmentation 'cutout': fill must be one number from 0 to 1, or {shape[0]}, one for each channel, "
+            f"not {fill}"
+        )
+    return (partial(paint_squares, size=size, fill=fill),)
+
+
+def paint_squares(images: Tensor, size: int, fill: tuple[float, ...]) -> Tensor:
+    """The images, each with a square of that side painted over around a pixel of its own."""
+    count, _, height, width = images.shape
+    middle = torch.stack([torch.randint(height, (count,)), torch.randint(width, (count,))])
+    inside = []
+    for begin, side in zip(middle - size // 2, (height, width), strict=True):
+        place = torch.arange(side) - begin[:, None]
+        inside.append((place >= 0) & (place < size))
+    square = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return torch.where(square, torch.tensor(fill, dtype=images.dtype)[:, None, None], images)
+
+
 def both(shape: Shape) -> Steps:
     """Random resized crop, then colour jitter: the mixture of the deeper-models paper (its Table 5)."""
     return rrc(shape) + cj(shape)
 
 
-AUGMENTS: dict[str, Callable[..., Steps]] = {"none": none, "rrc": rrc, "cj": cj, "flip": flip, "both": both}
+AUGMENTS: dict[str, Callable[..., Steps]] = {
+    "none": none,
+    "rrc": rrc,
+    "cj": cj,
+    "flip": flip,
+    "both": both,
+    "crop": crop,
+    "cutout": cutout,
+}
 
 
 @dataclass(frozen=True)
@@ -142,5 +206,5 @@ def _kornia() -> Any:
     try:
         import kornia.augmentation
     except ImportError:
-        raise UsageError("augmentation needs the package kornia: pip install 'fedstrata[augment]'") from None
+        raise missing("kornia", "augmentation needs") from None
     return kornia.augmentation

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstrata.core.extras import missing
 from fedstrata.core.lazy import torch
 from fedstrata.core.spec import bind
 from fedstrata.errors import UsageError
@@ -350,9 +351,7 @@ def _foreign(partitioner: Any, labels: Ints, clients: int) -> Ints:
     try:
         from datasets import Dataset
     except ImportError:
-        raise UsageError(
-            f"the partitioner {name} needs the package datasets: pip install 'fedstrata[flower]'"
-        ) from None
+        raise missing("datasets", f"the partitioner {name} needs") from None
     try:
         worker = copy.deepcopy(partitioner)
         worker.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})

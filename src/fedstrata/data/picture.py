@@ -23,6 +23,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
+from fedstrata.core.extras import missing
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def plot(counts: Tensor, path: str | os.PathLike[str], class_names: Sequence[str
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("pictures need the package matplotlib: pip install 'fedstrata[report]'") from None
+        raise missing("matplotlib", "pictures need") from None
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with matplotlib.rc_context(_STYLE), partial.open("wb") as file:

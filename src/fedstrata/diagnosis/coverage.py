@@ -23,8 +23,11 @@ def rarely_trained(saved: SavedRun) -> Evidence | None:
     order = [stratum["name"] for stratum in trained_strata(saved.facts)] or list(shares)
     named = [name for name in order if shares.get(name, 1.0) <= ALIKE * value] or [min(shares, key=shares.__getitem__)]
     few, everybody = counts[min(shares, key=shares.__getitem__)]
-    what, them = ("Stratum", "it knows") if len(named) == 1 else ("Strata", "they know")
-    sentence = f"{what} {first_few(named)}: trained by {few} of {everybody} clients, so {them} nobody else's data."
+    what, knows, keeps = (
+        ("Stratum", "it knows", "it keeps its") if len(named) == 1 else ("Strata", "they know", "they keep their")
+    )
+    so = f"{knows} nobody else's data" if few else f"{keeps} first values"
+    sentence = f"{what} {first_few(named)}: trained by {few} of {everybody} clients, so {so}."
     return Evidence(value, sentence, {"trained_by": value}, lambda: against_few_trainers(RemedyBuilder(saved)))
 
 

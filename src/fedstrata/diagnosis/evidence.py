@@ -99,11 +99,12 @@ def steps_per_visit(saved: SavedRun) -> float:
     """Mean number of local steps per client and round, as planned; infinite if it is not known."""
     config, facts = saved.config, saved.facts
     examples = [n for n in facts.get("examples") or map(sum, facts.get("counts", [])) if n]
-    if config.get("steps") is not None:
+    own = saved.epochs_per_visit
+    if own is None and config.get("steps") is not None:
         return float(config["steps"])
     if not examples:
         return math.inf
-    return float(config.get("epochs", 1)) * fmean(math.ceil(n / config.get("batch_size", 32)) for n in examples)
+    return float(own or config.get("epochs", 1)) * fmean(math.ceil(n / config.get("batch_size", 32)) for n in examples)
 
 
 def stratum_depths(saved: SavedRun) -> dict[str, int]:

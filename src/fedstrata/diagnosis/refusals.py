@@ -54,14 +54,21 @@ def against_refusals(saved: SavedRun, whys: Mapping[int, str]) -> list[Remedy | 
     late = [client for client, why in whys.items() if any(words in why for words in LATE)]
     wild = [client for client, why in whys.items() if why == NOT_FINITE]
     rest = [client for client in whys if client not in {*late, *wild}]
+    simulated = saved.config.get("deadline") is not None
+    hurry = "look at the network and the log of the site of {}, give it more time to answer, or fewer local epochs"
+    if simulated:
+        hurry = "give {} a longer deadline, or fewer local epochs"
     advice = {
         "look at the examples of {}: missing or huge inputs do this": wild,
-        "look at the network and the log of the site of {}, give it more time to answer, or fewer local epochs": late,
+        hurry: late,
         "look at the log of the site of {}, and at the version and the settings that run there": rest,
     }
     return [
         *(builder.advise(words.format(client_text(saved, some))) for words, some in advice.items() if some),
-        builder.leave_out(tuple(whys)),
+        builder.change_settings("clients that would be late train fewer strata, in turns", "", stragglers="narrow")
+        if simulated and late
+        else None,
+        builder.leave_out(tuple(whys)) if whys.keys() < {c for r in saved.records for c in r.clients} else None,
         builder.change_settings(
             "bounds every local gradient, where the client's numbers only grow too large", papers.MCMAHAN, clip=1.0
         )

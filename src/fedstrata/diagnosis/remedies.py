@@ -227,8 +227,9 @@ class RemedyBuilder:
         """A remedy that a run's configuration accepts."""
         if self.remote and (AT_SITES & settings.keys() or not settings.keys() <= Settings.model_fields.keys()):
             return None
+        beside = {name: self.config[name] for name in ("fleet", "deadline") if self.config.get(name) is not None}
         try:
-            validate_values(RunConfig, {**settings, **({} if text is None else {"method": text})})
+            validate_values(RunConfig, {**beside, **settings, **({} if text is None else {"method": text})})
         except UsageError:
             return None
         return Remedy(text, dict(settings), why, paper)

@@ -24,6 +24,7 @@ WORTH: dict[Family, float] = {"dense": 0.2, "dense, torch.func": 2.0, "convoluti
 1.5 to load."""
 FEWEST = 3
 """Clients per round from which on there is something to gain by training them at once."""
+TOO_SHORT = "too short a run to gain much"
 LOOKED_AT = 1_000
 """Clients whose examples are counted, at most: a million take a while."""
 BESIDE_CONVOLUTIONS = (nn.Linear, nn.GroupNorm, nn.LayerNorm)
@@ -37,10 +38,21 @@ def choose_fastest(request: EngineRequest) -> Choice:
     """
     one_by_one = "serial" if request.workers == 1 else "processes"
     if request.way is not None:
-        return Choice("vmap" if request.way == "many at once" else one_by_one, f"{request.way}, as the run began")
+        engine, notes = ("vmap", ()) if request.way == "many at once" else (one_by_one, _grown_note(request))
+        return Choice(engine, f"{request.way}, as the run began", notes)
     table, note = load_table()
     at_once, why = judge_ways(request, table)
     return Choice("vmap" if at_once else one_by_one, why, (note,) if note else ())
+
+
+def _grown_note(request: EngineRequest) -> tuple[str, ...]:
+    """What a reader must know of a run that began with few rounds and has so many by now that the table says else."""
+    if TOO_SHORT not in request.began or not judge_ways(request, load_table()[0])[0]:
+        return ()
+    return (
+        f"engine: a new run of {request.rounds} rounds would train clients many at once, with other last bits; this "
+        "one goes on one by one, as it began",
+    )
 
 
 def judge_ways(request: EngineRequest, table: SpeedTable) -> tuple[bool, str]:
@@ -69,7 +81,7 @@ def judge_ways(request: EngineRequest, table: SpeedTable) -> tuple[bool, str]:
     steps = request.rounds * request.per_round * visit.steps
     gain = steps * min(cell.one_by_one - cell.at_once for cell in cells) / 1e6
     if gain < max(WORTH[cell.family] for cell in cells):
-        return False, f"too short a run to gain much, {why}"
+        return False, f"{TOO_SHORT}, {why}"
     return _check(request.context, why)
 
 

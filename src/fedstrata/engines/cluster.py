@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.extras import missing
 from fedstrata.core.own_code import open_folders
 from fedstrata.errors import UsageError, one_line
 
@@ -47,7 +48,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError('Ray is not installed: pip install "fedstrata[ray]"') from None
+        raise missing("ray", "the engine ray needs") from None
     return ray
 
 

@@ -44,6 +44,7 @@ class EngineRequest:
         way: how the run's clients were trained so far, for an engine that chooses: it keeps to it. None for a new run.
         settings: settings by name; a builder gets those that its row says it reads.
         devices: that workers are dealt out to, in turn; the first is the context's own. Empty for that one alone.
+        began: the engine that a run began with, and why it was chosen; empty for a new run.
     """
 
     context: ClientContext
@@ -57,6 +58,7 @@ class EngineRequest:
     way: WayOfTraining | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[torch.device] = ()
+    began: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from fedstrata.errors import UsageError, positive
 
 HOUR = 3600.0
 """Seconds."""
+SHORTEST = 1e-3
+"""Seconds: what is shorter is lost in the digits of a clock that has run for years."""
 
 
 class Availability(Protocol):
@@ -47,6 +49,8 @@ class Daily:
         positive("daily", p=self.p, hours=self.hours)
         if self.p > 1:
             raise UsageError(f"daily's p must be above 0 and at most 1, not {self.p}")
+        if self.p * self.hours * HOUR < SHORTEST:
+            raise UsageError(f"{self} is there for less than a thousandth of a second a day")
 
     def next_time(self, client: int, now: float, seed: int) -> float:
         """`now` within the day's piece; else the piece's next beginning, or midnight if the new day begins within it.
@@ -85,6 +89,8 @@ class Trace:
     def __post_init__(self) -> None:
         if self.every is not None:
             positive("trace", every=self.every)
+            if self.every < SHORTEST:
+                raise UsageError(f"trace's every must be a thousandth of a second or more, not {self.every}")
 
     @cached_property
     def spans(self) -> dict[int, list[tuple[float, float]]]:

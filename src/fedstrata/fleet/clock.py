@@ -44,10 +44,8 @@ class Presence:
         available = self.devices[client].available
         return now if available is None else available.next_time(client, now, self.seed)
 
-    def among(self, clients: Sequence[int], now: float) -> list[int]:
-        """Those of some clients that are there."""
-        return [client for client in clients if self.next_time(client, now) == now]
-
-    def first_time(self, clients: Sequence[int], now: float) -> float:
-        """The first second from `now` on at which one of some clients is there; infinity for never."""
-        return min((self.next_time(client, now) for client in clients), default=math.inf)
+    def first(self, clients: Sequence[int], now: float) -> tuple[float, list[int]]:
+        """(first second from `now` on at which one of some clients is there, those that are); infinity for never."""
+        times = [self.next_time(client, now) for client in clients]
+        begins = min(times, default=math.inf)
+        return begins, [client for client, time in zip(clients, times, strict=True) if time == begins < math.inf]

@@ -1,12 +1,15 @@
 """What a device trains when: groups of strata that lie next to each other, and whose turn each is.
 
-Pure functions of whole numbers: strata are numbered from the input to the output, and whoever knows models says what a
-group of them takes.
+Pure functions of whole numbers, and of the run's seed: strata are numbered from the input to the output, and whoever
+knows models says what a group of them takes.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+
+from fedstrata.core.rng import derive
 
 Span = tuple[int, int]
 """The first and the last stratum of a group."""
@@ -52,17 +55,20 @@ def covering(groups: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(chosen)
 
 
-def turn(round: int, place: int, there: int, groups: int) -> int:
-    """Which of a device's groups a client trains in a round: (round + place · ⌈groups/there⌉) mod groups.
+def turn(seed: int, round: int, place: int, there: int, groups: int) -> int:
+    """Which of a device's groups a client trains in a round: (round + z + place · ⌈groups/there⌉) mod groups.
 
-    So in any ⌈groups/there⌉ rounds in which as many clients with the device take part, all its groups are trained, and
-    if but one takes part in each, in as many rounds as there are groups. A client that takes part in all rounds trains
-    every group.
+    z is drawn by the seed for every `groups` rounds that follow each other; else a technique with a period of its own,
+    which trains one stratum after the other, would meet some groups never. In any 2 · ⌈groups/there⌉ − 1 rounds in
+    which as many clients with the device take part all its groups are trained, and if but one takes part in each, in
+    any 2 · groups − 1. A client that takes part in all rounds trains every group in as many.
 
     Args:
+        seed: of the run.
         round: its number.
         place: of the client among those of the round that have the same device.
         there: how many these are.
         groups: how many groups the device has.
     """
-    return (round + place * -(-groups // there)) % groups
+    z = random.Random(derive(seed, "turn", round // groups)).randrange(groups)
+    return (round + z + place * -(-groups // there)) % groups

@@ -15,6 +15,8 @@ RATES |= {"kbit/s": 125, "Mbit/s": 125 * 10**3, "Gbit/s": 125 * 10**6}
 """Unit → bytes per second."""
 SPEEDS = {"/s": 1, "k/s": 10**3, "M/s": 10**6, "G/s": 10**9, "T/s": 10**12, "P/s": 10**15}
 """Unit → floating-point operations per second."""
+LEAST, MOST = 1e-100, 1e300
+"""Beyond these no simulated second is a number."""
 _NUMBER = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)\s*([A-Za-z]*(?:/s)?)\s*")
 
 
@@ -29,9 +31,9 @@ def parse_quantity(what: str, value: str | float, units: Mapping[str, int], exam
         found = _NUMBER.fullmatch(value)
         if found and found[2] in units:
             number = float(found[1]) * units[found[2]]
-    elif not isinstance(value, bool) and value < 1e300:
+    elif not isinstance(value, bool) and value < MOST:
         number = float(value)
-    if not 0 < number < 1e300:
+    if not LEAST <= number < MOST:
         known = ", ".join(units)
         raise UsageError(f"{what} must be above 0, written like '{example}', not {value!r} (units: {known})")
     return number

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedstrata.core.extras import missing
 from fedstrata.errors import UsageError
 from fedstrata.runs.files import disk_errors
 
@@ -32,7 +33,7 @@ def check_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise UsageError("certificates need the package cryptography: pip install 'fedstrata[flower]'") from None
+        raise missing("cryptography", "certificates need") from None
 
 
 def write_certs(directory: Path, hosts: Sequence[str], nodes: int, days: int) -> list[Path]:

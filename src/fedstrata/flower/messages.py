@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fedstrata.core.extras import missing
 from fedstrata.core.technique import Buffers
-from fedstrata.errors import UsageError
 from fedstrata.wire.packing import WireError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_flower() -> None:
     try:
         import flwr.app  # noqa: F401
     except ImportError:
-        raise UsageError("Flower apps need the package flwr: pip install 'fedstrata[flower]'") from None
+        raise missing("flwr", "Flower apps need") from None
 
 
 class Head(BaseModel):

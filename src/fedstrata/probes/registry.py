@@ -113,9 +113,9 @@ def _statistics(context: ProbeContext) -> dict[str, Any]:
 
 
 def _crossing(context: ProbeContext) -> dict[str, Any]:
-    """The θ and β of a technique that crosses layers, layer by layer (InCo Aggregation, Fig. 9)."""
+    """What crossing layers does to each: θ, β, and its step's length and cosines (InCo Aggregation, Fig. 9)."""
     published = context.context.method.publish(context.after.techniques)
-    found = {figure: dict(published.get(figure, {})) for figure in ("theta", "beta")}
+    found = {figure: dict(published.get(figure, {})) for figure in measures.CROSSING_FIGURES}
     if not any(found.values()):
         raise UsageError("the method does not cross layers, as inco does")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from fedstrata.diagnosis.evidence import finite_number
 from fedstrata.report.figures import (
@@ -75,12 +76,26 @@ def _shown(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
 
 def last_scores(run: SavedRun) -> Scores:
     """Client → primary metric of its own model where it has one, else of the global one; of the last such round."""
+    return own_scores(run) or global_scores(run)
+
+
+def own_scores(run: SavedRun) -> Scores:
+    """Client → primary metric of its own model; of the last round in which clients were judged."""
+    return _last_of(run, "own_metrics")
+
+
+def global_scores(run: SavedRun) -> Scores:
+    """Client → primary metric of the global model; of the last round in which clients were judged."""
+    return _last_of(run, "client_metrics")
+
+
+def _last_of(run: SavedRun, metrics: Literal["own_metrics", "client_metrics"]) -> Scores:
     record = next((r for r in reversed(run.records) if r.own_metrics or r.client_metrics), None)
     if record is None:
         return {}
     late = run.facts.get("newcomers")
     others = late if isinstance(late, list) else ()  # newcomers have no part in the model's fairness
-    entries = enumerate(record.own_metrics or record.client_metrics or ())
+    entries = enumerate(getattr(record, metrics) or ())
     seen = ((client, one) for client, one in entries if one is not None and client not in others)
     found = {client: finite_number(one.get(record.primary)) for client, one in seen}
     return {client: value for client, value in found.items() if value is not None}
@@ -119,7 +134,8 @@ def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
     title = sentence_title(metric)
     about = (
         f"{title} on clients' own test examples over the rounds: the worst client, the worst tenth, mean and standard "
-        "deviation over clients, and Jain's index, 1 where all clients are equal."
+        "deviation over clients, and Jain's index, 1 where all clients are equal; of the global model, or of clients' "
+        "own models where they have any."
     )
     shape = layout(rounds_axis(), axis(""), hovermode="x unified")
     return [Figure("over-clients", f"{title} over clients", about, [], shape, (control,), frames)]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from fedstrata.core.text import simulated_text
 from fedstrata.errors import UsageError
 from fedstrata.fleet.devices import devices_of
-from fedstrata.report.client_figures import last_scores
-from fedstrata.report.formatting import NONE, bytes_or_dash, flops_or_dash, mean, spread
+from fedstrata.report.client_figures import global_scores, own_scores
+from fedstrata.report.formatting import NONE, bytes_or_dash, flops_or_dash, spread
 from fedstrata.report.run_groups import RunGroup, is_lower_better, primary_of
 from fedstrata.report.tables import HtmlTable, drop_empty_columns
 from fedstrata.runs.reader import SavedRun
 
 HEAD = ("method", "device", "clients", "visits", "in time", "up", "down", "computed", "simulated time", "memory")
-SCORES = ("mean score", "worst score")
+SCORES = (
+    "global model, mean score",
+    "global model, worst score",
+    "own models, mean score",
+    "own models, worst score",
+)
 
 
 def device_table(groups: Sequence[RunGroup]) -> HtmlTable | None:
@@ -58,9 +64,8 @@ def _row(group: RunGroup, device: str, clients: Sequence[int]) -> tuple[str, ...
         else [None] * 4
     )
     up, down, flops, seconds = per_visit
-    scores = [[s for client, s in last_scores(run).items() if client in clients] for run in group.runs]
-    worst = max if is_lower_better([group]) else min
-    metric = primary_of([group])
+    judged = ([_scores(read(run), clients) for run in group.runs] for read in (global_scores, own_scores))
+    worst, metric = max if is_lower_better([group]) else min, primary_of([group])
     return (
         str(len(clients)),
         f"{visits:,}",
@@ -70,6 +75,14 @@ def _row(group: RunGroup, device: str, clients: Sequence[int]) -> tuple[str, ...
         flops_or_dash(flops),
         NONE if seconds is None else simulated_text(seconds),
         bytes_or_dash(max((use.memory for use in uses), default=None)),
-        spread([m for found in scores if (m := mean(found)) is not None], metric),
-        spread([worst(found) for found in scores if found], metric),
+        *(
+            spread([of(found) for found in scores if found], metric)
+            for scores in judged
+            for of in (statistics.fmean, worst)
+        ),
     )
+
+
+def _scores(found: Mapping[int, float], clients: Sequence[int]) -> list[float]:
+    """Those of these clients."""
+    return [found[client] for client in clients if client in found]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fedstrata.core.text import SHARES, metric_title
+from fedstrata.core.text import SHARES, metric_title, time_unit
 from fedstrata.diagnosis.evidence import finite_number
 from fedstrata.report.formatting import distinct_names, escape, round_digits
 from fedstrata.report.run_groups import (
@@ -22,8 +22,8 @@ from fedstrata.report.run_groups import (
     Value,
     by_bytes,
     by_flops,
-    by_hours,
     by_round,
+    by_simulated,
     judged_alike,
     mean_curve,
     metrics_of,
@@ -295,13 +295,15 @@ def loss(groups: Sequence[RunGroup]) -> list[Figure]:
 
 
 def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
-    """The primary metric against bytes, against operations and, with a fleet, against simulated hours."""
+    """The primary metric against bytes, against operations and, with a fleet, against simulated time."""
     groups, metric = judged_alike(groups), primary_of(groups)
     title = sentence_title(metric)
+    times = [time for group in groups for run in group.runs for time in by_simulated(1, run.records)]
+    size, unit_name, sign = time_unit(max(times, default=0))
     kinds: tuple[tuple[str, str, str, str, Places], ...] = (
         ("bytes", "bytes", "sent, up and down", "B", by_bytes),
         ("flops", "operations", "computed in local training", "FLOP", by_flops),
-        ("hours", "simulated hours", "of the clients' devices", " h", by_hours),
+        ("simulated", f"simulated {unit_name}", "of the clients' devices", f" {sign}", partial(by_simulated, size)),
     )
     found = []
     for name, what, how, unit, at in kinds:
@@ -310,7 +312,7 @@ def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
         for trace in data:
             if "hovertemplate" in trace:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
-        x = axis(f"{what} {how}", tickformat="~g" if name == "hours" else "~s", ticksuffix=unit, rangemode="tozero")
+        x = axis(f"{what} {how}", tickformat="~g" if name == "simulated" else "~s", ticksuffix=unit, rangemode="tozero")
         shape = layout(x, metric_axis(metric), hovermode="closest")
         about = f"{title} on the test set against all {what} {how} until then, a line for each method."
         if data:

@@ -11,6 +11,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.extras import missing
 from fedstrata.errors import UsageError, one_of
 from fedstrata.report.figures import BAND, Figure, Trace
 from fedstrata.report.run_groups import group_runs
@@ -50,7 +51,7 @@ def check_plots() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("figures for papers need the package matplotlib: pip install 'fedstrata[report]'") from None
+        raise missing("matplotlib", "figures for papers need") from None
 
 
 def plot(runs: Sequence[SavedRun], out_dir: Path, format: str = "pdf") -> list[Path]:

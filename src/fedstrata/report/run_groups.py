@@ -209,9 +209,9 @@ def by_bytes(records: Sequence[Record]) -> list[float]:
     return list(accumulate((finite_number(r.bytes_up) or 0) + (finite_number(r.bytes_down) or 0) for r in records))
 
 
-def by_hours(records: Sequence[Record]) -> list[float]:
-    """Simulated hours so far; zeros without a fleet."""
-    return [(finite_number(r.simulated_seconds) or 0) / 3600 for r in records]
+def by_simulated(size: float, records: Sequence[Record]) -> list[float]:
+    """Simulated time so far, in units of so many seconds; zeros without a fleet."""
+    return [(finite_number(r.simulated_seconds) or 0) / size for r in records]
 
 
 def by_flops(records: Sequence[Record]) -> list[float]:

@@ -336,8 +336,15 @@ def over_depth(
 
 
 def crossing(groups: Sequence[RunGroup]) -> list[Figure]:
-    """InCo's θ and β of every layer over the rounds."""
-    signs = {"theta": "θ", "beta": "β"}
+    """InCo's coefficients of every layer over the rounds, and what they made of its step."""
+    signs = {
+        "theta": "θ",
+        "beta": "β",
+        "cosine": "cos(g₀, g)",
+        "length": "step’s length, of g’s",
+        "kept": "cos(step, g)",
+    }
+    signs = {part: text for part, text in signs.items() if any(probe_tables(g, "crossing", part) for g in groups)}
     held = [group for group in groups if any(probe_tables(group, "crossing", part) for part in signs)]
     if not held:
         return []
@@ -350,8 +357,11 @@ def crossing(groups: Sequence[RunGroup]) -> list[Figure]:
         for m, group in enumerate(held):
             frames[frame_key(q, m)] = _layer_traces(probe_tables(group, "crossing", part))
     shape = layout(rounds_axis(), axis("", tickformat=".3~g"), hovermode="x unified", showlegend=True)
-    about = "θ, which turns a layer's gradient towards a lower layer's, or β, its length, over the rounds."
-    return [Figure("crossing", "θ and β", about, [], shape, (quantity, method), frames)]
+    about = (
+        "Over the rounds: θ, how much of a lower layer's change g₀ comes to a layer's own, g; β, their product, and "
+        "their cosine; and the step that is taken, against g: its length and its direction."
+    )
+    return [Figure("crossing", "Crossed layers", about, [], shape, (quantity, method), frames)]
 
 
 def _layer_traces(table: Tables) -> list[Trace]:

@@ -115,20 +115,16 @@ def final_metric(run: SavedRun, name: str) -> float | None:
 
 
 def _over_clients(run: SavedRun) -> dict[str, float | None]:
-    """The columns of `OVER_CLIENTS`, of the last evaluation in which clients were judged for themselves.
-
-    Where they have models of their own, worst and spread are those models'.
-    """
+    """The columns of `OVER_CLIENTS`, of the last evaluation in which clients were judged for themselves."""
     last = next((r for r in reversed(run.records) if r.fairness is not None or r.newcomers), None)
     if last is None:
         return dict.fromkeys(OVER_CLIENTS)
     shown, apart = last.fairness, last.global_fairness
     own = shown if apart is not None or run.is_own else None
     whole = apart or (None if own is shown else shown)
-    means = [None if found is None else found.mean for found in (whole, own)]
-    edges = (None, None) if shown is None else (shown.worst, shown.std)
+    edges = [(None,) * 3 if found is None else (found.mean, found.worst, found.std) for found in (whole, own)]
     late = (last.newcomers.get("global"), last.newcomers.get("own"))
-    return dict(zip(OVER_CLIENTS, (*means, *edges, *late), strict=True))
+    return dict(zip(OVER_CLIENTS, (*edges[0], *edges[1], *late), strict=True))
 
 
 def best_score(run: SavedRun) -> tuple[float, int] | None:
@@ -149,9 +145,11 @@ def state_text(run: SavedRun) -> str:
 
 OVER_CLIENTS = (
     "global model, by client",
+    "global model, worst client",
+    "global model, spread over clients",
     "own models, by client",
-    "worst client",
-    "spread over clients",
+    "own models, worst client",
+    "own models, spread over clients",
     "newcomers: global model",
     "newcomers: own models",
 )

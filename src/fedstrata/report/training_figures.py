@@ -26,8 +26,11 @@ def who_trained_what(groups: Sequence[RunGroup]) -> list[Figure]:
     most = max(map(len, names))
     clients = max(len(trained_rounds(group.shown_run.records)) for group in held)
     rows = axis("", type="category", autorange="reversed", dtick=1, showgrid=False)
-    about = "The share of the round's clients that trained a stratum, from the input at the top to the output."
-    about_clients = "In how many rounds each client trained each stratum." + (
+    about = (
+        "The share of the round's clients that trained a stratum, from the input at the top to the output. What was "
+        "refused, or came too late, is not counted."
+    )
+    about_clients = "In how many rounds each client trained each stratum, and its update was used." + (
         f" Of {clients} clients the {MOST_CLIENTS} that trained least are shown." if clients > MOST_CLIENTS else ""
     )
     first = layout(rounds_axis(), rows, height=170 + 21 * most)

@@ -6,13 +6,15 @@ Federated Learning", ICLR 2024.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fedstrata.compare import Comparison
+from fedstrata.config.identity import MODELS_VERSION
 from fedstrata.core.text import plural
-from fedstrata.reproduce import inco_similarity
+from fedstrata.reproduce import inco_decisive, inco_gradients, inco_similarity
 from fedstrata.reproduce.claims import above, best, cell
 from fedstrata.reproduce.inco_settings import (
     GROUP,
@@ -25,9 +27,9 @@ from fedstrata.reproduce.inco_settings import (
     arch_accuracy,
     arch_curve,
     clients_accuracy,
-    inco_method,
     join_techniques,
     mean_over,
+    round_cost,
 )
 from fedstrata.reproduce.parts import (
     Findings,
@@ -38,7 +40,6 @@ from fedstrata.reproduce.parts import (
     dataset_name,
     figures_by_seed,
     gain_rows,
-    label_methods,
     unfinished_note,
 )
 from fedstrata.reproduce.plots import plot_architectures
@@ -54,6 +55,14 @@ BASES = {
     "MOON": "moon",
 }
 """Methods that InCo is put on; the paper's FedProx has μ/2 = 0.05."""
+HETEROS = {
+    "FedAvg": HETERO,
+    "FedProx": "HeteroProx",
+    "SCAFFOLD": "HeteroSCAFFOLD",
+    "FedNova": "HeteroNova",
+    "MOON": "HeteroMOON",
+}
+"""The same over all architectures, without crossed layers: what InCo adds is its gain over these."""
 
 PAPER = {
     "CIFAR-10": {
@@ -77,65 +86,81 @@ PAPER = {
 def parts(scale: str) -> list[Part]:
     """The parts of the reproduction, in the order of the report."""
     chosen = SCALES[scale]
-    builders = (_table, _ablation, _forms, _robust, _groups, _statistics, _similarity)
-    return [build(chosen) for build in builders]
+    usual = [_ablation(chosen), _forms(chosen), _robust(chosen), _groups(chosen), _statistics(chosen)]
+    tables = [_table(chosen, data) for data in chosen.datasets] if chosen.apart else [_table(chosen)]
+    if not chosen.partitions:
+        return [*tables, *usual, _similarity(chosen)]
+    grids = [*tables, *usual, *inco_decisive.transformers(chosen)]
+    others: list[Part] = [*(replace(part, round_cost=round_cost) for part in grids), _similarity(chosen)]
+    grids = [*inco_decisive.decisive(chosen), inco_decisive.coefficients(chosen)]
+    first: list[Part] = [*(replace(part, round_cost=round_cost) for part in grids), _gradients(chosen)]
+    return [*first, *(replace(part, headline=scale != "evidence") for part in others)]
 
 
 # --- the table of methods --------------------------------------------------------------------------------------------
 
 
-def _table(scale: InCoScale) -> Grid:
+def _table(scale: InCoScale, data: str = "") -> Grid:
+    """Of all datasets, or of one."""
     entries = []
     for base, text in BASES.items():
-        methods = {base: join_techniques(text, GROUPED), f"{base} + {INCO}": inco_method(text)}
-        entries += [{**entry, **scale.own.get(base, {})} for entry in label_methods(methods)]
+        methods = {
+            base: join_techniques(text, GROUPED),
+            HETEROS[base]: join_techniques(text, "heteroavg"),
+            f"{base} + {INCO}": scale.inco(text),
+        }
+        entries += [{**entry, **scale.own.get(base, {})} for entry in scale.entries(methods)]
+    chosen = (data,) if data else scale.datasets
     return Grid(
-        "table",
-        "five methods inside each group of equal clients, and over all with InCo",
-        scale.values(method=entries, dataset=list(scale.datasets)),
-        lambda comparison: _assess_table(scale, comparison),
+        scale.part_name("table", data),
+        "five methods inside each group of equal clients, over all of them, and over all with InCo",
+        scale.values(method=entries, dataset=data or list(chosen)),
+        lambda comparison: _assess_table(scale, chosen, comparison),
+        tuning=scale.tuning,
     )
 
 
-def _assess_table(scale: InCoScale, comparison: Comparison) -> Findings:
+def _assess_table(scale: InCoScale, datasets: Sequence[str], comparison: Comparison) -> Findings:
     whole = arch_accuracy(scale.arch(scale.depths[-1]), scale.evaluations)
     clients: dict[tuple[str, str], Seeds] = {}
     server: dict[tuple[str, str], Seeds] = {}
     for row in comparison.rows:
         at = dataset_name(row.run.config.dataset), row.method
         clients[at], server[at] = figures_by_seed(row, clients_accuracy(scale.evaluations)), figures_by_seed(row, whole)
-    names = [dataset_name(data) for data in scale.datasets]
-    checks = tuple(
-        above(
-            f"InCo improves {base} on {data}",
-            clients[data, f"{base} + {INCO}"],
-            clients[data, base],
-            paper=PAPER.get(data, {}).get(base, ""),
-        )
-        for data in names
-        for base in BASES
-    )
+    names = [dataset_name(data) for data in datasets]
+    checks = []
+    for data, base in ((data, base) for data in names for base in BASES):
+        alone, over, crossed = (clients[data, label] for label in (base, HETEROS[base], f"{base} + {INCO}"))
+        paper = PAPER.get(data, {}).get(base, "")
+        checks += [
+            above(f"InCo improves {base} on {data}", crossed, alone, paper=paper),
+            above(f"InCo improves {HETEROS[base]} on {data}", crossed, over),
+        ]
     return Findings(
         (
             FindingsTable("Accuracy of the clients' models, %", *_gain_table(names, clients)),
             FindingsTable("Accuracy of the server's model, the deepest, %", *_gain_table(names, server)),
         ),
-        checks,
+        tuple(checks),
         (
             scale.note,
-            "without InCo, clients of one architecture share their parameters with nobody else (groupavg)",
+            "alone: clients of one architecture share their parameters with nobody else (groupavg), as in the paper's "
+            "Table 2; hetero: every layer is averaged over the clients that hold it; InCo: and crossed",
             *unfinished_note(comparison),
         ),
     )
 
 
 def _gain_table(names: list[str], found: Mapping[tuple[str, str], Seeds]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Columns and rows of a table: for each dataset the accuracy without InCo, with it, and what it gains."""
-    columns = [heading for data in names for heading in (data, f"{data}, with InCo", "gain, points")]
+    """For each dataset the accuracy alone, over all architectures and with InCo, and what crossing gains over both."""
+    columns = [f"{data}, {kind}" for data in names for kind in ("alone", "hetero", "InCo", "over alone", "over hetero")]
     rows = []
     for base in BASES:
-        pairs = [(found[data, base], found[data, f"{base} + {INCO}"]) for data in names]
-        rows.append((base, *(c for old, new in pairs for c in (cell(old), cell(new), cell(differences(new, old))))))
+        cells: list[str] = []
+        for data in names:
+            old, over, new = (found[data, label] for label in (base, HETEROS[base], f"{base} + {INCO}"))
+            cells += [cell(old), cell(over), cell(new), cell(differences(new, old)), cell(differences(new, over))]
+        rows.append((base, *cells))
     return ("method", *columns), tuple(rows)
 
 
@@ -146,16 +171,17 @@ def _ablation(scale: InCoScale) -> Grid:
     methods = {
         GROUP: GROUPED,
         HETERO: "heteroavg",
-        "without both": inco_method(normalise=False, optimise=False),
-        "without normalisation": inco_method(normalise=False),
-        "without optimisation": inco_method(optimise=False),
-        INCO: inco_method(),
+        "without both": scale.inco(normalise=False, optimise=False),
+        "without normalisation": scale.inco(normalise=False),
+        "without optimisation": scale.inco(optimise=False),
+        INCO: scale.inco(),
     }
     return Grid(
         "ablation",
         "InCo without normalisation, without optimisation, and without cross-layer gradients",
-        scale.values(method=label_methods(methods)),
+        scale.values(method=scale.entries(methods)),
         lambda comparison: _assess_ablation(scale, comparison),
+        tuning=scale.tuning,
     )
 
 
@@ -188,8 +214,13 @@ def _forms(scale: InCoScale) -> Grid:
     return Grid(
         "forms",
         "the paper's algorithm, its theorem and the released code",
-        scale.values(method=label_methods(methods), dataset=list(scale.datasets), **scale.trial),
+        scale.values(
+            method=scale.entries(methods),
+            dataset=scale.datasets[0] if scale.apart else list(scale.datasets),
+            **scale.trial,
+        ),
         lambda comparison: _assess_forms(scale, comparison),
+        tuning=scale.tuning,
     )
 
 
@@ -234,9 +265,10 @@ def disturbances(scale: InCoScale) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _robust(scale: InCoScale) -> Grid:
     entries = [
-        {"method": join_techniques(text, more), "label": f"{label}, {name}", **fields}
+        {**entry, **fields}
         for name, (more, fields) in disturbances(scale).items()
-        for label, text in ((GROUP, GROUPED), (INCO, inco_method()))
+        for label, text in ((GROUP, GROUPED), (INCO, scale.inco()))
+        for entry in scale.entries({f"{label}, {name}": join_techniques(text, more)})
     ]
     return Grid(
         "robust",
@@ -264,16 +296,19 @@ def _assess_robust(scale: InCoScale, comparison: Comparison) -> Findings:
 # --- group by group --------------------------------------------------------------------------------------------------
 
 
-THREE = {GROUP: GROUPED, HETERO: "heteroavg", INCO: inco_method()}
+def three_methods(scale: InCoScale) -> dict[str, str]:
+    """Inside groups, over all architectures, and over all with crossed layers."""
+    return {GROUP: GROUPED, HETERO: "heteroavg", INCO: scale.inco()}
 
 
 def _groups(scale: InCoScale) -> Grid:
     return Grid(
         "groups",
         "each architecture's own accuracy",
-        scale.values(method=label_methods(THREE)),
+        scale.values(method=scale.entries(three_methods(scale))),
         lambda comparison: _assess_groups(scale, comparison),
         draws=True,
+        tuning=scale.tuning,
     )
 
 
@@ -305,7 +340,7 @@ def _statistics(scale: InCoScale) -> Grid:
     return Grid(
         "statistics",
         "running statistics averaged over architectures, and none",
-        scale.values(method=label_methods(THREE), buffers=list(POLICIES)),
+        scale.values(method=scale.entries(three_methods(scale)), buffers=list(POLICIES)),
         lambda comparison: _assess_statistics(scale, comparison),
     )
 
@@ -321,7 +356,7 @@ def _assess_statistics(scale: InCoScale, comparison: Comparison) -> Findings:
     rows = tuple(
         (statistics, label, *(cell(seeds) for seeds in found[policy, label].values()))
         for policy, statistics in POLICIES.items()
-        for label in THREE
+        for label in three_methods(scale)
     )
     checks = tuple(
         above(f"InCo beats {other} with {statistics}", found[policy, INCO]["all"], found[policy, other]["all"])
@@ -346,8 +381,8 @@ def _similarity(scale: InCoScale) -> OwnWork:
         inco_similarity.EQUAL: equal,
         inco_similarity.GROUP: {"method": GROUPED},
         inco_similarity.HETERO: {"method": "heteroavg"},
-        inco_similarity.INCO: {"method": inco_method()},
-        inco_similarity.PLAIN_INCO: {"method": inco_method(optimise=False)},
+        inco_similarity.INCO: {"method": scale.inco()},
+        inco_similarity.PLAIN_INCO: {"method": scale.inco(optimise=False)},
     }
     return OwnWork(
         "similarity",
@@ -358,9 +393,34 @@ def _similarity(scale: InCoScale) -> OwnWork:
             "stages": ["layer1", "layer2", "layer3", "layer4"],
             "shown": scale.shown,
             "mapped": scale.mapped,
+            "zoo": MODELS_VERSION,
         },
         scale.seeds,
         inco_similarity.work,
         inco_similarity.assess,
+        draws=True,
+    )
+
+
+# --- gradients between environments ----------------------------------------------------------------------------------
+
+
+def _gradients(scale: InCoScale) -> OwnWork:
+    """All environments begin with the deepest model's weights, in all clients or in those that have it."""
+    run = {name: value for name, value in scale.values(**scale.gradients).items() if name != "seed"}
+    equal = {"archs": None, "method": "fedavg(weight='uniform')", "partition": "iid"}
+    cases = {
+        inco_gradients.IID: equal,
+        inco_gradients.GROUP: {"method": GROUPED},
+        inco_gradients.HETERO: {"method": "heteroavg"},
+    }
+    first, last = scale.window
+    return OwnWork(
+        "gradients",
+        "Figs. 2 and 3: gradients of a stage's first layer and of its later ones, in an easy and in a hard environment",
+        {"run": run, "cases": cases, "stages": list(scale.stages), "first": first, "last": last, "zoo": MODELS_VERSION},
+        scale.seeds,
+        inco_gradients.work,
+        inco_gradients.assess,
         draws=True,
     )

@@ -8,7 +8,7 @@ from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import UsageError
+from fedstrata.core.extras import missing
 from fedstrata.runs.files import write_atomic
 
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
@@ -21,7 +21,7 @@ def check_plots() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("pictures need the package matplotlib: pip install 'fedstrata[report]'") from None
+        raise missing("matplotlib", "pictures need") from None
 
 
 def plot_norms(found: Mapping[str, Any], seed: int, path: Path) -> None:
@@ -138,6 +138,52 @@ def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], 
         axes.set_xlabel("round")
         _tidy(axes)
     panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path)
+
+
+def plot_coefficients(curves: Mapping[str, Mapping[str, Mapping[str, Mapping[int, float]]]], path: Path) -> None:
+    """What crossing does to each layer over the rounds: a column for each method, a row for each figure."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    names = {"theta": "θ", "beta": "β", "cosine": "cos(g₀, g)", "length": "length", "kept": "cos(step, g)"}
+    figure = Figure(figsize=(3.6 * len(curves) + 2.4, 1.9 * len(names) + 0.5), layout="constrained")
+    panels = figure.subplots(len(names), len(curves), sharex=True, sharey="row", squeeze=False)
+    for column, (label, found) in enumerate(curves.items()):
+        for axes, (part, text) in zip(panels[:, column], names.items(), strict=True):
+            layers = found[part]
+            for at, (layer, line) in enumerate(layers.items()):
+                colour = colormaps["viridis"](0.92 * at / max(len(layers) - 1, 1))
+                axes.plot(list(line), list(line.values()), color=colour, linewidth=1.0, label=layer)
+            axes.set_ylabel("" if column else text)
+            _tidy(axes)
+        panels[0, column].set_title(label, loc="left", fontsize=10)
+        panels[-1, column].set_xlabel("round")
+    panels[0, -1].legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+    save(figure, path)
+
+
+def plot_environments(
+    panels: Mapping[str, Mapping[str, Mapping[Any, float]]], labels: tuple[str, str], path: Path
+) -> None:
+    """A panel for each title, two in a row, a line for each layer; `labels` are those of the axes."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(8, 2.6 * rows + 0.3), layout="constrained")
+    every = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (title, lines) in zip(every, panels.items(), strict=False):
+        for at, (layer, line) in enumerate(lines.items()):
+            colour = colormaps["viridis"](0.92 * at / max(len(lines) - 1, 1))
+            axes.plot(list(line), list(line.values()), color=colour, linewidth=1.3, label=layer)
+        axes.set_title(title, loc="left", fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=6)
+    figure.supxlabel(labels[0], fontsize=9)
+    figure.supylabel(labels[1], fontsize=9)
     save(figure, path)
 
 

@@ -119,7 +119,9 @@ def _sound(state: ServerState) -> bool:
     if any(t.dtype != torch.int32 or t.dim() != 1 or len(t) != len(state.held) for t in clients):
         return False
     known = {version.round for version in state.versions}
-    if any(f.client >= len(state.held) or f.round not in known for f in state.flights):
+    if len({f.client for f in state.flights}) < len(state.flights):
+        return False
+    if any(f.client >= len(state.held) or f.round not in known or f.ends < state.clock for f in state.flights):
         return False
     if any(v.params.keys() != state.params.keys() or v.round >= state.round for v in state.versions):
         return False

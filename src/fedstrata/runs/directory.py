@@ -29,7 +29,8 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from fedstrata._version import __version__
-from fedstrata.config.identity import check_unedited
+from fedstrata.config.identity import MODELS_VERSION, check_models, check_unedited
+from fedstrata.config.toml import read_toml, to_toml
 from fedstrata.errors import UsageError
 from fedstrata.runs import checkpoint
 from fedstrata.runs.client_memory import DirectoryStore
@@ -45,8 +46,12 @@ from fedstrata.runs.files import (
     read_object,
     write_atomic,
 )
+from fedstrata.runs.rollback import drop_kept, keep_files, restore_kept
 from fedstrata.server.state import ServerState
 from fedstrata.system.machine import processor
+
+_AT_THE_END = ("model.safetensors", "evaluation.json", "summary.json")
+_REPLACED = ("run.toml", "versions.json", *_AT_THE_END)
 
 
 def versions() -> dict[str, str]:
@@ -57,6 +62,7 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "processor": processor(),
+        "models": MODELS_VERSION,
     }
 
 
@@ -98,6 +104,15 @@ class RunDirectory:
         """What was run."""
         return self.path / "run.toml"
 
+    def claim(self) -> None:
+        """Keep other processes out, and undo what one of them began and did not come to anything.
+
+        Raises:
+            UsageError: if another process is at work here.
+        """
+        self._claim = claim(self.path)
+        restore_kept(self.path)
+
     def create(
         self, config: str, about: Mapping[str, str] | None = None, facts: Mapping[str, Any] | None = None
     ) -> None:
@@ -113,7 +128,7 @@ class RunDirectory:
                 raise UsageError(f"{self.path} exists and is not empty")
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-        self._claim = claim(self.path)
+        self.claim()
         try:
             write_atomic(self.config, config)  # first: from here on the run can be resumed
             self._complete(about or {})
@@ -132,7 +147,7 @@ class RunDirectory:
         """The run that is there, and what to do about it."""
         if (self.path / "summary.json").exists():
             return "a finished run already: choose another --out"
-        return f"a run already; go on with it: {self.resume_command}"
+        return f"a run already; go on with it: {self.resume_command()}"
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write what model and data are."""
@@ -152,6 +167,11 @@ class RunDirectory:
                 check_unedited(self.config, begun)
                 break
         return ()
+
+    def check_models(self, config: Mapping[str, Any]) -> None:
+        """Refuse a run whose models' names meant something else when it began."""
+        if self.metrics.exists():  # else it was killed before it began
+            check_models(self.path, config, self.versions())
 
     def _vacant(self) -> bool:
         """True for a directory that holds nothing, or only what a run left that was killed before it began."""
@@ -190,10 +210,10 @@ class RunDirectory:
         if not about.exists():
             write_atomic(about, json.dumps({**versions(), **more}, indent=2) + "\n")
 
-    @property
-    def resume_command(self) -> str:
-        """What a user types to go on with this run."""
-        return f"fedstrata resume {shlex.quote(str(self.path))}"
+    def resume_command(self, rounds: int | None = None) -> str:
+        """What a user types to go on with this run; `rounds` are those that it is to have, maybe more than planned."""
+        more = "" if rounds in (None, self.planned) else f" --rounds {rounds}"
+        return f"fedstrata resume {shlex.quote(str(self.path))}{more}"
 
     def store(self) -> DirectoryStore:
         """Where this run's clients keep their memory."""
@@ -201,7 +221,6 @@ class RunDirectory:
 
     def recover(self) -> tuple[list[ServerState], list[dict[str, Any]], list[Path]]:
         """Whole checkpoints, newest first, the metrics up to the newest, and the damaged ones, which are removed."""
-        self._claim = claim(self.path)
         self._complete({})
         whole, damaged = checkpoint.load_all(self.checkpoints)
         rows = self.trim(whole[0].round if whole else 0)
@@ -209,8 +228,71 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         return whole, rows, damaged
 
+    @property
+    def planned(self) -> int | None:
+        """How many rounds run.toml says; None if it says no number."""
+        rounds = read_toml(self.config).get("rounds") if self.config.exists() else None
+        return rounds if isinstance(rounds, int) else None
+
+    def look(self, planned: int) -> tuple[list[ServerState], list[dict[str, Any]], list[Path]]:
+        """As `recover`, of a run that is to get more rounds than planned; nothing changes.
+
+        Raises:
+            UsageError: if no checkpoint is from before techniques finished the run.
+        """
+        whole, damaged = checkpoint.load_all(self.checkpoints)
+        found = [state for state in whole if state.round <= planned]
+        if whole and not found:
+            raise UsageError(
+                f"{self.path} has no checkpoint from before its method finished the run: start a new one with more "
+                "rounds"
+            )
+        return found, self._read_rows(found[0].round if found else 0)[0], damaged
+
+    def extend(self, state: ServerState, rounds: int, settings: Mapping[str, str], more: Mapping[str, str]) -> None:
+        """Plan more rounds, which go on from a state; until `settle` it can be undone.
+
+        Args:
+            state: the newest one that counts.
+            rounds: how many there are to be in all.
+            settings: those that decide about the result, for the checkpoint.
+            more: is added to versions.json.
+        """
+        keep_files(self.path, _REPLACED, (self.metrics.name, self.probes.name))
+        try:
+            self._complete({})
+            for path in checkpoint.paths(self.checkpoints):
+                path.unlink()
+            if state.round:
+                checkpoint.save(self.checkpoints, state, settings)
+            text = self.config.read_text(encoding="utf-8")
+            header = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+            write_atomic(self.config, to_toml({**read_toml(self.config), "rounds": rounds}, header))
+            write_atomic(self.path / "versions.json", json.dumps({**self.versions(), **more}, indent=2) + "\n")
+            for name in _AT_THE_END:
+                (self.path / name).unlink(missing_ok=True)
+        except BaseException:
+            restore_kept(self.path)
+            raise
+
+    def settle(self) -> None:
+        """Let an extension count, if there is one."""
+        drop_kept(self.path)
+
+    def undo(self) -> None:
+        """Leave the run as it was before it was extended."""
+        restore_kept(self.path)
+
     def trim(self, rounds: int) -> list[dict[str, Any]]:
         """Cut metrics.jsonl down to its first `rounds` lines and return them; later rounds will be done again."""
+        rows, text, kept = self._read_rows(rounds)
+        if text != kept:
+            write_atomic(self.metrics, kept)
+        self._trim_probes(rounds)
+        return rows
+
+    def _read_rows(self, rounds: int) -> tuple[list[dict[str, Any]], bytes, bytes]:
+        """(the first `rounds` lines of metrics.jsonl, all of its text, and that of these lines)."""
         text = self.metrics.read_bytes() if self.metrics.exists() else b""
         lines = text.split(b"\n")[:rounds]
         rows = [_row(line) for line in lines]
@@ -219,11 +301,7 @@ class RunDirectory:
                 f"{self.metrics} does not hold the first {rounds} rounds, which the checkpoint counts on; "
                 f"without {self.checkpoints} a resume starts from the beginning"
             )
-        kept = b"".join(line + b"\n" for line in lines)
-        if text != kept:
-            write_atomic(self.metrics, kept)
-        self._trim_probes(rounds)
-        return rows
+        return rows, text, b"".join(line + b"\n" for line in lines)
 
     def _trim_probes(self, rounds: int) -> None:
         """Cut probes.jsonl down to the same rounds."""

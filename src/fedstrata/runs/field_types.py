@@ -55,6 +55,9 @@ class _Embedding(_Part):
 class _Crossing(_Part):
     theta: Table = {}
     beta: Table = {}
+    cosine: Table = {}
+    length: Table = {}
+    kept: Table = {}
 
 
 class _Visits(_Part):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.config.schema import read_run
 from fedstrata.errors import UsageError
 from fedstrata.runs.field_types import evaluation_of, facts_of, row_of, summary_of
 from fedstrata.runs.files import parse_object, read_object
 from fedstrata.runs.records import Record
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +75,23 @@ class SavedRun:
     @property
     def is_own(self) -> bool:
         """True if the clients' own models are judged, in the mean, since the server has no whole one."""
+        found = self._parsed_method()
+        return found is not None and found.incomplete
+
+    @property
+    def epochs_per_visit(self) -> int | None:
+        """Passes over a client's data in a visit, where the method says it and not the configuration."""
+        found = self._parsed_method()
+        return None if found is None else found.epochs_per_visit
+
+    def _parsed_method(self) -> Method | None:
+        """The method; None if it is of a version that has other techniques."""
         from fedstrata.techniques import method
 
         try:
-            return method(self.method).incomplete
-        except UsageError:  # of a version that has other techniques
-            return False
+            return method(self.method)
+        except UsageError:
+            return None
 
     def latest(self, probe: str) -> Any:
         """What a probe found last; None where it was not used."""

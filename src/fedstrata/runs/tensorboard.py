@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedstrata.errors import UsageError
+from fedstrata.core.extras import missing
 from fedstrata.runs.records import Record
 
 
@@ -17,7 +17,7 @@ def event_writer(out: Path | None, rounds: int) -> Callable[[Record], None] | No
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UsageError('TensorBoard is not installed: pip install "fedstrata[tensorboard]"') from None
+        raise missing("tensorboard", "TensorBoard events need") from None
     if out is None:
         return None
     # After a resume, events of rounds that are done again must not show twice.

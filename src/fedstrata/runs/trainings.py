@@ -1,18 +1,25 @@
-"""Which clients trained which strata, read from a run's records."""
+"""Which clients trained which strata, read from a run's records; what was refused, or came too late, is not counted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fedstrata.runs.records import Record
+
+
+def _counted(record: Record) -> Iterator[tuple[list[str], list[int]]]:
+    """(strata, the clients that trained these and whose updates were used), part by part."""
+    refused = {one["client"] for one in record.refused}
+    for part in record.trainings:
+        yield part.strata, [client for client in part.clients if client not in refused]
 
 
 def trained_shares(record: Record) -> dict[str, float]:
     """Stratum → the share of the round's clients that trained it."""
     counts: Counter[str] = Counter()
-    for part in record.trainings:
-        counts.update(dict.fromkeys(part.strata, len(part.clients)))
+    for strata, clients in _counted(record):
+        counts.update(dict.fromkeys(strata, len(clients)))
     return {name: count / len(record.clients) for name, count in counts.items()} if record.clients else {}
 
 
@@ -20,22 +27,24 @@ def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
     """Client → stratum → in how many rounds it trained it."""
     found: dict[int, Counter[str]] = {}
     for record in records:
-        for part in record.trainings:
-            for client in part.clients:
-                found.setdefault(client, Counter()).update(part.strata)
+        for client in record.clients:
+            found.setdefault(client, Counter())
+        for strata, clients in _counted(record):
+            for client in clients:
+                found.setdefault(client, Counter()).update(strata)
     return found
 
 
 def trained_by(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
-    """Stratum → (how many clients trained it, how many took part in the rounds in which anybody did).
+    """Stratum → (how many clients trained it, how many took part in the rounds in which anybody was asked to).
 
-    Clients that take turns all train it in the end; of a round in which nobody does, nobody is counted.
+    Clients that take turns all train it in the end; of a round in which nobody is asked to, nobody is counted.
     """
     trained: dict[str, set[int]] = {}
     present: dict[str, set[int]] = {}
     for record in records:
-        for part in record.trainings:
-            for name in part.strata:
-                trained.setdefault(name, set()).update(part.clients)
+        for strata, clients in _counted(record):
+            for name in strata:
+                trained.setdefault(name, set()).update(clients)
                 present.setdefault(name, set()).update(record.clients)
     return {name: (len(clients), len(present[name])) for name, clients in trained.items()}

@@ -131,9 +131,8 @@ class _Events:
             client = rng.choice(free)
             if pace.presence.next_time(client, self.now) == self.now:
                 return self.now, client
-        begins = pace.presence.first_time(free, self.now)
-        there = pace.presence.among(free, begins) if begins < math.inf else [-1]
-        return begins, rng.choice(there)
+        begins, there = pace.presence.first(free, self.now)
+        return begins, rng.choice(there or [-1])
 
     def _begin(self, client: int) -> None:
         """Let a client begin with the newest state."""

@@ -30,6 +30,7 @@ from fedstrata.errors import UsageError
 from fedstrata.fleet.clock import visit_seconds
 from fedstrata.fleet.devices import Device
 from fedstrata.fleet.plans import Span, affordable_groups, covering, turn
+from fedstrata.models.norms import normalises_batches
 from fedstrata.server.setup import Setup
 from fedstrata.server.state import Architecture
 
@@ -72,12 +73,14 @@ class Budgets:
         parts: kind → the parts that its clients train in turns; kinds that are not here train the whole model.
         notes: what a reader of the results must know.
         alone: True if a client's turn must not depend on who else is asked, since each is asked by itself.
+        seed: of the run.
     """
 
     kinds: Mapping[int, Kind] = field(default_factory=dict)
     parts: Mapping[Kind, tuple[Part, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     alone: bool = False
+    seed: int = 0
 
     def parts_of(self, round: int, clients: Sequence[int]) -> list[Part | None]:
         """What each of a round's clients trains, in their order; None for all of its model."""
@@ -88,7 +91,8 @@ class Budgets:
         for client in clients:
             kind = self.kinds[client]
             parts = self.parts.get(kind)
-            found.append(None if parts is None else parts[turn(round, places[client], there[kind], len(parts))])
+            about = round, places[client], there[kind]
+            found.append(None if parts is None else parts[turn(self.seed, *about, len(parts))])
         return found
 
     def _count(self, clients: Iterable[int]) -> tuple[dict[int, int], Counter[Kind]]:
@@ -112,6 +116,11 @@ class Limits(Protocol):
     """What a run's settings say of its clock."""
 
     @property
+    def seed(self) -> int:
+        """Of the run."""
+        ...
+
+    @property
     def deadline(self) -> float | None:
         """Simulated seconds of a round."""
         ...
@@ -123,7 +132,12 @@ class Limits(Protocol):
 
 
 def plan_budgets(
-    setup: Setup, context: ClientContext, work: Work, limits: Limits, devices: Sequence[Device]
+    setup: Setup,
+    context: ClientContext,
+    work: Work,
+    limits: Limits,
+    devices: Sequence[Device],
+    asked: Iterable[int],
 ) -> Budgets:
     """What a fleet's devices can train of these models; nothing is said of those that can train everything.
 
@@ -133,9 +147,10 @@ def plan_budgets(
         work: how.
         limits: the deadline, and whether devices train less to keep it.
         devices: of all clients.
+        asked: the clients that take part in rounds; what only others can train nobody trains.
 
     Raises:
-        UsageError: if nobody can train anything.
+        UsageError: if nobody of them can train anything.
     """
     deadline = limits.deadline if limits.stragglers == "narrow" else None
     if deadline is None and all(device.memory is None for device in devices):
@@ -152,11 +167,13 @@ def plan_budgets(
     parts = {kind: planner.parts(kind[1], groups) for kind, groups in spans.items() if planner.is_less(kind[1], groups)}
     if not parts:
         return NO_BUDGETS
-    if not any(spans.values()):
-        raise UsageError(planner.refusal(next(iter(members))[1]))
+    takes_part = set(asked).intersection
+    there = {kind: spans[kind] for kind, clients in members.items() if takes_part(clients)}
+    if not any(there.values()):
+        raise UsageError(planner.refusal(next(iter(there))[1]))
     kinds = {client: kind for kind, clients in members.items() for client in clients}
     alone = context.method.arrivals is not None
-    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, spans), alone)
+    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, there), alone, limits.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +213,11 @@ class _Planner:
     def spans(self, device: Device, arch: str, clients: Sequence[int]) -> tuple[Span, ...]:
         """The groups that a device trains in turns; the one with the most examples decides what is in time."""
         most = max(len(self.setup.clients[client]) for client in clients)
-        if not most:
+        sizes = batch_sizes(most, self.forecast.work, normalises_batches(self.setup.models[arch]))
+        if not sizes:
             return ()
-        count, rows = len(self.strata(arch)), min(self.forecast.work.batch_size, most)
-        down = self._bytes_down(arch)
+        count, rows, down = len(self.strata(arch)), max(sizes), self._bytes_down(arch)
+        steps = sum(sizes) / rows  # the last one may be a short one
 
         def fits(first: int, last: int) -> bool:
             names = self.names(arch, (first, last))
@@ -208,7 +226,6 @@ class _Planner:
                 return False
             if self.deadline is None:
                 return True
-            steps = len(batch_sizes(most, self.forecast.work, False))
             up = self._bytes_up(arch, (first, last))
             return visit_seconds(device, down, step.flops * steps, up) <= self.deadline
 
@@ -257,15 +274,17 @@ class _Planner:
         rows = self.forecast.work.batch_size
         alone = range(len(self.strata(arch)))
         least = min(self.forecast.step(arch, self.names(arch, (s, s)), rows).memory for s in alone)
-        in_time = "" if self.deadline is None else f" within {self.deadline:g} simulated seconds"
+        in_time, longer = "", ""
+        if self.deadline is not None:
+            in_time, longer = f" within {self.deadline:g} simulated seconds", "a longer deadline, "
         return (
             f"no device of the fleet can train any stratum of this model{in_time}: a step with {rows} examples takes "
-            f"{bytes_text(least)} at least; take a smaller batch_size or model, or other devices"
+            f"{bytes_text(least)} at least; take {longer}a smaller batch_size or model, or other devices"
         )
 
     def notes(self, members: dict[Kind, list[int]], spans: dict[Kind, tuple[Span, ...]]) -> tuple[str, ...]:
         """Who trains what, and what nobody can train."""
-        found = [self._note(kind, len(clients), spans[kind]) for kind, clients in members.items()]
+        found = [self._note(kind, len(members[kind]), groups) for kind, groups in spans.items()]
         trained = {n for kind, groups in spans.items() for span in groups for n in self.names(kind[1], span)}
         nobody = [s.name for s in self.strata("") if trained.isdisjoint(s.params)]
         if nobody:

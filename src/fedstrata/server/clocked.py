@@ -75,8 +75,10 @@ class Clocked:
 
     def open(self, state: ServerState, work_of: WorkOf, recall: Recall) -> OpenRound:
         """The round that begins with a state."""
-        begins = move_on(self.presence, self.sampler.candidates(state.round), state.clock)
-        clients = self.sampler.sample(state.round, lambda some: self.presence.among(some, begins))
+        begins, there = self.presence.first(self.sampler.candidates(state.round), state.clock)
+        if not there:
+            raise UsageError(NOBODY.format(state.clock))
+        clients = self.sampler.sample(state.round, there)
         asked = self.server.open(state, clients, work_of(state.round))
         waits = [self.presence.next_time(client, begins) - begins for client in asked.clients]
         uses = foresee(asked, self.forecast, self.presence, recall)
@@ -85,12 +87,12 @@ class Clocked:
         late = [place for place, own in enumerate(seconds) if deadline is not None and own > deadline]
         absent = self._absent(asked, seconds, late)
         gone = {absence.client for absence in absent}
-        there = [place for place, client in enumerate(asked.clients) if client not in gone]
+        come = [place for place, client in enumerate(asked.clients) if client not in gone]
         awaited = [own for own in seconds if own < math.inf]
         ends = begins + round_seconds(awaited, deadline if self.drops else None)
-        trained = asked if len(there) == len(asked) else asked.select(there)
-        parts = (trained,) if there else ()
-        devices = sum_by_device(uses[place] for place in there)
+        trained = asked if len(come) == len(asked) else asked.select(come)
+        parts = (trained,) if come else ()
+        devices = sum_by_device(uses[place] for place in come)
         return OpenRound(asked, parts, absent, ends, tuple(asked.clients[place] for place in late), devices=devices)
 
     def _absent(self, asked: Assignments, seconds: Sequence[float], late: Sequence[int]) -> tuple[Absence, ...]:
@@ -103,15 +105,3 @@ class Clocked:
                 why = f"it came too late: after {own:.4g} simulated seconds, and {self.deadline:g} were allowed"
                 found.append(Absence(asked.clients[place], why))
         return tuple(found)
-
-
-def move_on(presence: Presence, clients: Sequence[int], now: float) -> float:
-    """The first second from `now` on at which one of some clients is there.
-
-    Raises:
-        UsageError: if nobody will be there again.
-    """
-    later = presence.first_time(clients, now)
-    if later == math.inf:
-        raise UsageError(NOBODY.format(now))
-    return later

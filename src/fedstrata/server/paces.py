@@ -42,7 +42,8 @@ def build_pace(
     """What opens a run's rounds.
 
     Raises:
-        UsageError: if the method takes updates as they arrive, and nothing says when that is.
+        UsageError: if the method takes updates as they arrive, and nothing says when that is; or if nobody is ever
+            there.
     """
     buffer = server.method.arrivals
     if buffer is not None:
@@ -50,6 +51,8 @@ def build_pace(
     if not devices:
         return AllAtOnce(server, sampler)
     presence, forecast = Presence(devices, limits.seed), Forecast(context, sampler.clients)
+    if not presence.first(sampler.everybody, 0.0)[1]:
+        raise UsageError("of the clients that take part none is ever there: the fleet's traces do not name them")
     if buffer is not None:
         return AsTheyArrive(server, sampler, forecast, presence, limits.seed, buffer)
     return Clocked(server, sampler, forecast, presence, limits.deadline, limits.stragglers != "wait")

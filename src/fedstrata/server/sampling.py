@@ -93,11 +93,15 @@ class ClientSampler:
         """The clients that may be asked in a round."""
         return self.everybody if number < self._rounds else self._all
 
-    def sample(self, number: int, choose: Callable[[Sequence[int]], Sequence[int]] | None = None) -> Sequence[int]:
-        """The clients of a round; `choose` says which of some can be drawn, all of them without it."""
-        if self._centralised or number < self._rounds:
-            there = self._eligible if choose is None else choose(self._eligible)
-            return self.everybody if self._centralised else self._draw(there, "sample", number)
+    def sample(self, number: int, there: Sequence[int] | None = None) -> Sequence[int]:
+        """The clients of a round, drawn among those of its candidates that are there, among all without a word of it.
+
+        In rounds after the last one it is everybody.
+        """
+        if self._centralised:
+            return self.everybody
+        if number < self._rounds:
+            return self._draw(self._eligible if there is None else there, "sample", number)
         return self._all
 
     def work(self, number: int, work: Work) -> Work:

@@ -159,7 +159,8 @@ class Server:
 
     def _apply_plan(self, technique: Technique, before: Assignment, state: Tensors) -> Assignment:
         """A technique's plan, which may only narrow: plans intersect, whatever their order."""
-        after = technique.plan(before, self._movable, state)
+        strata = self._movable if before.is_after_training else self._turns_of[technique.name]
+        after = technique.plan(before, strata, state)
         trains, travels = set(before.trains).intersection(after.trains), set(after.uploads)
         held = self.architectures[before.arch].buffers
         return replace(
@@ -178,6 +179,17 @@ class Server:
         """The strata of the server's model that have something to train, and that a gradient reaches."""
         whole = self.architectures[""]
         return tuple(s for s in whole.strata if not s.idle and not whole.frozen.issuperset(s.params))
+
+    @cached_property
+    def _turns_of(self) -> dict[str, tuple[Stratum, ...]]:
+        """Technique → the strata that it plans with in the rounds: those of which no other one has fixed everything."""
+        fixed = {t.name: t.fixed(self._movable) for t in self.method.at("fixed")}
+        found = {}
+        for technique in self.method.techniques:
+            still = {n for name, names in fixed.items() if name != technique.name for n in names}
+            still |= self.architectures[""].frozen if still else frozenset()
+            found[technique.name] = tuple(s for s in self._movable if not still.issuperset(s.params))
+        return found
 
     def close(
         self,

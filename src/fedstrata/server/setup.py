@@ -69,6 +69,7 @@ class Setup:
                 augment=augments,
                 arch=name,
                 buffers=method.buffers,
+                kept=method.kept(self.architectures[name].strata),
             )
             for name, module in self.models.items()
         }

@@ -11,17 +11,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
+from fedstrata.core.lazy import torch
 from fedstrata.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
 _PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
 _LOOK = 0.5  # seconds between looks at the parent
-_TINY = torch.tensor(1e-40)
 
 CACHE_VARIABLE = "FEDSTRATA_CACHE"
 """The variable that says where what was measured once is kept; otherwise where the user's other caches are."""
@@ -106,7 +109,13 @@ def compute_with(threads: int) -> Iterator[None]:
 
 def _flushes() -> bool:
     """True if this thread takes denormal numbers for zero; torch has no other way to ask."""
-    return not (_TINY * 1.0).item()
+    return not (_tiny() * 1.0).item()
+
+
+@cache
+def _tiny() -> Tensor:
+    """1e-40, which is denormal, by its bits: a thread that flushes would read the number as 0."""
+    return torch.tensor(71362, dtype=torch.int32).view(torch.float32)
 
 
 def processor() -> str:
@@ -147,6 +156,15 @@ def installed_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def available_memory() -> int:
+    """The memory in bytes that could be had now without swapping; 0 where that cannot be told."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
         return 0
 
 

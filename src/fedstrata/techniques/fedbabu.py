@@ -55,6 +55,10 @@ class FedBABU(FineTune):
         """The body trains and travels; after the last round the model is fine-tuned."""
         if assignment.is_after_training:
             return self.tune(assignment, strata)
-        head = names_of_parts(self._head_patterns, strata)
+        head = self.fixed(strata)
         body = tuple(n for n in assignment.trains if n not in head)
         return replace(assignment, trains=body, uploads=body)
+
+    def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
+        """The head, which has no turn where strata take turns."""
+        return names_of_parts(self._head_patterns, strata)

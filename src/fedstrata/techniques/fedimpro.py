@@ -184,6 +184,11 @@ class FedImpro(Technique):
         one_of("fedimpro", get_args(Form), form=self.form)
         one_of("fedimpro", get_args(Per), per=self.per)
 
+    @property
+    def whole_run(self) -> str:
+        """The strength of what is sampled, unless it is always the same."""
+        return "weight='ramp' grows over the whole run" if self.weight == "ramp" else ""
+
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be cut there, or whose cut leaves nothing to do."""
         place = place_of(self.split, setting.model, setting.strata)
@@ -191,6 +196,7 @@ class FedImpro(Technique):
         free = {n for n, p in setting.model.named_parameters() if p.requires_grad and n not in idle}
         if free.isdisjoint(params_above(setting.model, place)):
             raise UsageError(f"fedimpro's split: nothing that trains lies above '{place}'")
+        self._check_kept(setting, place)
         below = {id(m) for module in split(setting.model, place)[0] for m in module.modules()}
         for name, norm in _norms_above(setting.model, place).items():
             if id(norm) in below:
@@ -203,6 +209,16 @@ class FedImpro(Technique):
         real = isinstance(features, torch.Tensor) and features.is_floating_point()
         if not real or len(features) != len(setting.sample):
             raise UsageError(f"fedimpro's split: '{place}' does not put out a row of real numbers for every input")
+
+    def _check_kept(self, setting: Setting, place: str) -> None:
+        """Refuse clients with features of their own; norm layers of their own make features more alike (FedBN)."""
+        above = set(params_above(setting.model, place))
+        low = [s for s in setting.strata if any(n in setting.kept - s.norms - above for n in s.params)]
+        if self.weight and low:
+            raise UsageError(
+                f"fedimpro shares features from '{place}' on, and clients keep '{low[0].name}' below it to themselves: "
+                "features of clients with lower layers of their own are not alike"
+            )
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
         """No class is known yet."""

@@ -41,7 +41,7 @@ _LIMIT, _WHOLE = "limit/", "whole"
 
 def least_of_top(values: Tensor, share: float) -> float:
     """The smallest of the n largest values, n the share of them, rounded up."""
-    count = math.ceil(share * len(values) - 1e-9)
+    count = max(math.ceil(share * len(values) - 1e-9), 1)
     return float(values.kthvalue(len(values) - count + 1).values)
 
 
@@ -109,7 +109,7 @@ class FedLDF(Technique):
         keys = [key_of(s) for s in round.strata if not s.idle]
         reports = {u.client: read_scores(u.slots.get(self.name, {})) for u in round.updates}
         means = weighted_means(list(reports.values()), round.weights)
-        due = {c for c in reports if self._is_due(recall_report(state, c), round.number)}
+        due = {a.client for a in round.asked if self._is_due(recall_report(state, a.client), a.round)}
         whole = {_WHOLE: float(round.number)}
         told = {c: {**report, **(whole if c in due else {})} for c, report in reports.items() if report}
         rows = remember_reports(state, told, [*keys, _WHOLE])

@@ -45,6 +45,11 @@ class FedRep(Keep):
     def __post_init__(self) -> None:
         whole_number("fedrep", 1, head_epochs=self.head_epochs, body_epochs=self.body_epochs)
 
+    @property
+    def epochs_per_visit(self) -> int:
+        """Those of the head, and those of the body."""
+        return self.head_epochs + self.body_epochs
+
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The head trains and stays; then the body trains and travels."""
         head = self.kept(strata)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from fedstrata.core.lazy import torch
+from fedstrata.core.rng import generator
 from fedstrata.core.technique import Figures, RoundView, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Stratum
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Form = Literal["paper", "theorem", "released"]
 Reference = Literal["first", "conv2"]
+Control = Literal["none", "shuffled", "length"]
 
 MOST_THETA, MOST = 5.0, 0.1
 """The released code's limits of θ, and of a crossed change."""
@@ -49,7 +51,7 @@ def cross(own: Tensor, first: Tensor, form: Form, normalise: bool = True, optimi
     Without optimising it is u_k + u_0; without normalising, u = g and the length is left out. Where there is nothing to
     divide by, the change stays as it is.
     """
-    axes = (-2, -1) if form == "released" and own.dim() == 4 else tuple(range(own.dim()))
+    axes = _axes(own, form)
     alpha, beta = ((first * other).sum(axes, keepdim=True) for other in (first, own))
     length, other = alpha.sqrt(), own.square().sum(axes, keepdim=True).sqrt()
     sound = (length > 0) & (other > 0) if normalise else length > 0
@@ -70,6 +72,63 @@ def cross(own: Tensor, first: Tensor, form: Form, normalise: bool = True, optimi
     shown = theta.abs() if form == "released" or not optimise else theta
     return Crossed(result, shown.squeeze(), beta.squeeze())
 
+
+def _axes(change: Tensor, form: Form) -> tuple[int, ...]:
+    """Over which a change is crossed as one vector: all of it or, as released, a kernel."""
+    return (-2, -1) if form == "released" and change.dim() == 4 else tuple(range(change.dim()))
+
+
+def shuffle(first: Tensor, order: Tensor, signs: Tensor, form: Form) -> Tensor:
+    """The control `shuffled`: g_0 without what it says of its layer, but as long, and with the same kernels.
+
+    The kernels of a convolution change places, and half of them their sign; of any other layer the numbers do. Where
+    kernels are crossed by themselves (`released`), each is then brought to the length that g_0 has at its new place
+    (unless it is 0). So lengths are mixed as with g_0, and what no data reaches, such as all but the middle of a kernel
+    above a single pixel, still does not move; only which channel goes which way is drawn by lot.
+
+    Args:
+        first: g_0.
+        order: which kernel, or number, comes to each place: a permutation.
+        signs: 1 or −1 for each place.
+        form: as in `cross`.
+    """
+    pieces = first.reshape(len(order), -1)
+    mixed = pieces[order] * signs[:, None].to(first)
+    if form == "released" and first.dim() == 4:
+        wanted, found = (g.square().sum(1, keepdim=True).sqrt() for g in (pieces, mixed))
+        mixed = mixed * torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), 0.0)
+    return mixed.reshape(first.shape)
+
+
+def stretch(own: Tensor, crossed: Tensor) -> Tensor:
+    """The control `length`: θ = 0. The layer goes its own way, g_k, as far as it would have gone crossed."""
+    length = own.norm()
+    return own * (crossed.norm() / length) if length > 0 else own
+
+
+def measure_step(own: Tensor, first: Tensor, result: Tensor) -> dict[str, Tensor]:
+    """What crossing made of a layer's step: with cos(a, b) = ⟨a, b⟩/(‖a‖·‖b‖), 0 where a length is 0,
+
+    - `cosine`: cos(g_0, g_k);
+    - `length`: ‖g'_k‖/‖g_k‖, of the crossed step g'_k, 1 where g_k is 0;
+    - `kept`: cos(g'_k, g_k).
+    """
+    length = own.norm()
+    ratio = result.norm() / length if length > 0 else torch.ones_like(length)
+    return {"cosine": _cosine(first, own), "length": ratio, "kept": _cosine(result, own)}
+
+
+def _cosine(one: Tensor, other: Tensor) -> Tensor:
+    lengths = one.norm(), other.norm()
+    if not all(length > 0 for length in lengths):
+        return torch.zeros_like(lengths[0])
+    return torch.sum((one / lengths[0]) * (other / lengths[1]))
+
+
+FIGURES = ("theta", "beta", "cosine", "length", "kept")
+"""What is published of every layer; θ and β in the mean over what is crossed by itself."""
+ORDER = "order"
+"""The state's name for the seed by which the control `shuffled` shuffles, drawn once for a run."""
 
 NORMS = {"norm2.weight": "norm1.weight", "layernorm_after.weight": "layernorm_before.weight"}
 """A transformer block's second norm layer → its first, as blocks name them."""
@@ -135,11 +194,15 @@ class InCo(Technique):
             our comparison of them, if within noise.
         normalise: False takes changes as they are.
         optimise: False adds g_0 as it is instead.
+        control: `none`; or, to tell what it is that helps, `shuffled`: g_0 with its kernels in another order and its
+            own lengths, drawn once for a run and for each layer 0, see `shuffle`; or `length`: θ = 0, but steps as long
+            as the crossed ones, layer by layer, see `stretch`.
         reference: layer 0: the `first` of the shape, or, where that is its stage's first weight, the next (`conv2`).
             The authors' results were made with `form='released', reference='conv2'`, which is not the default.
 
     Deviations: the paper's mean is uniform; `fedavg(weight='uniform')` or `heteroavg` says so here, too. Where layer 0
-    or the layer itself did not arrive, or did not move, the mean stays.
+    or the layer itself did not arrive, or did not move, the mean stays. The authors' code divides a transformer's
+    changes by the number of local epochs before they are averaged; here no change is.
     """
 
     name: ClassVar[str] = "inco"
@@ -148,28 +211,50 @@ class InCo(Technique):
     normalise: bool = True
     optimise: bool = True
     reference: Reference = "first"
+    control: Control = "none"
 
     def __post_init__(self) -> None:
         one_of("inco", get_args(Form), form=self.form)
+        one_of("inco", get_args(Control), control=self.control)
         one_of("inco", get_args(Reference), reference=self.reference)
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
-        """Every layer's mean change, crossed with that of its layer 0; the state is the θ and β of this round."""
+        """Every layer's mean change, crossed with that of its layer 0; the state is this round's `FIGURES`."""
         used = [stratum for stratum in round.strata if not stratum.idle]
         found = references(round.params, used, self.reference, self.form)
         moved = round.arrived.keys() & delta.keys()  # a reducer may leave out what arrived from some
         here = {name: first for name, first in found.items() if name in moved and first in moved}
-        crossed = {n: cross(delta[n], delta[o], self.form, self.normalise, self.optimise) for n, o in here.items()}
-        kept = {f"theta/{n}": c.theta.mean() for n, c in crossed.items()}
-        kept |= {f"beta/{n}": c.beta.mean() for n, c in crossed.items()}
-        return {**delta, **{n: c.result for n, c in crossed.items()}}, kept
+        kept = {ORDER: state.get(ORDER, torch.tensor(round.seed))} if self.control == "shuffled" else {}
+        references_of = {first: self._reference(first, delta[first], kept) for first in set(here.values())}
+        results: Tensors = {}
+        for name, first in here.items():
+            results[name], figures = self._cross_layer(delta[name], references_of[first])
+            kept |= {f"{figure}/{name}": value for figure, value in figures.items()}
+        return {**delta, **results}, kept
+
+    def _reference(self, name: str, change: Tensor, kept: Tensors) -> Tensor:
+        """What layers are crossed with: the change of their layer 0, or that without its content."""
+        if self.control != "shuffled":
+            return change
+        source = generator(int(kept[ORDER]), "inco", name)
+        count = change.shape[0] * change.shape[1] if change.dim() == 4 else change.numel()
+        order, signs = torch.randperm(count, generator=source), 2 * torch.randint(2, (count,), generator=source) - 1
+        return shuffle(change, order.to(change.device), signs.to(change.device), self.form)
+
+    def _cross_layer(self, own: Tensor, first: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A layer's step, and its figures."""
+        result, theta, beta = cross(own, first, self.form, self.normalise, self.optimise)
+        if self.control == "length":
+            result, theta = stretch(own, result), torch.zeros_like(theta)
+        return result, {"theta": theta.mean(), "beta": beta.mean(), **measure_step(own, first, result)}
 
     def publish(self, state: Tensors) -> Figures:
-        """The mean θ and β of every layer that was crossed in the last round."""
-        found: dict[str, dict[str, float]] = {"theta": {}, "beta": {}}
+        """The `FIGURES` of every layer that was crossed in the last round."""
+        found: dict[str, dict[str, float]] = {figure: {} for figure in FIGURES}
         for key, value in state.items():
             figure, _, layer = key.partition("/")
-            found[figure][layer] = float(value)
+            if layer:
+                found[figure][layer] = float(value)
         return found
 
 

@@ -43,8 +43,9 @@ class Progressive(Technique):
     go to and fro, and no longer anywhere. After the last block the whole network trains.
 
     Args:
-        strata: name patterns, such as `("stem*", "layer1*")`, each for a block, in this order; by default a block is
-            one stage of the model. Strata that no pattern names train with the whole network only.
+        strata: name patterns, such as `("stem*", "layer1*")`, each for a block, in this order; a stratum is of the
+            first block whose pattern names it. By default a block is one stage of the model. Strata that no pattern
+            names train with the whole network only.
         window: H, rounds over which movement is measured, again and again.
         threshold: of the effective movement.
         longest: rounds after which a block is frozen in any case; None for never.
@@ -75,7 +76,8 @@ class Progressive(Technique):
         """What trains at once, beside the classifier."""
         if not self.strata:
             return tuple(tuple(block) for _, block in groupby(strata, key=lambda s: s.stage))
-        found = (tuple(s for s in strata if fnmatchcase(s.name, pattern)) for pattern in self.strata)
+        first = {s: next((p for p in self.strata if fnmatchcase(s.name, p)), None) for s in strata}
+        found = (tuple(s for s in strata if first[s] == pattern) for pattern in dict.fromkeys(self.strata))
         return tuple(block for block in found if block)
 
     def check(self, setting: Setting) -> None:
@@ -97,8 +99,10 @@ class Progressive(Technique):
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The block whose turn it is, and the classifier."""
+        if all(number < int(state[_BLOCK]) for number in _members(state).values()):
+            return assignment
         block = _block(strata, state)
-        return train_only(assignment, [s for s in strata if s in block or s.classifies]) if block else assignment
+        return train_only(assignment, [s for s in strata if s in block or s.classifies])
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """How the block has moved in this window; whether it is the next one's turn."""
@@ -128,6 +132,10 @@ class Progressive(Technique):
 
 def _block(strata: tuple[Stratum, ...], state: Tensors) -> Block:
     """The strata whose turn it is; empty once all have had theirs."""
-    now = int(state[_BLOCK])
-    members = {n.removeprefix(_MEMBER): int(t) for n, t in state.items() if n.startswith(_MEMBER)}
+    now, members = int(state[_BLOCK]), _members(state)
     return tuple(s for s in strata if members.get(key_of(s)) == now)
+
+
+def _members(state: Tensors) -> dict[str, int]:
+    """Stratum's key → its block."""
+    return {n.removeprefix(_MEMBER): int(t) for n, t in state.items() if n.startswith(_MEMBER)}

@@ -62,6 +62,8 @@ class Quantise(Encoder):
 
     Running statistics and what techniques send travel whole, and so does the model on its way down.
 
+    In half precision the server rounds what it reads to that type, too, and the mean is Δ up to this rounding.
+
     Deviations: QSGD's scale is the norm of a bucket, and its whole numbers are entropy coded; here it is the largest
     number of a stratum, and all have as many bits. FedPAQ has no feedback.
     """

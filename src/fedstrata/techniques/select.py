@@ -15,6 +15,7 @@ from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError, not_negative, one_of, whole_number
 from fedstrata.techniques.selection import (
     REFUSED,
+    SCORE,
     key_of,
     names_by_stratum,
     read_scores,
@@ -303,7 +304,7 @@ class Select(Technique):
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
         """New scores of what came."""
-        keys = [key_of(s) for s in round.strata if _BYTES + key_of(s) in state]
+        keys = [key_of(s) for s in round.strata if self._is_scored(s, state, round)]
         if self.per == "client":
             reports = [read_scores(update.slots.get(self.name, {})) for update in round.updates]
             found = weighted_means(reports, round.weights)
@@ -312,6 +313,12 @@ class Select(Technique):
         else:
             found = self._score_round(delta, round)
         return delta, {**state, **score_tensors({key: found[key] for key in keys if key in found})}
+
+    def _is_scored(self, stratum: Stratum, state: Tensors, round: RoundView) -> bool:
+        """True if a stratum travels: not one that clients keep or nobody trains, though it has gradients, too."""
+        key = key_of(stratum)
+        known = SCORE + key in state or not round.arrived.keys().isdisjoint(stratum.params)
+        return known and _BYTES + key in state
 
     def _score_round(self, delta: Tensors, round: RoundView) -> dict[str, float]:
         """Stratum's key → its score, of those of which something came."""

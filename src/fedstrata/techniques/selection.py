@@ -18,6 +18,8 @@ ONE_MODEL = "strata are chosen in one model, and groupavg has one for each group
 REFUSED = {"fedpart": CHOICE, "groupavg": ONE_MODEL}
 SCORE = "score/"
 """Where a state keeps a number per stratum."""
+LARGEST = 1e30
+"""Largest score that is believed: weighted means of such numbers are finite, also in single precision."""
 _CLIENTS, _ROW = "clients", "client/"
 
 
@@ -53,6 +55,8 @@ def validate_scores(slot: Tensors, assignment: Assignment) -> str | None:
             return f"its score of '{name[:100]}' is of no part of the model"
         if value.dim() or not value.is_floating_point() or (value < 0 and value != -1):
             return f"its score of '{name}' is no number of 0 or more"
+        if value > LARGEST:
+            return f"its score of '{name}' is {float(value):.3g}, and none is believed above {LARGEST:g}"
     return None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from fedstrata.core.extras import missing
 from fedstrata.core.lazy import nn, torch
 from fedstrata.errors import UsageError
 from fedstrata.models.passes import calls
@@ -26,7 +27,7 @@ def _library(model: str) -> Any:
         import transformers.models.swin.modeling_swin
         import transformers.models.vit.modeling_vit
     except ImportError:
-        raise UsageError(f"model '{model}' needs transformers: pip install \"fedstrata[vit]\"") from None
+        raise missing("transformers", f"the model '{model}' needs") from None
     return transformers
 
 

@@ -8,7 +8,7 @@ in evaluation mode unless it says otherwise, and gives the random generators bac
 
 from __future__ import annotations
 
-from fedstrata.probes.measures.crossing import Crossing, crossing
+from fedstrata.probes.measures.crossing import CROSSING_FIGURES, Crossing, crossing
 from fedstrata.probes.measures.depth import dead_units, relative_gradients
 from fedstrata.probes.measures.divergence import divergence, relative_divergence, unscaled_divergence, update_cosine
 from fedstrata.probes.measures.exchange import Exchange, exchange
@@ -49,6 +49,7 @@ from fedstrata.probes.measures.weights import (
 
 __all__ = [
     "BATCH",
+    "CROSSING_FIGURES",
     "DRAWS",
     "LIMIT",
     "Calibration",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 from fedstrata.core.technique import Figures
@@ -11,10 +11,21 @@ from fedstrata.core.technique import Figures
 
 @dataclass(frozen=True)
 class Crossing:
-    """Layer → θ, and β, of the rounds in which it was crossed (InCo Aggregation, Fig. 9)."""
+    """Layer → what was published of it, in the rounds in which it was crossed (InCo Aggregation, Fig. 9).
 
-    theta: dict[str, list[float]]
-    beta: dict[str, list[float]]
+    Args:
+        theta: θ.
+        beta: β.
+        cosine: cos(g_0, g_k), of what is crossed.
+        length: ‖g'_k‖/‖g_k‖, of the crossed step g'_k.
+        kept: cos(g'_k, g_k).
+    """
+
+    theta: dict[str, list[float]] = field(default_factory=dict)
+    beta: dict[str, list[float]] = field(default_factory=dict)
+    cosine: dict[str, list[float]] = field(default_factory=dict)
+    length: dict[str, list[float]] = field(default_factory=dict)
+    kept: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def positive(self) -> dict[str, float]:
@@ -24,10 +35,13 @@ class Crossing:
 
 def crossing(rounds: Iterable[Figures]) -> Crossing:
     """From what the method publishes after each round: `federation.method.publish(federation.state.techniques)`."""
-    theta: dict[str, list[float]] = {}
-    beta: dict[str, list[float]] = {}
+    found = Crossing()
     for published in rounds:
-        for figure, by_round in (("theta", theta), ("beta", beta)):
+        for figure in CROSSING_FIGURES:
+            by_layer = getattr(found, figure)
             for layer, value in published.get(figure, {}).items():
-                by_round.setdefault(layer, []).append(value)
-    return Crossing(theta, beta)
+                by_layer.setdefault(layer, []).append(value)
+    return found
+
+
+CROSSING_FIGURES = tuple(part.name for part in fields(Crossing))

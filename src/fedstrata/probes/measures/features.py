@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedstrata.core.extras import missing
 from fedstrata.core.rng import generator, preserve_rng
 from fedstrata.core.types import Examples
 from fedstrata.data.examples import as_examples
@@ -132,7 +133,7 @@ def _transport(left: Any, right: Any) -> float:
     try:
         import ot
     except ImportError:
-        raise UsageError("Wasserstein distances need the package POT: pip install 'fedstrata[probes]'") from None
+        raise missing("ot", "Wasserstein distances need") from None
     if left.shape[1] != right.shape[1]:
         raise UsageError(f"features of {left.shape[1]} and of {right.shape[1]} numbers have no distance")
     middle = left.mean(0)  # small numbers lose less in the squares that distances are computed from
