@@ -2,6 +2,8 @@
 # make quick  before a commit, in a minute and a half: lint, types, and ten quick tests of every file
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
+# make wheel-demo  the wheel, installed without extras, runs the demo: half a minute
+# make dist   what is published, in dist/: wheel, source, bill of materials, checksums
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
 # make bench-quick  speed against the bare steps and a loop by hand, minutes; ISA="default avx2" for both instruction sets
 
@@ -10,8 +12,9 @@ BIN := .venv/bin
 CORE := .venv/.core
 TEST := .venv/.test
 TYPES := .venv/.types
+RELEASE := .venv/release
 
-.PHONY: demo quick test check lint types bench bench-quick clean
+.PHONY: demo quick test check lint types bench bench-quick wheel-demo dist clean
 
 # Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
 # cores would wait for each other, and use up what the others need.
@@ -61,6 +64,19 @@ ISA := default
 
 bench-quick: $(TEST)
 	$(BIN)/python benchmarks/peers/run.py --quick --isa $(ISA)
+
+# What the wheel needs is linked from what is installed already (release/clean_environment.py).
+wheel-demo: $(TEST)
+	$(BIN)/python release/clean_wheel_demo.py
+
+dist: $(TEST) $(RELEASE)/.done
+	$(BIN)/python release/build.py $(RELEASE)/bin/python
+	$(BIN)/python release/clean_wheel_demo.py dist/*.whl
+
+$(RELEASE)/.done: release/requirements.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet -r release/requirements.txt
+	@touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
