@@ -3,6 +3,8 @@
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
 # make docs   the documentation site, in site/; make docs-serve shows it while you write
+# make wheel-demo  the wheel, installed without extras, runs the demo: half a minute
+# make dist   what is published, in dist/: wheel, source, bill of materials, checksums
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
 # make bench-quick  speed against the bare steps and a loop by hand, minutes; ISA="default avx2" for both instruction sets
 
@@ -12,8 +14,9 @@ CORE := .venv/.core
 TEST := .venv/.test
 TYPES := .venv/.types
 DOCS := .venv/.docs
+RELEASE := .venv/release
 
-.PHONY: demo quick test check lint types docs docs-serve bench bench-quick clean
+.PHONY: demo quick test check lint types docs docs-serve bench bench-quick wheel-demo dist clean
 
 # Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
 # cores would wait for each other, and use up what the others need.
@@ -73,6 +76,19 @@ ISA := default
 
 bench-quick: $(TEST)
 	$(BIN)/python benchmarks/peers/run.py --quick --isa $(ISA)
+
+# What the wheel needs is linked from what is installed already (release/clean_environment.py).
+wheel-demo: $(TEST)
+	$(BIN)/python release/clean_wheel_demo.py
+
+dist: $(TEST) $(RELEASE)/.done
+	$(BIN)/python release/build.py $(RELEASE)/bin/python
+	$(BIN)/python release/clean_wheel_demo.py dist/*.whl
+
+$(RELEASE)/.done: release/requirements.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet -r release/requirements.txt
+	@touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

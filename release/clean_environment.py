@@ -8,11 +8,12 @@ wheel's requirements, or theirs, is not there: extras, the tests' packages, this
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
@@ -54,26 +55,25 @@ def closure(listed: Iterable[str]) -> dict[str, metadata.Distribution]:
     return found
 
 
-def entries(distribution: metadata.Distribution) -> Iterator[Path]:
+def entries(distribution: metadata.Distribution) -> list[str]:
     """The files of a distribution below its site-packages."""
-    for file in distribution.files or []:
-        if ".." not in file.parts and file.suffix != ".pyc":
-            yield Path(*file.parts)
+    listed = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+    return [row[0] for row in listed if row and not row[0].startswith(("../", "/")) and not row[0].endswith(".pyc")]
 
 
 def link(distributions: Iterable[metadata.Distribution], site: Path) -> None:
     """Link distributions into a site-packages folder: whole folders where only one of them has anything there."""
-    folders: dict[str, set[Path]] = {}
-    listed = [(Path(str(d.locate_file(""))).resolve(), d) for d in distributions]
-    everybody = list(metadata.distributions())
-    for distribution in everybody:
-        for file in entries(distribution):
-            folders.setdefault(file.parts[0], set()).add(Path(str(distribution.locate_file(""))) / distribution.name)
-    for source, distribution in listed:
-        for file in entries(distribution):
-            alone = len(folders[file.parts[0]]) == 1
-            part = Path(file.parts[0]) if alone else file
-            if not (site / part).exists() and (source / part).exists():
+    owners: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        name = distribution.name  # which is read from a file each time
+        for top in {file.partition("/")[0] for file in entries(distribution)}:
+            owners.setdefault(top, set()).add(name)
+    for distribution in distributions:
+        source, files = Path(str(distribution.locate_file(""))).resolve(), entries(distribution)
+        tops = dict.fromkeys(file.partition("/")[0] for file in files)
+        whole = [top for top in tops if len(owners[top]) == 1]
+        for part in (*whole, *(file for file in files if file.partition("/")[0] not in whole)):
+            if (source / part).exists() and not (site / part).exists():
                 (site / part).parent.mkdir(parents=True, exist_ok=True)
                 (site / part).symlink_to(source / part)
 

@@ -87,8 +87,8 @@ def with_fields(
         default = "" if info.default is None or of is not None else f" [default: {info.default}]"
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if info.annotation is bool else (flag,)
-        about: Any = {"rich_help_panel": PANEL_OF[name], "autocompletion": complete_field(name)}
-        option = typer.Option(*flags, help=f"{about.get(name, info.description)}{default}", show_default=False, **about)
+        shown: Any = {"rich_help_panel": PANEL_OF[name], "autocompletion": complete_field(name)}
+        option = typer.Option(*flags, help=f"{about.get(name, info.description)}{default}", show_default=False, **shown)
         kind: Any = _option_type(info.annotation)
         options.append(_keyword(name, Annotated[kind | None, option], None))
 
