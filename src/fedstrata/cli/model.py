@@ -110,13 +110,14 @@ def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[Strat
 def _read_data(config: RunConfig, dataset: str | None, input_shape: str | None, classes: int | None) -> Dataset:
     """The dataset that the model is for, or one without examples."""
     from fedstrata.data.datasets import load_dataset
+    from fedstrata.models.registry import tokenizer_of
 
     if input_shape is not None and dataset is not None:
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:
         raise UsageError("--classes goes with --input; a dataset has its own number of classes")
     if input_shape is None:
-        return load_dataset(config.dataset, config.data_dir)
+        return load_dataset(config.dataset, config.data_dir, tokenizer=tokenizer_of(config.model))
     return _empty_dataset(input_shape, classes)
 
 

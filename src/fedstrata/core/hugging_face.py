@@ -21,7 +21,7 @@ INSTALL = 'pip install "fedstrata[hf]"'
 def settle_name(text: str) -> str:
     """The whole path of a folder that is there; any other name stays as it is."""
     folder = Path(text).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else text
+    return str(folder.resolve()) if text and folder.is_dir() else text
 
 
 ModelName = Annotated[str, AfterValidator(settle_name)]

@@ -33,7 +33,9 @@ class TensorExamples:
 
     `x` may also be `Parts`, several tensors by name or by position.
 
-    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images.
+    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images. `mask` names
+    the part of texts that is 1 where a position is real and 0 where it is padding, which comes last: batches are cut to
+    the longest of their texts.
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class TensorExamples:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     index: Tensor | None = None
+    mask: str = ""
     _shift: Tensor | None = field(default=None, init=False, repr=False)
     _scale: Tensor | None = field(default=None, init=False, repr=False)
 
@@ -96,7 +99,28 @@ class TensorExamples:
             x = x.div_(255) if self._shift is None or self._scale is None else x.sub_(self._shift).mul_(self._scale)
         elif augment is not None:
             x = augment(x)
+        return cut_padding(x, y, self.mask) if self.mask else (x, y)
+
+    @property
+    def padded(self) -> TensorExamples:
+        """The same, with all batches as long as the longest text of all, for those who look at shapes."""
+        return replace_fields(self, mask="") if self.mask else self
+
+
+STEP = 8
+"""Texts of a batch are padded to a multiple of so many tokens, so that few shapes occur."""
+
+
+def cut_padding(x: Any, y: Tensor, mask: str) -> tuple[Any, Tensor]:
+    """Inputs, and targets where each position has one, cut to the longest text among them, up to the next `STEP`."""
+    real = x.tensors[mask]
+    whole = real.shape[1]
+    longest = int(real.sum(1).max()) if len(real) else whole
+    width = min(-(-max(longest, 1) // STEP) * STEP, whole)
+    if width == whole:
         return x, y
+    cut = x.map(lambda part: part[:, :width] if part.dim() > 1 and part.shape[1] == whole else part)
+    return cut, y[:, :width] if y.dim() > 1 and y.shape[1] == whole else y
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from fedstrata.core.task import Task
 from fedstrata.core.types import Absence, Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import take_apart
-from fedstrata.data.examples import ReadTargets, as_examples
+from fedstrata.data.examples import ReadTargets, TensorExamples, as_examples
 from fedstrata.data.targets import read_any
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.faults.fault import Fault, FaultSetting
@@ -306,7 +306,7 @@ def _like(data: Examples) -> tuple[Any, Tensor]:
     if not len(data):
         return torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     with preserve_rng():
-        x, y = data.batch(torch.arange(1))
+        x, y = (data.padded if isinstance(data, TensorExamples) else data).batch(torch.arange(1))
     return zeros_of(x, 2), zeros_of(y, 2)
 
 

@@ -277,6 +277,8 @@ def _tensors_of(inputs: Tensor | Parts) -> list[Tensor]:
 
 def _first(examples: Examples, count: int) -> tuple[Tensor, Tensor]:
     try:
+        if isinstance(examples, TensorExamples):
+            examples = examples.padded
         return examples.batch(torch.arange(min(count, len(examples))))
     except UsageError:
         raise
