@@ -42,6 +42,7 @@ from fedstrata.flower.messages import (
 )
 from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
 from fedstrata.flower.site_store import ClientStore, ContextStore, SiteDirectoryStore, SiteStore
+from fedstrata.models.adapted import base_digest
 from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
@@ -219,15 +220,19 @@ class Site:
         memory = store.memory(ask.memory)
         if memory is None:
             return TrainReply(lost="memory"), None
+        client_context = self.client_context(ask.regime, _like(data)[0])
+        held = store.held_assignment(ask.held)
+        if held is None and ask.held >= 0:
+            return TrainReply(lost="parameters"), None
         try:
-            assignment = wire.decode_assignment(message, store.held_assignment(ask.held))
+            assignment = wire.decode_assignment(message, held, client_context.base)
         except wire.NotHeld:
             return TrainReply(lost="parameters"), None
-        client_context = self.client_context(ask.regime, _like(data)[0])
         if assignment.client != ask.client or assignment.arch not in client_context.archs:
             raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
         if assignment.method != client_context.method.digest:
             raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
+        assignment = client_context.in_order(assignment)
         plan = self._plan_faults(client_context, assignment)
         own = plan.without_own(memory)
         params, buffers = assignment.params, client_context.replica(assignment.arch).buffers
@@ -240,7 +245,7 @@ class Site:
             raise UsageError(answer.why)
         update = leave(assignment, answer)
         if ask.holds:
-            store.hold(assignment)
+            store.hold(assignment, client_context.base(assignment.arch))
         if kept:
             store.remember(assignment.round, kept)
         return TrainReply(kept=bool(kept)), update
@@ -271,6 +276,7 @@ class Site:
 
     def _build_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         chosen = techniques.method(regime.method) if self.method is None else self.method.with_buffers(regime.buffers)
+        _check_bases(self.models, regime.bases)
         models = {name: _fitted(model, like) for name, model in self.models.items()}
         if chosen.branches and regime.branches:
             models, _ = isolate_architectures(models, regime.branches.__getitem__, len(regime.branches))
@@ -285,6 +291,18 @@ class Site:
             compile=regime.compile,
             archs=tuple(models),
         )
+
+
+def _check_bases(models: Mapping[str, nn.Module], bases: Mapping[str, str]) -> None:
+    """Refuse to train adapters on another base than the server's: it is never sent."""
+    for arch, model in models.items():
+        own, theirs = base_digest(model), bases.get(arch, "")
+        if own != theirs:
+            told = f" of the architecture '{arch}'" if arch else ""
+            raise UsageError(
+                f"the frozen base{told} beneath the adapters is another one here ({own or 'none'}) than at the server "
+                f"({theirs or 'none'}): give both sides the same files and the same adapter"
+            )
 
 
 def _fitted(model: nn.Module, like: Any) -> nn.Module:
