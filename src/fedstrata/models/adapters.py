@@ -7,6 +7,7 @@ adapter, write a function of keyword-only arguments and give it a row in `ADAPTE
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -154,28 +155,28 @@ def adapt(model: nn.Module, adapter: str, sample: Any = None, seed: int | None =
     made: Adapter = build(**arguments)
     if any(True for _ in adapted_layers(model)):
         raise UsageError(f"adapter '{made.name}': the model has adapters already")
-    peft = _load_peft()
     free = _free_modules(model, made, sample)
-    targets = _find_targets(model, made, free)
-    pattern = "|".join(re.escape(name) for name in targets)
-    config = made.config(f"({pattern})")
-    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        try:
-            peft.inject_adapter_in_model(config, model)
-        except Exception as error:  # peft, of layers or ranks that do not go together
-            raise UsageError(f"adapter '{made.name}': {one_line(str(error), 200)}") from error
+    _inject(model, made, _find_targets(model, made, free), seed)
     for module in free:
         module.requires_grad_(True)
-    for name in new_parameters(model):
-        if HEAD in made.trains:
-            _parameter(model, name).requires_grad_(True)
+    for name in new_parameters(model) if HEAD in made.trains else ():
+        model.get_parameter(name).requires_grad_(True)
     return model
 
 
-def _parameter(model: nn.Module, name: str) -> nn.Parameter:
-    return dict(model.named_parameters(remove_duplicate=False))[name]
+def _inject(model: nn.Module, made: Adapter, targets: Sequence[str], seed: int | None) -> None:
+    """Let peft put an adapter around each target, and freeze all else."""
+    peft, pattern = _load_peft(), "|".join(map(re.escape, targets))
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about layers that are stored transposed, which it finds by itself
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(made.config(f"({pattern})"), model)
+        except UsageError:
+            raise
+        except Exception as error:  # peft, of layers or ranks that do not go together
+            raise UsageError(f"adapter '{made.name}': {one_line(str(error), 200)}") from error
 
 
 def _is_named(name: str, patterns: Iterable[str]) -> bool:
@@ -218,8 +219,10 @@ def _find_targets(model: nn.Module, made: Adapter, free: Sequence[nn.Module]) ->
     new = {name.rpartition(".")[0] for name in new_parameters(model)} if HEAD in made.trains else set()
     inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]  # it reads weights by itself
     left_out |= {id(inner) for module in inside for inner in module.modules()}
+    left_out |= _tied_modules(model)
     layers = [
-        name for name, m in model.named_modules()
+        name
+        for name, m in model.named_modules()
         if name and _takes_adapters(m) and id(m) not in left_out and name not in new
     ]
     if not layers:
@@ -234,6 +237,15 @@ def _find_targets(model: nn.Module, made: Adapter, free: Sequence[nn.Module]) ->
                 f"'{pattern}'{did_you_mean(pattern, [*ends, *layers])}"
             )
     return [name for name in layers if _is_named(name, made.targets)]
+
+
+def _tied_modules(model: nn.Module) -> set[int]:
+    """The modules, by identity, that own a parameter together with others, such as an embedding that is the head too."""
+    owners: dict[int, list[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(id(module))
+    return {module for modules in owners.values() if len(modules) > 1 for module in modules}
 
 
 def _takes_adapters(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from fedstrata.core.hugging_face import ModelName, find_folder, load_library, reading
@@ -52,13 +53,23 @@ def hf(
     check_positive("hf", classes=classes)
     if dropout is not None and not 0 <= dropout < 1:
         raise UsageError(f"{what}: dropout must be from 0 up to, but not including, 1, not {dropout}")
-    library = load_library(what)
     folder = find_folder(what, name, "config.json", "*.safetensors")
+    model = _read(what, folder, head, classes, dropout, attention)
+    size = getattr(model.config, "vocab_size", classes)
+    if head == "causal" and size < classes:
+        raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
+    return model  # type: ignore[no-any-return]
+
+
+def _read(what: str, folder: Path, head: Head, classes: int, dropout: float | None, attention: str) -> Any:
+    """The model in a folder, with such a head."""
+    library = load_library(what)
     with reading(what, folder):
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _set_dropout(config, dropout)
         if head != "causal":
             config.num_labels = classes
+        config.use_cache = False  # a training step has no use for it, and it would come out beside the logits
         kind = getattr(library, _CLASSES[head])
         if type(config) not in kind._model_mapping:
             raise UsageError(f"{what}: a {config.model_type} has no head '{head}'")
@@ -70,11 +81,11 @@ def hf(
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    vars(model)[_NEW] = tuple(sorted(found["missing_keys"]))
-    model.config.use_cache = False  # a training step has no use for it, and it would come out beside the logits
-    return _check_vocabulary(model, head, classes)
+        vars(model)[_NEW] = _find_new(what, folder, model, found)
+    return model
 
 
 def new_parameters(model: nn.Module) -> frozenset[str]:
@@ -82,16 +93,18 @@ def new_parameters(model: nn.Module) -> frozenset[str]:
     return frozenset(vars(model).get(_NEW, ()))
 
 
+def _find_new(what: str, folder: Path, model: Any, found: dict[str, Any]) -> tuple[str, ...]:
+    """The names of what the files did not hold: a head of other sizes is made anew, but nothing else."""
+    unlike = {name if isinstance(name, str) else name[0] for name in found["mismatched_keys"]}
+    wrong = [name for name in sorted(unlike) if name.startswith(f"{model.base_model_prefix}.")]
+    if wrong:
+        raise UsageError(f"{what}: the weights in {folder} do not fit its config.json: '{wrong[0]}' is of another size")
+    names = dict(model.named_parameters())
+    return tuple(sorted(name for name in unlike | set(found["missing_keys"]) if name in names))
+
+
 def _set_dropout(config: Any, rate: float | None) -> None:
     """Give all dropout rates of a configuration one value."""
     for name, value in ({} if rate is None else config.to_dict()).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and ("dropout" in name or "pdrop" in name):
             setattr(config, name, rate)
-
-
-def _check_vocabulary(model: Any, head: Head, classes: int) -> nn.Module:
-    """A causal model puts out its own vocabulary, which must hold all that there is to predict."""
-    size = getattr(model.config, "vocab_size", classes)
-    if head == "causal" and size < classes:
-        raise UsageError(f"model 'hf': its vocabulary has {size:,} tokens, and the data {classes:,}")
-    return model  # type: ignore[no-any-return]
