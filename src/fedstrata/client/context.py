@@ -109,6 +109,7 @@ class ModelReplica:
         own_code: True if it has modules that neither torch nor we have written.
         sample: one batch of inputs.
         task: what it learns.
+        base: the frozen base beneath adapters, by the names of its parameters.
     """
 
     model: nn.Module
@@ -124,6 +125,7 @@ class ModelReplica:
     own_code: bool
     sample: Tensor | None
     task: Task
+    base: frozenset[str] = frozenset()
 
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the layout that the model's convolutions are fastest with."""
@@ -240,6 +242,7 @@ class ClientContext:
         if arch not in self.replicas:
             model = self.build(arch).to(self.device).train()
             turned = lay_out(model, self.channels_last)
+            base = base_names(model)
             params, foreign = _flatten(dict(model.named_parameters()), turned), is_foreign(model)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.replicas[arch] = ModelReplica(
@@ -256,6 +259,7 @@ class ClientContext:
                 own_code=foreign,
                 sample=sample,
                 task=self.task,
+                base=base,
             )
             if sample is not None and self.hooked:
                 _ = self.replicas[arch].width  # now: a technique may ask for it while FLOPs are counted
@@ -263,6 +267,8 @@ class ClientContext:
 
     def base(self, arch: str) -> Tensors:
         """The frozen base of an architecture's own model, which is never sent; empty where there is none."""
+        if arch not in self.archs:  # a message may name any
+            return {}
         key = ("base", arch)
         if key not in self.cache:
             model = self.build(arch)

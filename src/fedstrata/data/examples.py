@@ -17,6 +17,7 @@ from fedstrata.core.parts import Parts, stack_inputs, zeros_of
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples, replace_fields
 from fedstrata.data.labels import read_classes
+from fedstrata.data.padding import cut_padding
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,22 +106,6 @@ class TensorExamples:
     def padded(self) -> TensorExamples:
         """The same, with all batches as long as the longest text of all, for those who look at shapes."""
         return replace_fields(self, mask="") if self.mask else self
-
-
-STEP = 8
-"""Texts of a batch are padded to a multiple of so many tokens, so that few shapes occur."""
-
-
-def cut_padding(x: Any, y: Tensor, mask: str) -> tuple[Any, Tensor]:
-    """Inputs, and targets where each position has one, cut to the longest text among them, up to the next `STEP`."""
-    real = x.tensors[mask]
-    whole = real.shape[1]
-    longest = int(real.sum(1).max()) if len(real) else whole
-    width = min(-(-max(longest, 1) // STEP) * STEP, whole)
-    if width == whole:
-        return x, y
-    cut = x.map(lambda part: part[:, :width] if part.dim() > 1 and part.shape[1] == whole else part)
-    return cut, y[:, :width] if y.dim() > 1 and y.shape[1] == whole else y
 
 
 @dataclass(frozen=True, eq=False)

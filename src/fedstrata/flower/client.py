@@ -221,18 +221,9 @@ class Site:
         if memory is None:
             return TrainReply(lost="memory"), None
         client_context = self.client_context(ask.regime, _like(data)[0])
-        held = store.held_assignment(ask.held)
-        if held is None and ask.held >= 0:
+        assignment = _read_assignment(client_context, ask, message, store)
+        if assignment is None:
             return TrainReply(lost="parameters"), None
-        try:
-            assignment = wire.decode_assignment(message, held, client_context.base)
-        except wire.NotHeld:
-            return TrainReply(lost="parameters"), None
-        if assignment.client != ask.client or assignment.arch not in client_context.archs:
-            raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
-        if assignment.method != client_context.method.digest:
-            raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
-        assignment = client_context.in_order(assignment)
         plan = self._plan_faults(client_context, assignment)
         own = plan.without_own(memory)
         params, buffers = assignment.params, client_context.replica(assignment.arch).buffers
@@ -291,6 +282,24 @@ class Site:
             compile=regime.compile,
             archs=tuple(models),
         )
+
+
+def _read_assignment(
+    context: ClientContext, ask: TrainRequest, message: bytes, store: ClientStore
+) -> Assignment | None:
+    """The assignment in a message, checked against what was asked for; None if what it counts on is not held here."""
+    held = store.held_assignment(ask.held)
+    if held is None and ask.held >= 0:
+        return None
+    try:
+        assignment = wire.decode_assignment(message, held, context.base)
+    except wire.NotHeld:
+        return None
+    if assignment.client != ask.client or assignment.arch not in context.archs:
+        raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
+    if assignment.method != context.method.digest:
+        raise UsageError(f"this site runs the method '{context.method}', and the server another one")
+    return context.in_order(assignment)
 
 
 def _check_bases(models: Mapping[str, nn.Module], bases: Mapping[str, str]) -> None:

@@ -52,7 +52,7 @@ def text(
     tokenizer: ModelName = "",
     task: str = "",
 ) -> Dataset:
-    """Texts of your own, a .csv, .tsv or .jsonl file with a text and a label per row, or a .txt file of lines.
+    """Texts of your own, a file with a text and a label per row (.csv, .tsv, .jsonl), or with a text per line (.txt).
 
     They are tokenized by the model's tokenizer. Without labels, or if the task is `next_token`, a text's own tokens are
     what is predicted.
