@@ -57,7 +57,7 @@ class TextReader:
         name = options.dataset
         if not options.tokenizer:
             raise UsageError(
-                f"{name} is text, and the model has no tokenizer: take one that has, such as hf('PATH'), or say whose, "
+                f"{name} needs a tokenizer, and the model has none: take one that has, such as hf('PATH'), or say whose, "
                 f"{name}(tokenizer='PATH')"
             )
         self._options, what = options, f"the tokenizer of {name}"
