@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.config.toml import read_toml
+from fedstrata.core.hugging_face import copy_tokenizer
 from fedstrata.core.rng import derive
 from fedstrata.core.spec import parse_call
 from fedstrata.data.client_data import ClientData, hold_out_examples
@@ -25,12 +27,15 @@ from fedstrata.data.partitions import partition
 from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
+from fedstrata.models.adapted import base_digest
 from fedstrata.models.adapters import adapt
+from fedstrata.models.export import merge_adapters, write_adapter, write_model
 from fedstrata.models.registry import build_model, tokenizer_of
 from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.runs.checkpoint import load_all
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.dry_run import DryRun
+from fedstrata.runs.files import disk_errors
 from fedstrata.tasks.registry import build_task
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
@@ -184,6 +189,52 @@ def final_model(
     except RuntimeError:
         raise UsageError(f"{path} does not hold the model that run.toml describes") from None
     return model
+
+
+def export_run(directory: Path, out: Path, merged: bool = False, data_dir: str | None = None) -> list[str]:
+    """Write a finished run's model for others: (a line for each thing that was written).
+
+    Where a method has changed the base beneath the adapters, only the merged model is whole.
+
+    Raises:
+        UsageError: if the run is not finished, or there is something at `out` already.
+    """
+    values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
+    config = validate_settings(RunConfig, values)
+    if not (directory / "model.safetensors").exists():
+        raise UsageError(f"{directory} has no model.safetensors: the run is not finished")
+    if out.exists():
+        raise UsageError(f"{out} is there already: name another directory with --out")
+    dataset, _ = deal(config)
+    model = final_model(directory, config, dataset)
+    own = base_digest(models_of(config, dataset)[0])
+    parts = {"adapter": write_adapter} if own and base_digest(model) == own else {}
+    if merged or not own:
+        parts["merged" if own else "model"] = _write_merged
+    if not parts:
+        raise UsageError(f"the method has changed the base beneath the adapters of {directory}: export it with --merged")
+    return _write_parts(model, parts, out, tokenizer_of(config.model) if config.model else "")
+
+
+def _write_merged(model: nn.Module, folder: Path) -> None:
+    write_model(merge_adapters(model), folder)
+
+
+def _write_parts(
+    model: nn.Module, parts: Mapping[str, Callable[[nn.Module, Path], None]], out: Path, tokenizer: str
+) -> list[str]:
+    """Write all parts of an export, or nothing."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    with disk_errors(out):
+        try:
+            for name, write in parts.items():
+                write(model, temporary / name)
+                if tokenizer and name != "adapter":
+                    copy_tokenizer(tokenizer, temporary / name)
+            os.replace(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return [f"{name}: {out / name}" for name in parts]
 
 
 def _absolute(path: str | None) -> str | None:

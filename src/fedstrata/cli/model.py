@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,6 +72,20 @@ def show(
     _print(_table(facts), _remarks(facts))
     if taken:
         _print(_memory_table(taken), _memory_remarks(config, taken))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
+    merged: Annotated[bool, typer.Option("--merged", help="also the model with its adapters merged into it")] = False,
+    out: Annotated[Path | None, typer.Option(help="directory to write [default: RUN/export]")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a run's final model for others: its adapters as peft reads them, the merged model as safetensors."""
+    from fedstrata.run import export_run
+
+    for line in export_run(run, out or run / "export", merged, data_dir):
+        open_screen().print(line, soft_wrap=True)
 
 
 def _print(table: Table, remarks: Sequence[str]) -> None:

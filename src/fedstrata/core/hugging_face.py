@@ -6,6 +6,7 @@ A name is the path of a folder with a `config.json`, or a model's name on the Hu
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,3 +92,11 @@ def reading(what: str, folder: Path) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
+
+
+def copy_tokenizer(name: str, into: Path) -> None:
+    """Lay a tokenizer's files beside a model that was trained with it."""
+    folder = find_folder("the tokenizer", name, "tokenizer*")
+    for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}):
+        shutil.copyfile(path, into / path.name)
