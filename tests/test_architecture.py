@@ -106,7 +106,7 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import subprocess
     import sys
 
-    extras = "kornia transformers matplotlib tensorboard ray flwr flwr_datasets pandas ot"
+    extras = "kornia transformers peft matplotlib tensorboard ray flwr flwr_datasets pandas ot"
     modules = "cli.main, run, attack, compare, cli.console, compare.show, flower.certs, flower.template"
     modules += ", probes.measures, report.plots, reproduce"
     imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))

@@ -20,12 +20,29 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "rounds", "printed"), [(0, 5, "head"), (1, 20, "'auroc': 0.")])
 def test_snippets(number: int, rounds: int, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
     assert sum(bool(line.strip()) for line in SNIPPETS[number].splitlines()) <= 15
     names: dict[str, object] = {}
     exec(compile(SNIPPETS[number], "README.md", "exec"), names)
     assert len(names["history"].records) == rounds  # type: ignore[attr-defined]
     assert printed in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_snippet_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In six lines, with a tiny model and a few sentences in the places of those that it names."""
+    from tests.tiny_transformers import write_bert
+
+    assert sum(bool(line.strip()) for line in SNIPPETS[2].splitlines()) == 6
+    model = write_bert(tmp_path / "minilm")
+    (tmp_path / "sst-2").mkdir()
+    for part, rows in (("train", 60), ("test", 10)):
+        lines = [f"w{row % 60} w{row % 7}\t{row % 2}" for row in range(rows)]
+        (tmp_path / "sst-2" / f"{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    text = SNIPPETS[2].replace('"data"', repr(str(tmp_path))).replace("models/minilm", str(model))
+    text = text.replace("clients=20", "clients=3").replace("rounds=20", "rounds=2")
+    exec(compile(text, "README.md", "exec"), {})
+    assert 0 < int(capsys.readouterr().out) < 2 * 3 * 12_000
 
 
 def test_the_two_commands_come_first() -> None:
