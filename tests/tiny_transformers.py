@@ -1,4 +1,4 @@
-"""Tiny transformers with new weights, written as Hugging Face's users have them: a folder with safetensors and a tokenizer."""
+"""Tiny transformers with new weights, as Hugging Face's users have them: a folder with safetensors and a tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ def write_tokenizer(folder: Path, longest: int = LONGEST) -> None:
 
 def write_bert(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A BERT of two blocks."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.2}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "initializer_range": 0.2,
+    }
     config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=LONGEST, **{**sizes, **changes})
     return _write(folder, BertModel, config, seed)
 

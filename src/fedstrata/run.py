@@ -212,7 +212,9 @@ def export_run(directory: Path, out: Path, merged: bool = False, data_dir: str |
     if merged or not own:
         parts["merged" if own else "model"] = _write_merged
     if not parts:
-        raise UsageError(f"the method has changed the base beneath the adapters of {directory}: export it with --merged")
+        raise UsageError(
+            f"the method has changed the base beneath the adapters of {directory}: export it with --merged"
+        )
     return _write_parts(model, parts, out, tokenizer_of(config.model) if config.model else "")
 
 

@@ -1,4 +1,4 @@
-"""Adapters on a frozen base: the same bits on every engine, only adapters on the wire, resumed on the same base only."""
+"""Adapters on a frozen base: the same bits on every engine, only adapters on the wire, no other base after a resume."""
 
 from __future__ import annotations
 
@@ -175,13 +175,15 @@ def test_resumed(world: dict[str, Any], reference: fs.Federation, tmp_path: Path
 def test_not_resumed_on_another_base(world: dict[str, Any], tmp_path: Path) -> None:
     """The model's files were replaced by others of the same form: refused, and nothing is written."""
     bert = write_bert(tmp_path / "bert")
-    fed = open_run(config(**{**world, "model": f"hf('{bert}')"}, engine="serial", checkpoint_seconds=0.0), tmp_path / "run")
+    fed = open_run(
+        config(**{**world, "model": f"hf('{bert}')"}, engine="serial", checkpoint_seconds=0.0), tmp_path / "run"
+    )
     rounds = fed.rounds()
     next(rounds)
     rounds.close()
     before = checkpoint.paths(tmp_path / "run" / "checkpoints")
     write_bert(bert, seed=1)
-    with pytest.raises(UsageError, match="was run with another base beneath its adapters: [0-9a-f]{16} instead of"):
+    with pytest.raises(UsageError, match=r"was run with another base beneath its adapters: [0-9a-f]{16} instead of"):
         resume_run(tmp_path / "run")
     assert checkpoint.paths(tmp_path / "run" / "checkpoints") == before
 

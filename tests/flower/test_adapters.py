@@ -62,9 +62,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def sent(grid: Loopback) -> list[int]:
     """The length of every assignment that went out, in bytes."""
     messages = [m for m in grid.sent if m.metadata.message_type == "train"]
-    return [
-        sum(len(a.data) for record in m.content.array_records.values() for a in record.values()) for m in messages
-    ]
+    return [sum(len(a.data) for record in m.content.array_records.values() for a in record.values()) for m in messages]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold + fedpart(warmup=1, rounds_per_stratum=1)"])

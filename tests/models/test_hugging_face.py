@@ -164,7 +164,7 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     assert new_parameters(build(tmp_path / "two", outputs=3)) == {"classifier.weight", "classifier.bias"}
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     (tmp_path / "two" / "config.json").write_text(json.dumps({**config, "intermediate_size": 24}))
-    with pytest.raises(UsageError, match="do not fit its config.json"):
+    with pytest.raises(UsageError, match=r"do not fit its config\.json"):
         build(tmp_path / "two")
 
 

@@ -39,7 +39,7 @@ def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
 def sample_gradients(
     replica: ModelReplica, data: Examples, policy: Buffers, seed: int, batch_size: int, parts: int
 ) -> Iterator[Tensors]:
-    """The gradient of the task's mean loss, of all parameters but a frozen base, on each of a few parts of some of the examples.
+    """The gradient of the task's mean loss, of all parameters but a frozen base, on a few parts of some examples.
 
     As many examples as that many batches have, or all if there are fewer, drawn by the seed and dealt out as evenly as
     they can be; the model is as the run would evaluate it. Fewer examples than parts make fewer parts.

@@ -53,7 +53,9 @@ def find_folder(what: str, name: str, *needed: str) -> Path:
         folder = _find_cached(what, name)
     for pattern in needed:
         if not any(folder.glob(pattern)):
-            weights = " (weights in other formats are not read: they could run code)" if "safetensors" in pattern else ""
+            weights = (
+                " (weights in other formats are not read: they could run code)" if "safetensors" in pattern else ""
+            )
             raise UsageError(f"{what}: there is no {pattern} in {folder}{weights}")
     return folder
 
@@ -75,8 +77,9 @@ def _find_cached(what: str, name: str) -> Path:
 @contextmanager
 def reading(what: str, folder: Path) -> Iterator[None]:
     """Read from a folder without a word on the screen and without the network; what goes wrong is one sentence."""
-    from transformers.utils import logging
+    from transformers.utils import logging as theirs
 
+    logging: Any = theirs
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -85,7 +88,9 @@ def reading(what: str, folder: Path) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:  # whatever the library, or a file of the user's, brings up
-        raise UsageError(f"{what}: {folder} cannot be read: {one_line(str(error).strip() or repr(error), 200)}") from error
+        raise UsageError(
+            f"{what}: {folder} cannot be read: {one_line(str(error).strip() or repr(error), 200)}"
+        ) from error
     finally:
         logging.set_verbosity(level)
         if bars:

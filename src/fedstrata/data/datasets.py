@@ -18,6 +18,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.spec import bind, parse_call
 from fedstrata.data.examples import Dataset, TensorExamples
+from fedstrata.data.readers.ag_news import ag_news
 from fedstrata.data.readers.build import join_notes
 from fedstrata.data.readers.cifar import cifar10, cifar100
 from fedstrata.data.readers.csv_table import csv_table
@@ -29,7 +30,6 @@ from fedstrata.data.readers.npz_file import npz
 from fedstrata.data.readers.own_code import python
 from fedstrata.data.readers.photos import cinic10, svhn, tiny_imagenet
 from fedstrata.data.readers.picture_folder import folder
-from fedstrata.data.readers.ag_news import ag_news
 from fedstrata.data.readers.shakespeare import shakespeare
 from fedstrata.data.readers.sst2 import sst2
 from fedstrata.data.readers.text_file import text
@@ -47,12 +47,12 @@ def load_dataset(name: str, data_dir: str | Path | None = None, task: str = "", 
             where None. Datasets without files need none.
         task: what is to be learnt, where that is not left to the dataset: data of one's own (`READ_FOR_TASK`) is read
             for it, and goes by its text instead of what it would find. The others are what they are.
-        tokenizer: of texts (`READ_AS_TEXT`) that do not name one themselves, as a folder or by its name on the Hub: that
-            of the model which is to read them.
+        tokenizer: of texts (`READ_AS_TEXT`) that do not name one themselves, as a folder or by its name on the Hub:
+            that of the model which is to read them.
     """
     call = parse_call(name)
     loader, arguments = bind("dataset", DATASETS, call)
-    asked = (task,) if call.name in READ_FOR_TASK else ()
+    asked: tuple[str, ...] = (task,) if call.name in READ_FOR_TASK else ()
     asked += (tokenizer,) if call.name in READ_AS_TEXT else ()
     dataset: Dataset = loader(None if data_dir is None else Path(data_dir), *asked, **arguments)
     return dataset

@@ -34,9 +34,9 @@ class TensorExamples:
 
     `x` may also be `Parts`, several tensors by name or by position.
 
-    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images. `mask` names
-    the part of texts that is 1 where a position is real and 0 where it is padding, which comes last: batches are cut to
-    the longest of their texts.
+    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images. `mask`
+    names the part of texts that is 1 where a position is real and 0 where it is padding, which comes last: batches are
+    cut to the longest of their texts.
     """
 
     x: Tensor

@@ -57,8 +57,8 @@ class TextReader:
         name = options.dataset
         if not options.tokenizer:
             raise UsageError(
-                f"{name} needs a tokenizer, and the model has none: take one that has, such as hf('PATH'), or say whose, "
-                f"{name}(tokenizer='PATH')"
+                f"{name} needs a tokenizer, and the model has none: take one that has, such as hf('PATH'), or say "
+                f"whose, {name}(tokenizer='PATH')"
             )
         self._options, what = options, f"the tokenizer of {name}"
         library = load_library(what)
@@ -79,7 +79,7 @@ class TextReader:
             raise UsageError(f"{o.dataset}: the length of a text is {allowed} tokens, not {o.length}")
         return min(LENGTH, known) if o.length is None else o.length
 
-    def tokenize(self, texts: Sequence[str]) -> tuple[Parts, Tensor]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[Any, Tensor]:
         """(tokens and mask, how many tokens each text has), as long as the longest text, padding last."""
         whole = self._length + self._options.next_token
         rows = self._tokenizer(list(texts), truncation=True, max_length=whole)["input_ids"] if len(texts) else []
@@ -98,8 +98,8 @@ class TextReader:
             return TensorExamples(x, torch.as_tensor(labels), mask=MASK)
         ids, mask = x.tensors["input_ids"], x.tensors[MASK]
         targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED)
-        shown = {"input_ids": ids[:, :-1].contiguous(), MASK: mask[:, :-1].mul(mask[:, 1:])}
-        return TensorExamples(Parts(shown, named=True), targets, mask=MASK)
+        shown: Any = Parts({"input_ids": ids[:, :-1].contiguous(), MASK: mask[:, :-1].mul(mask[:, 1:])}, named=True)
+        return TensorExamples(shown, targets, mask=MASK)
 
 
 def draw_texts(name: str, part: str, count: int, wanted: int | None) -> list[int]:

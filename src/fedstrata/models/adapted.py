@@ -49,7 +49,7 @@ def base_digest(model: nn.Module) -> str:
     for name in sorted(params):
         tensor = params[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B"))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -66,7 +66,9 @@ def _low_rank_of(name: str, layer: Any, names: dict[int, str]) -> LowRank | None
     if not active:
         return None
     if len(active) > 1:
-        raise UsageError(f"the layer '{name}' has several adapters at once, {', '.join(active)}: leave one of them active")
+        raise UsageError(
+            f"the layer '{name}' has several adapters at once, {', '.join(active)}: leave one of them active"
+        )
     chosen = active[0]
     magnitudes = getattr(layer, "lora_magnitude_vector", {})
     return LowRank(

@@ -128,9 +128,7 @@ def _low_rank(
 
     def config(pattern: str) -> Any:
         scaled = 2 * r if alpha is None else alpha
-        return _load_peft().LoraConfig(
-            r=r, lora_alpha=scaled, target_modules=pattern, lora_dropout=dropout, **others
-        )
+        return _load_peft().LoraConfig(r=r, lora_alpha=scaled, target_modules=pattern, lora_dropout=dropout, **others)
 
     return Adapter(name, _split(targets), _split(trains), config)
 
@@ -240,7 +238,7 @@ def _find_targets(model: nn.Module, made: Adapter, free: Sequence[nn.Module]) ->
 
 
 def _tied_modules(model: nn.Module) -> set[int]:
-    """The modules, by identity, that own a parameter together with others, such as an embedding that is the head too."""
+    """The modules, by identity, that own a parameter with others, such as an embedding that is the head too."""
     owners: dict[int, list[int]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):

@@ -41,9 +41,10 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 def write_model(model: nn.Module, folder: Path) -> None:
     """Write a model's weights; of a model of Hugging Face's also its configuration, so that it can be loaded."""
     folder.mkdir(parents=True)
-    if hasattr(model, "save_pretrained"):
+    save: Any = getattr(model, "save_pretrained", None)
+    if save is not None:
         with reading("export", folder):
-            model.save_pretrained(folder)
+            save(folder)
         return
     shared = {n: t.detach().contiguous().clone() for n, t in model.state_dict().items()}
     save_file(shared, folder / "model.safetensors")

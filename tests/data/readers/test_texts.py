@@ -151,9 +151,10 @@ def test_lines_without_labels(tmp_path: Path, tokenizer: str) -> None:
 def test_long_texts_are_cut(tmp_path: Path, tokenizer: str) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("\n".join(" ".join(["w1"] * 50) for _ in range(10)))
-    assert fs.load_dataset(f"text(path='{path}')", tokenizer=tokenizer).train.x.shape == Parts(
-        {"input_ids": torch.zeros(8, LONGEST), "attention_mask": torch.zeros(8, LONGEST)}
-    ).shape
+    assert (
+        fs.load_dataset(f"text(path='{path}')", tokenizer=tokenizer).train.x.shape
+        == Parts({"input_ids": torch.zeros(8, LONGEST), "attention_mask": torch.zeros(8, LONGEST)}).shape
+    )
     short = fs.load_dataset(f"text(path='{path}', length=8)", tokenizer=tokenizer)
     assert short.train.y.shape == (8, 8)
 
@@ -209,7 +210,9 @@ def test_other_files(tmp_path: Path, tokenizer: str) -> None:
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "mine.tsv")
-    with pytest.raises(UsageError, match=r"text needs a tokenizer, and the model has none: take one that has, such as hf"):
+    with pytest.raises(
+        UsageError, match=r"text needs a tokenizer, and the model has none: take one that has, such as hf"
+    ):
         fs.load_dataset(f"text(path='{path}')")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"the tokenizer of text: there is no tokenizer\* in"):

@@ -1,7 +1,7 @@
 """SST-2: sentences of film reviews, good or bad (Socher et al., 2013), in GLUE's form (Wang et al., 2019).
 
-The files are `train.tsv`, `dev.tsv` and `test.tsv` with the columns `sentence` and `label`. GLUE's own `test.tsv` has no
-labels: the test part is then `dev.tsv`.
+The files are `train.tsv`, `dev.tsv` and `test.tsv` with the columns `sentence` and `label`. GLUE's own `test.tsv` has
+no labels: the test part is then `dev.tsv`.
 """
 
 from __future__ import annotations

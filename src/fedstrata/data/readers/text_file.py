@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def text(
         raise UsageError(f"text: the share of test rows is above 0 and below 1, not {test}")
     files = [_read_rows(Path(one), text, label, client, asked or task) for one in (path, test_path) if one]
     learnt, targets, names = _read_labels(files, label, asked or task)
-    rows = _Rows(*(sum((list(part) for part in parts), []) for parts in zip(*files, strict=True)))
+    rows = _Rows(*(list(itertools.chain(*parts)) for parts in zip(*files, strict=True)))
     owner, whose = _number_owners(rows.owners)
     if test_path:
         held_out = np.arange(len(rows.texts)) >= len(files[0].texts)
@@ -144,7 +145,11 @@ def _read_labels(files: Sequence[_Rows], label: str, asked: str) -> tuple[str, A
     next_token = bool(asked) and kind_of("text", asked) == "next_token"
     if next_token or not any(rows.labels for rows in files):
         return asked or "next_token", None, ()
-    learnt, targets, names = read_target("text", label or "label", [cell for rows in files for cell in rows.labels], asked)
+    if not all(rows.labels for rows in files):
+        raise UsageError("text: one of the two files has labels, and the other has none")
+    learnt, targets, names = read_target(
+        "text", label or "label", [cell for rows in files for cell in rows.labels], asked
+    )
     return learnt, targets, tuple(names)
 
 
@@ -158,7 +163,9 @@ def _read_rows(path: Path, text: str, label: str, client: str, asked: str) -> _R
     wants_labels = not (asked and kind_of("text", asked) == "next_token")
     there = label or next((name for name in LABELS if name in columns), "")
     if asked and wants_labels and not there:
-        raise UsageError(f"{path}: no column is called {' or '.join(LABELS)}: say label='…' (there are {', '.join(columns)})")
+        raise UsageError(
+            f"{path}: no column is called {' or '.join(LABELS)}: say label='…' (there are {', '.join(columns)})"
+        )
     labels = columns[_find(path, columns, "label", there, LABELS)] if there and wants_labels else []
     missing = next((row for row, cell in enumerate(labels, 1) if is_missing(cell)), None)
     if missing is not None:
@@ -180,7 +187,9 @@ def _find(path: Path, columns: Columns, what: str, named: str, usual: Sequence[s
         return named
     found = next((name for name in usual if name in columns), None)
     if found is None:
-        raise UsageError(f"{path}: no column is called {' or '.join(usual)}: say {what}='…' (there are {', '.join(columns)})")
+        raise UsageError(
+            f"{path}: no column is called {' or '.join(usual)}: say {what}='…' (there are {', '.join(columns)})"
+        )
     return found
 
 

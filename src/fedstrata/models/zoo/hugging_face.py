@@ -38,7 +38,7 @@ def hf(
 ) -> nn.Module:
     """A pre-trained model of Hugging Face's, from a folder or the cache; never fetched (needs the extra `hf`).
 
-    Inputs are what its tokenizer makes of a text, by name. Safetensors only, and no code that comes with a model is run.
+    Inputs are what its tokenizer makes of a text, by name. Safetensors only, and no code that comes with it is run.
 
     Args:
         input_shape: of one example.
