@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,18 @@ def test_the_real_minilm() -> None:
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 6 * 2 * 2 * 8 * 384 + 2 * 384 + 2
     assert base_digest(model) == "8eedd5e1a55a8b96"
     assert isinstance(inputs(), Parts)
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, real = build(write_bert(tmp_path)), builtins.__import__
+
+    def without(module: str, *args: Any, **kwargs: Any) -> Any:
+        if module.split(".")[0] in ("peft", "transformers"):
+            raise ModuleNotFoundError(module)
+        return real(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r'adapters need peft: pip install "fedstrata\[peft\]"'):
+        adapt(model, LORA, inputs())
+    with pytest.raises(UsageError, match=r"""model 'hf' needs transformers: pip install "fedstrata\[hf\]\""""):
+        build(tmp_path)
