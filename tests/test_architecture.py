@@ -107,7 +107,7 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import subprocess
     import sys
 
-    extras = "kornia transformers matplotlib tensorboard wandb mlflow IPython ray flwr flwr_datasets pandas ot"
+    extras = "kornia transformers peft matplotlib tensorboard wandb mlflow IPython ray flwr flwr_datasets pandas ot"
     modules = "cli.main, run, attack, compare, cli.console, compare.show, flower.certs, flower.template"
     modules += ", probes.measures, report.plots, reproduce, progress.terminal, tracking.tracker"
     imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
@@ -169,6 +169,7 @@ def test_public_names() -> None:
         "History",
         "Hooks",
         "Into",
+        "LowRank",
         "MapExamples",
         "Method",
         "Metric",
@@ -187,6 +188,7 @@ def test_public_names() -> None:
         "UsageError",
         "Work",
         "__version__",
+        "adapt",
         "build_model",
         "chain",
         "load_dataset",

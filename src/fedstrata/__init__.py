@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from fedstrata.core.task import Metric, Task
     from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times
     from fedstrata.core.tensors import Tensors
-    from fedstrata.core.types import Assignment, Examples, Into, Slots, Stratum, Update, Work
+    from fedstrata.core.types import Assignment, Examples, Into, LowRank, Slots, Stratum, Update, Work
     from fedstrata.data.datasets import load_dataset
     from fedstrata.data.examples import Dataset, MapExamples, TensorExamples
     from fedstrata.data.partitions import partition
     from fedstrata.errors import Diverged, FedstrataError, UsageError
     from fedstrata.federation import Federation
+    from fedstrata.models.adapters import adapt
     from fedstrata.models.registry import build_model
     from fedstrata.models.stages import partners, run_from, stages, tap, with_stages
     from fedstrata.models.strata import strata
@@ -48,6 +49,7 @@ __all__ = [
     "History",
     "Hooks",
     "Into",
+    "LowRank",
     "MapExamples",
     "Method",
     "Metric",
@@ -66,6 +68,7 @@ __all__ = [
     "UsageError",
     "Work",
     "__version__",
+    "adapt",
     "build_model",
     "chain",
     "load_dataset",
@@ -84,12 +87,13 @@ _HOMES = {
     "core.task": "Metric Task",
     "core.technique": "Batch ClientView Hooks RoundView Setting Technique Times",
     "core.tensors": "Tensors",
-    "core.types": "Assignment Examples Into Slots Stratum Update Work",
+    "core.types": "Assignment Examples Into LowRank Slots Stratum Update Work",
     "data.datasets": "load_dataset",
     "data.examples": "Dataset MapExamples TensorExamples",
     "data.partitions": "partition",
     "errors": "Diverged FedstrataError UsageError",
     "federation": "Federation",
+    "models.adapters": "adapt",
     "models.registry": "build_model",
     "models.stages": "partners run_from stages tap with_stages",
     "models.strata": "strata",

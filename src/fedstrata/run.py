@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.config.toml import read_toml
+from fedstrata.core.hugging_face import copy_tokenizer
 from fedstrata.core.rng import derive
 from fedstrata.core.spec import parse_call
 from fedstrata.data.client_data import ClientData, hold_out_examples
@@ -24,11 +27,15 @@ from fedstrata.data.partitions import partition
 from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
-from fedstrata.models.registry import build_model
+from fedstrata.models.adapted import base_digest
+from fedstrata.models.adapters import adapt
+from fedstrata.models.export import merge_adapters, write_adapter, write_model
+from fedstrata.models.registry import build_model, tokenizer_of
 from fedstrata.models.submodels import deepest, groups, shares
 from fedstrata.runs.checkpoint import load_all
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.dry_run import DryRun
+from fedstrata.runs.files import disk_errors
 from fedstrata.tasks.registry import build_task
 
 RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.model_fields)
@@ -37,7 +44,7 @@ RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.m
 
 def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     """The dataset of a configuration, and its clients' index tensors."""
-    dataset = load_dataset(config.dataset, config.data_dir, config.task or "")
+    dataset = load_dataset(config.dataset, config.data_dir, config.task or "", find_tokenizer(config))
     parts = partition(
         dataset.labels,
         config.partition,
@@ -46,6 +53,11 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
         dataset.groups,
     )
     return dataset, parts
+
+
+def find_tokenizer(config: RunConfig) -> str:
+    """Where the tokenizer of the run's model is; empty if it has none."""
+    return tokenizer_of(config.model or next(iter(shares(config.archs or ""))))
 
 
 def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile: bool = False) -> Federation:
@@ -62,10 +74,8 @@ def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile:
         resume=resume,
         archs=archs,
         arch_of=None if config.archs is None else groups(shares(config.archs), len(parts)),
-        public=None if config.public is None else _public(config.public, config.data_dir),
-        trusted=None
-        if config.trusted is None
-        else load_dataset(config.trusted, config.data_dir, config.task or "").train,
+        public=None if config.public is None else _public(config.public, config),
+        trusted=None if config.trusted is None else _trusted(config.trusted, config),
         recipe={name: getattr(config, name) for name in RECIPE}
         | {"task": config.task, "data_dir": _absolute(config.data_dir or os.environ.get(DATA_VARIABLE))},
         class_names=dataset.class_names,
@@ -122,7 +132,12 @@ def outputs_of(config: RunConfig, dataset: Dataset) -> int:
 def _build_model(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
     """A model by name, with the weights of the run's seed."""
     try:
-        return build_model(name, dataset.input_shape, outputs_of(config, dataset), seed=derive(config.seed, "model"))
+        seed, outputs = derive(config.seed, "model"), outputs_of(config, dataset)
+        model = build_model(name, dataset.input_shape, outputs, seed=seed)
+        if config.adapter is None:
+            return model
+        sample = dataset.train.padded.batch(torch.arange(min(2, len(dataset.train))))[0]
+        return adapt(model, config.adapter, sample, seed=derive(config.seed, "adapter"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
         why = str(error).partition("\n")[0]
         if isinstance(error, MemoryError) or "allocate memory" in why:
@@ -130,14 +145,15 @@ def _build_model(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
         raise UsageError(f"the model '{name}' cannot be built here: {why}") from error
 
 
-def _public(public: str, data_dir: str | None) -> Any:
+def _public(public: str, config: RunConfig) -> Any:
     """The server's unlabelled inputs: an array of them from a file, or a dataset's training examples."""
     if not public.endswith(".npy"):
+        tokenizer = find_tokenizer(config)
         try:
-            return load_dataset(public, data_dir).train
+            return load_dataset(public, config.data_dir, tokenizer=tokenizer).train
         except UsageError:  # its targets are never looked at, so they may be all the same
             with suppress(UsageError):
-                return load_dataset(public, data_dir, "regression").train
+                return load_dataset(public, config.data_dir, "regression", tokenizer).train
             raise
     try:
         inputs = np.load(public, allow_pickle=False)
@@ -153,7 +169,7 @@ def _public(public: str, data_dir: str | None) -> Any:
 
 def _trusted(name: str, config: RunConfig) -> Any:
     """The labelled examples that the server trusts: a dataset's, to train on."""
-    return load_dataset(name, config.data_dir, config.task or "").train
+    return load_dataset(name, config.data_dir, config.task or "", find_tokenizer(config)).train
 
 
 def final_model(
@@ -173,6 +189,54 @@ def final_model(
     except RuntimeError:
         raise UsageError(f"{path} does not hold the model that run.toml describes") from None
     return model
+
+
+def export_run(directory: Path, out: Path, merged: bool = False, data_dir: str | None = None) -> list[str]:
+    """Write a finished run's model for others: (a line for each thing that was written).
+
+    Where a method has changed the base beneath the adapters, only the merged model is whole.
+
+    Raises:
+        UsageError: if the run is not finished, or there is something at `out` already.
+    """
+    values = _recipe(directory) | ({} if data_dir is None else {"data_dir": data_dir})
+    config = validate_settings(RunConfig, values)
+    if not (directory / "model.safetensors").exists():
+        raise UsageError(f"{directory} has no model.safetensors: the run is not finished")
+    if out.exists():
+        raise UsageError(f"{out} is there already: name another directory with --out")
+    dataset, _ = deal(config)
+    model = final_model(directory, config, dataset)
+    own = base_digest(models_of(config, dataset)[0])
+    parts = {"adapter": write_adapter} if own and base_digest(model) == own else {}
+    if merged or not own:
+        parts["merged" if own else "model"] = _write_merged
+    if not parts:
+        raise UsageError(
+            f"the method has changed the base beneath the adapters of {directory}: export it with --merged"
+        )
+    return _write_parts(model, parts, out, tokenizer_of(config.model) if config.model else "")
+
+
+def _write_merged(model: nn.Module, folder: Path) -> None:
+    write_model(merge_adapters(model), folder)
+
+
+def _write_parts(
+    model: nn.Module, parts: Mapping[str, Callable[[nn.Module, Path], None]], out: Path, tokenizer: str
+) -> list[str]:
+    """Write all parts of an export, or nothing."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    with disk_errors(out):
+        try:
+            for name, write in parts.items():
+                write(model, temporary / name)
+                if tokenizer and name != "adapter":
+                    copy_tokenizer(tokenizer, temporary / name)
+            os.replace(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return [f"{name}: {out / name}" for name in parts]
 
 
 def _absolute(path: str | None) -> str | None:

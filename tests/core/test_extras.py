@@ -25,10 +25,12 @@ ROOT = Path(fs.__file__).parent
 def test_the_table_is_that_of_pyproject() -> None:
     """All but the one that puts others together, and those for who works on the project."""
     declared = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert declared.pop("vit") == ["fedstrata[hf]"]
     named = {name: {re.split(r"[<>=]", line)[0] for line in lines} for name, lines in declared.items()}
     (every,) = named["all"]
     assert set(every.removeprefix("fedstrata[").removesuffix("]").split(",")) == set(EXTRAS)
     del named["all"], named["test"], named["docs"]
+    named["peft"].remove("fedstrata[hf]")
     assert named == {name: {*extra.distributions} for name, extra in EXTRAS.items()}
 
 
@@ -78,6 +80,7 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("kornia", ["run", *options(augment="flip"), "--out", "run"]),
     ("transformers", ["model", "show", "vit"]),
     ("transformers", ["run", *options(model="vit"), "--out", "run"]),
+    ("peft", ["run", *options(adapter="lora(r=2)"), "--out", "run"]),
     ("ray", ["run", *options(engine="ray"), "--out", "run"]),
     ("cryptography", ["flower", "certs", "keys"]),
     ("matplotlib", ["plot", "there"]),

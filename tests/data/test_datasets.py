@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fedstrata.core import spec
-from fedstrata.data.datasets import DATASETS, READ_FOR_TASK, load_dataset
+from fedstrata.data.datasets import DATASETS, READ_AS_TEXT, READ_FOR_TASK, load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.build import channel_stats
 from fedstrata.data.sources import ELSEWHERE, SOURCES
 from fedstrata.errors import UsageError
 
-OWN = {"csv", "npz", "folder", "python"}
+OWN = {"csv", "npz", "folder", "python", "text"}
 FROM_FILES = sorted(set(DATASETS) - {"digits", "digits-segmentation", "synthetic", "diabetes", "breast-cancer"} - OWN)
 
 
@@ -37,6 +37,10 @@ def test_every_entry_has_the_form_that_the_table_promises(name: str) -> None:
     first, *others = inspect.signature(function).parameters.values()
     assert first.name == "data_dir"
     assert first.kind is first.POSITIONAL_OR_KEYWORD
+    if name in READ_AS_TEXT:
+        tokenizer, *others = others
+        assert tokenizer.name == "given_tokenizer"
+        assert tokenizer.kind is tokenizer.POSITIONAL_OR_KEYWORD
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in others)
     assert spec.summary(function).endswith((").", "; needs no files."))
     assert spec.bind("dataset", DATASETS, name) == (function, {})
@@ -48,7 +52,7 @@ def test_data_of_ones_own_must_be_named(name: str) -> None:
     first, *others = inspect.signature(function).parameters.values()
     assert first.name == "data_dir"
     assert (others[0].name == "asked") == (name in READ_FOR_TASK)
-    second = others[1 if name in READ_FOR_TASK else 0]
+    second = others[(name in READ_FOR_TASK) + (name in READ_AS_TEXT)]
     assert second.kind is second.KEYWORD_ONLY
     assert second.default is second.empty
     assert spec.summary(function).endswith(").")

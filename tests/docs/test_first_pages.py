@@ -12,12 +12,11 @@ from fedstrata.cli import main
 from fedstrata.cli.options import parse_numbers
 from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.errors import UsageError
-
 from .snippets import DOCS, ELSEWHERE, ROOT, Snippet, read_lines, read_snippets, run_page
 
 README = ROOT / "README.md"
 FIRST = [README, DOCS / "index.md", DOCS / "get-started.md", DOCS / "tour.md", *sorted(DOCS.glob("concepts/*.md"))]
-EXTRAS = {"tour": ("ray", "flwr", "cryptography", "matplotlib")}
+EXTRAS = {"README": ("transformers", "peft"), "tour": ("ray", "flwr", "cryptography", "matplotlib")}
 """Page → the packages of extras that it shows."""
 PAGES = sorted((*DOCS.rglob("*.md"), README, ROOT / "CONTRIBUTING.md"))
 LANGUAGES = {"python", "console", "toml", "text", "csv", "json"}
@@ -28,7 +27,20 @@ LANGUAGES = {"python", "console", "toml", "text", "csv", "json"}
 def test_first_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in EXTRAS.get(page.stem, ()):
         pytest.importorskip(package)
+    if page == README:
+        _write_pre_trained(tmp_path)
     run_page(page, tmp_path, monkeypatch)
+
+
+def _write_pre_trained(place: Path) -> None:
+    """A tiny model and a few sentences, in the places of those that the README names."""
+    from tests.tiny_transformers import write_bert
+
+    write_bert(place / "models/minilm")
+    (place / "data/sst-2").mkdir(parents=True)
+    for part, rows in (("train", 200), ("test", 10)):
+        lines = [f"w{row % 60} w{row % 7}\t{row % 2}" for row in range(rows)]
+        (place / f"data/sst-2/{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
 
 
 def test_the_readme_is_for_two_minutes() -> None:

@@ -49,7 +49,7 @@ def shapes(name: str, shape: tuple[int, ...] = (3, 32, 32)) -> dict[str, torch.S
 
 
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("chargru", "python", *EVERYWHERE)])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("chargru", "hf", "python", *EVERYWHERE)])
 def test_image_models_run_and_learn(name: str, shape: tuple[int, ...]) -> None:
     """(batch, channels, height, width) → (batch, classes), and every parameter gets a finite gradient."""
     model = build_model(small(name), shape, 7, seed=1)
@@ -369,7 +369,7 @@ def test_bad_models_get_one_clear_sentence(name: str, shape: tuple[int, ...], me
         build_model(name, shape, 10)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "python"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("hf", "python")])
 def test_there_must_be_classes(name: str) -> None:
     with pytest.raises(UsageError, match=f"model '{name}': classes must be at least 1, not 0"):
         build_model(name, (5,) if name in TOKENS else (3, 32, 32), 0)
@@ -385,5 +385,5 @@ def test_missing_transformers_are_named(name: str, monkeypatch: pytest.MonkeyPat
         return real(module, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r'pip install "fedstrata\[vit\]"'):
+    with pytest.raises(UsageError, match=r"pip install 'fedstrata\[hf\]'"):
         build_model(name, (3, 32, 32), 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,6 +87,20 @@ def show(
         _print(_memory_table(taken), _memory_remarks(config, taken))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's directory", show_default=False)],
+    merged: Annotated[bool, typer.Option("--merged", help="also the model with its adapters merged into it")] = False,
+    out: Annotated[Path | None, typer.Option(help="directory to write [default: RUN/export]")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a run's final model for others: its adapters as peft reads them, the merged model as safetensors."""
+    from fedstrata.run import export_run
+
+    for line in export_run(run, out or run / "export", merged, data_dir):
+        open_screen().print(line, soft_wrap=True)
+
+
 def _print(table: Table, remarks: Sequence[str]) -> None:
     """A table, and what its columns mean."""
     screen = open_screen()
@@ -123,13 +138,14 @@ def _forecast(config: RunConfig, data: Dataset, model: nn.Module) -> tuple[Strat
 def _read_data(config: RunConfig, dataset: str | None, input_shape: str | None, classes: int | None) -> Dataset:
     """The dataset that the model is for, or one without examples."""
     from fedstrata.data.datasets import load_dataset
+    from fedstrata.models.registry import tokenizer_of
 
     if input_shape is not None and dataset is not None:
         raise UsageError("--dataset and --input exclude each other: give one of them")
     if input_shape is None and classes is not None:
         raise UsageError("--classes goes with --input; a dataset has its own number of classes")
     if input_shape is None:
-        return load_dataset(config.dataset, config.data_dir)
+        return load_dataset(config.dataset, config.data_dir, tokenizer=tokenizer_of(config.model))
     return _empty_dataset(input_shape, classes)
 
 

@@ -16,8 +16,9 @@ from fedstrata.core.encoding import Encoding
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
 from fedstrata.core.tensors import LINE, FlatTensors, Tensors, clone, load, subtract, whole_lines
-from fedstrata.core.types import Augment, Stratum
-from fedstrata.errors import FedstrataError
+from fedstrata.core.types import Assignment, Augment, Stratum, replace_fields
+from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.models.adapted import base_names
 from fedstrata.models.in_place import find_in_place
 from fedstrata.models.layer_gradients import Layer, compose_layers
 from fedstrata.models.layouts import has_own_hooks, is_foreign, lay_out, release_guard
@@ -108,6 +109,7 @@ class ModelReplica:
         own_code: True if it has modules that neither torch nor we have written.
         sample: one batch of inputs.
         task: what it learns.
+        base: the frozen base beneath adapters, by the names of its parameters.
     """
 
     model: nn.Module
@@ -123,6 +125,7 @@ class ModelReplica:
     own_code: bool
     sample: Tensor | None
     task: Task
+    base: frozenset[str] = frozenset()
 
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the layout that the model's convolutions are fastest with."""
@@ -239,6 +242,7 @@ class ClientContext:
         if arch not in self.replicas:
             model = self.build(arch).to(self.device).train()
             turned = lay_out(model, self.channels_last)
+            base = base_names(model)
             params, foreign = _flatten(dict(model.named_parameters()), turned), is_foreign(model)
             sample = self.sample if self.sample is None else self.sample.to(self.device)
             self.replicas[arch] = ModelReplica(
@@ -255,10 +259,32 @@ class ClientContext:
                 own_code=foreign,
                 sample=sample,
                 task=self.task,
+                base=base,
             )
             if sample is not None and self.hooked:
                 _ = self.replicas[arch].width  # now: a technique may ask for it while FLOPs are counted
         return self.replicas[arch]
+
+    def base(self, arch: str) -> Tensors:
+        """The frozen base of an architecture's own model, which is never sent; empty where there is none."""
+        if arch not in self.archs:  # a message may name any
+            return {}
+        key = ("base", arch)
+        if key not in self.cache:
+            model = self.build(arch)
+            names = base_names(model)
+            self.cache[key] = {n: p.detach() for n, p in model.named_parameters() if n in names}
+        held: Tensors = self.cache[key]
+        return held
+
+    def in_order(self, assignment: Assignment) -> Assignment:
+        """An assignment that was put together of several parts, with its parameters in the model's order."""
+        names = list(self.replica(assignment.arch).params)
+        if not self.base(assignment.arch) or list(assignment.params) == names:
+            return assignment
+        if assignment.params.keys() != set(names):
+            raise UsageError("the assignment does not bring the parameters of this model")
+        return replace_fields(assignment, params={n: assignment.params[n] for n in names})
 
     def model(self, params: Tensors, buffers: Tensors, arch: str, turn: bool = False) -> nn.Module:
         """A new model with these parameters and running statistics, as it would be evaluated.

@@ -39,13 +39,13 @@ def compute_gradient(loss: Callable[[], Tensor], leaves: Tensors) -> Tensors:
 def sample_gradients(
     replica: ModelReplica, data: Examples, policy: Buffers, seed: int, batch_size: int, parts: int
 ) -> Iterator[Tensors]:
-    """The gradient of the task's mean loss, of all parameters, on each of a few parts of some of the examples.
+    """The gradient of the task's mean loss, of all parameters but a frozen base, on a few parts of some examples.
 
     As many examples as that many batches have, or all if there are fewer, drawn by the seed and dealt out as evenly as
     they can be; the model is as the run would evaluate it. Fewer examples than parts make fewer parts.
     """
     chosen = torch.randperm(len(data), generator=generator(seed, "gradients"))[: parts * batch_size]
-    leaves = {n: p for n, p in replica.params.items() if p.is_floating_point()}
+    leaves = {n: p for n, p in replica.params.items() if p.is_floating_point() and n not in replica.base}
     device = next(iter(replica.params.values())).device
     for index in torch.tensor_split(chosen, min(parts, len(chosen))):
         x, y = data.batch(index)

@@ -179,6 +179,7 @@ def open_view(
         measure_gradients=answers.measure_gradients,
         prepare=partial(answers.prepare, technique),
         draws=partial(answers.draws, technique),
+        base=replica.base,
     )
 
 

@@ -13,6 +13,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "methods": ("fedstrata.techniques", "TECHNIQUES"),
     "tasks": ("fedstrata.tasks.registry", "TASKS"),
     "models": ("fedstrata.models.registry", "MODELS"),
+    "adapters": ("fedstrata.models.adapters", "ADAPTERS"),
     "datasets": ("fedstrata.data.datasets", "DATASETS"),
     "partitions": ("fedstrata.data.partitions", "PARTITIONS"),
     "optimizers": ("fedstrata.core.optim", "OPTIMIZERS"),

@@ -251,6 +251,9 @@ class RunConfig(Settings):
     dataset: str = Field("digits", description="name of the data, as in 'fedstrata list datasets'")
     data_dir: str | None = Field(None, description="where the data files are; default: FEDSTRATA_DATA")
     model: str = Field("cnn2", description="name of the model, such as 'resnet8(width=16)'")
+    adapter: str | None = Field(
+        None, description="small trainable parts in the frozen model, such as 'lora(r=8, targets='query,value')'"
+    )
     archs: str | None = Field(
         None, description="clients' own models, parts of the server's, in groups: 'resnet10; resnet14; resnet18*2'"
     )
@@ -316,6 +319,8 @@ class RunConfig(Settings):
             shares(self.archs)
         if self.model or self.archs is None:
             bind("model", load_table("models"), self.model)
+        if self.adapter is not None:
+            bind("adapter", load_table("adapters"), self.adapter)
         bind("partition", load_table("partitions"), self.partition)
         if self.public is not None and not self.public.endswith(".npy"):
             bind("dataset", load_table("datasets"), self.public)

@@ -11,7 +11,7 @@ from typing import Any
 from fedstrata.core.spec import text_of
 from fedstrata.errors import UsageError, one_line
 
-SPECS = ("dataset", "model", "partition", "optimizer", "schedule")
+SPECS = ("adapter", "dataset", "model", "partition", "optimizer", "schedule")
 """Fields that are a name with arguments, and may also be given as a table: `[model] name = "resnet8", width = 16`."""
 MAX_DEPTH = 100
 """How deep lists and tables may be nested."""

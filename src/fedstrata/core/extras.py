@@ -28,7 +28,8 @@ class Extra:
 
 EXTRAS: Mapping[str, Extra] = {
     "augment": Extra("augmentation of images", {"kornia": "kornia"}),
-    "vit": Extra("vision transformers", {"transformers": "transformers"}),
+    "hf": Extra("transformers, pre-trained ones too", {"transformers": "transformers"}),
+    "peft": Extra("adapters", {"peft": "peft"}),
     "ray": Extra("clients on a Ray cluster", {"ray": "ray"}),
     "flower": Extra(
         "federations across sites, and flwr-datasets' partitioners",

@@ -145,10 +145,12 @@ class ClientView:
         normal: (shape, type) → numbers of N(0, 1) from this technique's own stream: of one client, or of each of many,
             a row per client, where `prepare` is asked once for all of them.
         measure_gradients: (a number, measure) → what `measure` makes of that many gradients of the task's loss at the
-            received model, which it is given one after the other, of all parameters. Each is of a part of some of the
-            client's examples, as many as that many batches have, with the model as the run would evaluate it. For
-            `prepare` alone, if the technique is to vectorise: of many clients, a row of what it makes for each.
+            received model, which it is given one after the other, of all parameters but the `base`. Each is of a part
+            of some of the client's examples, as many as that many batches have, with the model as the run would
+            evaluate it. For `prepare` alone, if the technique is to vectorise: of many clients, a row of what it makes
+            for each.
         prepare, draws: the technique's own doors, as `prepared` and `draw` go through them.
+        base: the frozen base beneath adapters, by the names of its parameters, of which nothing ever trains.
     """
 
     model: nn.Module
@@ -170,6 +172,7 @@ class ClientView:
     measure_gradients: Callable[[int, Measure], Tensors]
     prepare: Callable[[ClientView], Tensors]
     draws: Callable[[ClientView], Callable[[Batch], Tensors]]
+    base: frozenset[str] = frozenset()
 
     @cached_property
     def prepared(self) -> Tensors:

@@ -191,6 +191,29 @@ Visit = tuple[Update | Absence, Slots]
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """A low-rank adapter by its parameters' names: W + scale·B·A, as in LoRA.
+
+    `fedstrata.core.low_rank` computes with it.
+
+    Attributes:
+        a: A, from the inputs to the rank.
+        b: B, from the rank to the outputs, which begins at zero.
+        weight: W, the frozen weight that the product is added to.
+        scale: what the product is multiplied by, such as α/r.
+        transposed: True where W is stored from inputs to outputs.
+        magnitude: the length of each output's weights, where that is a parameter of its own (DoRA); None elsewhere.
+    """
+
+    a: str
+    b: str
+    weight: str
+    scale: float
+    transposed: bool = False
+    magnitude: str | None = None
+
+
+@dataclass(frozen=True)
 class Stratum:
     """One weight layer with the norm layers that run after it.
 
@@ -205,6 +228,7 @@ class Stratum:
         idle: True if no gradient of the outputs reaches it, because it never runs, its results are not used or it is
             detached; found by running the model, so never without a sample.
         classifies: True for the classifier; without a sample, for the last layer that tracing finds.
+        low_rank: its adapter, if it has one of low rank.
     """
 
     name: str
@@ -214,6 +238,7 @@ class Stratum:
     norms: frozenset[str] = field(default=frozenset(), compare=False)
     idle: bool = field(default=False, compare=False)
     classifies: bool = field(default=False, compare=False)
+    low_rank: LowRank | None = field(default=None, compare=False)
 
 
 Augment = Callable[["Tensor"], "Tensor"]

@@ -1,7 +1,7 @@
 """Datasets by name, `load_dataset("fashion-mnist", "data")`: the table, and a dataset that is drawn.
 
-Every entry is a function of the data folder and, for data of one's own, of the task that a run asks for; the arguments
-a user may give are its keyword-only ones.
+Every entry is a function of the data folder and, for data of one's own, of the task that a run asks for, and for texts,
+of the tokenizer of the model that is to read them; the arguments a user may give are its keyword-only ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.spec import bind, parse_call
 from fedstrata.data.examples import Dataset, TensorExamples
+from fedstrata.data.readers.ag_news import ag_news
 from fedstrata.data.readers.build import join_notes
 from fedstrata.data.readers.cifar import cifar10, cifar100
 from fedstrata.data.readers.csv_table import csv_table
@@ -30,12 +31,14 @@ from fedstrata.data.readers.own_code import python
 from fedstrata.data.readers.photos import cinic10, svhn, tiny_imagenet
 from fedstrata.data.readers.picture_folder import folder
 from fedstrata.data.readers.shakespeare import shakespeare
+from fedstrata.data.readers.sst2 import sst2
+from fedstrata.data.readers.text_file import text
 from fedstrata.errors import UsageError
 
 _GRID = 4
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None, task: str = "") -> Dataset:
+def load_dataset(name: str, data_dir: str | Path | None = None, task: str = "", tokenizer: str = "") -> Dataset:
     """Read a dataset.
 
     Args:
@@ -44,10 +47,13 @@ def load_dataset(name: str, data_dir: str | Path | None = None, task: str = "") 
             where None. Datasets without files need none.
         task: what is to be learnt, where that is not left to the dataset: data of one's own (`READ_FOR_TASK`) is read
             for it, and goes by its text instead of what it would find. The others are what they are.
+        tokenizer: of texts (`READ_AS_TEXT`) that do not name one themselves, as a folder or by its name on the Hub:
+            that of the model which is to read them.
     """
     call = parse_call(name)
     loader, arguments = bind("dataset", DATASETS, call)
-    asked = (task,) if call.name in READ_FOR_TASK else ()
+    asked: tuple[str, ...] = (task,) if call.name in READ_FOR_TASK else ()
+    asked += (tokenizer,) if call.name in READ_AS_TEXT else ()
     dataset: Dataset = loader(None if data_dir is None else Path(data_dir), *asked, **arguments)
     return dataset
 
@@ -178,15 +184,21 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "tiny-imagenet": with_image_options(tiny_imagenet),
     "femnist": femnist,
     "shakespeare": shakespeare,
+    "sst-2": sst2,
+    "ag-news": ag_news,
     "heart-disease": heart_disease,
     "diabetes": diabetes,
     "breast-cancer": breast_cancer,
     "csv": csv_table,
     "npz": npz,
     "folder": folder,
+    "text": text,
     "python": python,
 }
 """Every dataset by name: a function of the data folder and the arguments a user may give."""
 
-READ_FOR_TASK = frozenset({"csv", "npz", "python"})
+READ_FOR_TASK = frozenset({"csv", "npz", "python", "text"})
 """Those that find out what their targets are; their functions take the task that a run asks for, too."""
+
+READ_AS_TEXT = frozenset({"ag-news", "sst-2", "text"})
+"""Texts; their functions take the tokenizer of the model that is to read them, after the task where they take one."""

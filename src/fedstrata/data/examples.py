@@ -17,6 +17,7 @@ from fedstrata.core.parts import Parts, stack_inputs, zeros_of
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples, replace_fields
 from fedstrata.data.labels import read_classes
+from fedstrata.data.padding import cut_padding
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ class TensorExamples:
 
     `x` may also be `Parts`, several tensors by name or by position.
 
-    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images.
+    `index` selects a part without copying it. `mean` and `std` (per channel, in [0, 1]) scale uint8 images. `mask`
+    names the part of texts that is 1 where a position is real and 0 where it is padding, which comes last: batches are
+    cut to the longest of their texts.
     """
 
     x: Tensor
@@ -41,6 +44,7 @@ class TensorExamples:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     index: Tensor | None = None
+    mask: str = ""
     _shift: Tensor | None = field(default=None, init=False, repr=False)
     _scale: Tensor | None = field(default=None, init=False, repr=False)
 
@@ -96,7 +100,12 @@ class TensorExamples:
             x = x.div_(255) if self._shift is None or self._scale is None else x.sub_(self._shift).mul_(self._scale)
         elif augment is not None:
             x = augment(x)
-        return x, y
+        return cut_padding(x, y, self.mask) if self.mask else (x, y)
+
+    @property
+    def padded(self) -> TensorExamples:
+        """The same, with all batches as long as the longest text of all, for those who look at shapes."""
+        return replace_fields(self, mask="") if self.mask else self
 
 
 @dataclass(frozen=True, eq=False)

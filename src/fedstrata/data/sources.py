@@ -71,6 +71,8 @@ SOURCES: dict[str, tuple[Remote, ...]] = {
 _LEAF = "make LEAF's (the TalwalkarLab/leaf repository, data/{0}, preprocess.sh -s niid --sf 1.0 -k 0 -t sample)"
 
 ELSEWHERE: dict[str, str] = {
+    "sst-2": "take GLUE's SST-2 (train.tsv, dev.tsv, test.tsv) and give the folder that holds them",
+    "ag-news": "take AG's News as text (train.csv, test.csv) and give the folder that holds them",
     "femnist": _LEAF.format("femnist") + " and give the folder that holds its train/ and test/",
     "heart-disease": "take the four files processed.*.data from the UCI Machine Learning Repository (Heart Disease)",
     "shakespeare": _LEAF.format("shakespeare")

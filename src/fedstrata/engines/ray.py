@@ -80,11 +80,12 @@ class Rows:
     y: Any
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    mask: str = ""
 
     def open(self) -> TensorExamples:
         """The examples, in memory of this process: what Ray hands over must not be written to."""
         x: Any = self.x.map(_own_tensor) if isinstance(self.x, Parts) else _own_tensor(self.x)
-        return TensorExamples(x, _own_tensor(self.y), self.mean, self.std)
+        return TensorExamples(x, _own_tensor(self.y), self.mean, self.std, mask=self.mask)
 
 
 def _own_tensor(array: Any) -> Tensor:
@@ -99,9 +100,9 @@ def pack_examples(data: Examples) -> Rows | Examples:
     x, y = (data.x, data.y) if data.index is None else (data.x[data.index], data.y[data.index])
     try:
         inputs = x.map(_as_array) if isinstance(x, Parts) else _as_array(x)
-        return Rows(inputs, _as_array(y), data.mean, data.std)
+        return Rows(inputs, _as_array(y), data.mean, data.std, data.mask)
     except TypeError:  # of numbers that NumPy does not know; a copy, for torch would pickle all that a view is part of
-        return TensorExamples(x.clone(), y.clone(), data.mean, data.std)
+        return TensorExamples(x.clone(), y.clone(), data.mean, data.std, mask=data.mask)
 
 
 def _as_array(tensor: Tensor) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import torch
+
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
 from fedstrata.client.train import train_client
@@ -80,8 +82,15 @@ class Wire(Serial):
         """Visits in client order."""
         for sent in assignments:
             if sent.client not in self.held:
-                sent = replace(sent, to_send=None)
-            assignment = wire.decode_assignment(wire.encode(sent), self.held.get(sent.client))
+                sent = replace(sent, to_send=self._everything(sent))
+            held, message = self.held.get(sent.client), wire.encode(sent)
+            assignment = self.context.in_order(wire.decode_assignment(message, held, self.context.base))
             self.held[sent.client] = assignment
             update, memory = train_client(self.context, assignment, self.clients[sent.client], recall([sent.client])[0])
             yield wire.decode_update(wire.encode(update)), memory
+
+    def _everything(self, sent: Assignment) -> tuple[str, ...] | None:
+        """What a client is sent that holds nothing but the base of its own model; None for all there is."""
+        base = self.context.base(sent.arch)
+        own = {n for n, p in base.items() if torch.equal(p, sent.params[n])}
+        return tuple(n for n in (*sent.params, *sent.buffers) if n not in own) if own else None

@@ -24,7 +24,7 @@ from fedstrata.core.task import Task
 from fedstrata.core.types import Absence, Assignment, Examples, Update
 from fedstrata.data.augmentation import build_augment
 from fedstrata.data.client_data import take_apart
-from fedstrata.data.examples import ReadTargets, as_examples
+from fedstrata.data.examples import ReadTargets, TensorExamples, as_examples
 from fedstrata.data.targets import read_any
 from fedstrata.errors import FedstrataError, UsageError
 from fedstrata.faults.fault import Fault, FaultSetting
@@ -42,6 +42,7 @@ from fedstrata.flower.messages import (
 )
 from fedstrata.flower.mods import CONFIGS, Mod, answer_masked, apply_mods, check_mods, masks
 from fedstrata.flower.site_store import ClientStore, ContextStore, SiteDirectoryStore, SiteStore
+from fedstrata.models.adapted import base_digest
 from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
@@ -219,15 +220,10 @@ class Site:
         memory = store.memory(ask.memory)
         if memory is None:
             return TrainReply(lost="memory"), None
-        try:
-            assignment = wire.decode_assignment(message, store.held_assignment(ask.held))
-        except wire.NotHeld:
-            return TrainReply(lost="parameters"), None
         client_context = self.client_context(ask.regime, _like(data)[0])
-        if assignment.client != ask.client or assignment.arch not in client_context.archs:
-            raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
-        if assignment.method != client_context.method.digest:
-            raise UsageError(f"this site runs the method '{client_context.method}', and the server another one")
+        assignment = _read_assignment(client_context, ask, message, store)
+        if assignment is None:
+            return TrainReply(lost="parameters"), None
         plan = self._plan_faults(client_context, assignment)
         own = plan.without_own(memory)
         params, buffers = assignment.params, client_context.replica(assignment.arch).buffers
@@ -240,7 +236,7 @@ class Site:
             raise UsageError(answer.why)
         update = leave(assignment, answer)
         if ask.holds:
-            store.hold(assignment)
+            store.hold(assignment, client_context.base(assignment.arch))
         if kept:
             store.remember(assignment.round, kept)
         return TrainReply(kept=bool(kept)), update
@@ -271,6 +267,7 @@ class Site:
 
     def _build_context(self, regime: TrainSettings, like: Any) -> ClientContext:
         chosen = techniques.method(regime.method) if self.method is None else self.method.with_buffers(regime.buffers)
+        _check_bases(self.models, regime.bases)
         models = {name: _fitted(model, like) for name, model in self.models.items()}
         if chosen.branches and regime.branches:
             models, _ = isolate_architectures(models, regime.branches.__getitem__, len(regime.branches))
@@ -285,6 +282,36 @@ class Site:
             compile=regime.compile,
             archs=tuple(models),
         )
+
+
+def _read_assignment(
+    context: ClientContext, ask: TrainRequest, message: bytes, store: ClientStore
+) -> Assignment | None:
+    """The assignment in a message, checked against what was asked for; None if what it counts on is not held here."""
+    held = store.held_assignment(ask.held)
+    if held is None and ask.held >= 0:
+        return None
+    try:
+        assignment = wire.decode_assignment(message, held, context.base)
+    except wire.NotHeld:
+        return None
+    if assignment.client != ask.client or assignment.arch not in context.archs:
+        raise UsageError(f"the assignment is for another client, or for the unknown model '{assignment.arch}'")
+    if assignment.method != context.method.digest:
+        raise UsageError(f"this site runs the method '{context.method}', and the server another one")
+    return context.in_order(assignment)
+
+
+def _check_bases(models: Mapping[str, nn.Module], bases: Mapping[str, str]) -> None:
+    """Refuse to train adapters on another base than the server's: it is never sent."""
+    for arch, model in models.items():
+        own, theirs = base_digest(model), bases.get(arch, "")
+        if own != theirs:
+            told = f" of the architecture '{arch}'" if arch else ""
+            raise UsageError(
+                f"the frozen base{told} beneath the adapters is another one here ({own or 'none'}) than at the server "
+                f"({theirs or 'none'}): give both sides the same files and the same adapter"
+            )
 
 
 def _fitted(model: nn.Module, like: Any) -> nn.Module:
@@ -306,7 +333,7 @@ def _like(data: Examples) -> tuple[Any, Tensor]:
     if not len(data):
         return torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     with preserve_rng():
-        x, y = data.batch(torch.arange(1))
+        x, y = (data.padded if isinstance(data, TensorExamples) else data).batch(torch.arange(1))
     return zeros_of(x, 2), zeros_of(y, 2)
 
 

@@ -95,6 +95,7 @@ class Flower:
         memories: which memories clients may drop.
         few: how many updates are fetched at once, and held in memory before their turn: what a round takes does not
             grow with its clients.
+        base: parameters of a frozen base beneath adapters, which sites have by themselves.
         out: the run's directory, in which the others wait for their turn; None for the system's temporary one.
         state: what the server knows before the round; to be set before every `run`.
         lost: clients that said they have lost what they held or remembered → which of the two.
@@ -109,6 +110,7 @@ class Flower:
     memories: RemoteStore
     few: int
     out: Path | None = None
+    base: frozenset[str] = frozenset()
     state: ServerState | None = None
     lost: dict[int, str] = field(default_factory=dict)
     barren: int = 0
@@ -168,7 +170,7 @@ class Flower:
             visit = self._read(assignment, reply, last=assignment.client in again)
             if visit is None:
                 again.add(assignment.client)
-                ask(replace(assignment, to_send=None))
+                ask(self._with_everything(assignment))
             elif assignment.client == order[0]:
                 order.pop(0)
                 yield visit
@@ -206,11 +208,22 @@ class Flower:
             run=self.run_id,
             regime=self.regime,
             client=client,
-            held=-1 if assignment.to_send is None else int(self.state.held[client]),
+            held=-1 if self._brings_everything(assignment) else int(self.state.held[client]),
             memory=int(self.state.remembers[client]),
             until=self.memories.until,
             holds=self.holds,
         )
+
+    def _with_everything(self, assignment: Assignment) -> Assignment:
+        """An assignment for a client that holds nothing, but the base of its own model as far as that is unchanged."""
+        assert self.state is not None
+        own = {n for n in self.base.intersection(assignment.params) if self.state.changed.get(n, -1) < 0}
+        names = (*assignment.params, *assignment.buffers)
+        return replace(assignment, to_send=tuple(n for n in names if n not in own) if own else None)
+
+    def _brings_everything(self, assignment: Assignment) -> bool:
+        """True if a client need not hold anything of an earlier round."""
+        return assignment.to_send is None or assignment.to_send == self._with_everything(assignment).to_send
 
     def note_loss(self, client: int, answer: TrainReply) -> str:
         """Note what a client has lost; says what comes of it."""

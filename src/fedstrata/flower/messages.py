@@ -51,6 +51,7 @@ class TrainSettings(Head):
         branches: the architectures that clients have, where each is kept apart under a name of its own.
         clip: largest norm of a change that is sent, for Flower's mod; 0 for any.
         task: what is learnt, as a string.
+        bases: architecture → the digest of the frozen base beneath its adapters, where it has any: it is never sent.
     """
 
     method: str
@@ -62,6 +63,7 @@ class TrainSettings(Head):
     branches: list[str] = []
     clip: float = Field(0.0, ge=0)
     task: str = "classification"
+    bases: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{16}$")]] = {}
 
 
 Run = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]

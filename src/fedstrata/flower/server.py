@@ -30,6 +30,8 @@ from fedstrata.flower.messages import ClientInfo, TrainSettings, allowance, chec
 from fedstrata.flower.secure_aggregation import SecAggEngine, check_clients, check_sums
 from fedstrata.flower.site_directory import SiteDirectory
 from fedstrata.flower.transport import Transport
+from fedstrata.models.adapted import base_digest, base_names
+from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.norms import running_statistics
 from fedstrata.probes.registry import ALL, PROBES, READ_UPDATES
 from fedstrata.runs.closed_round import ClosedRound, RoundFilter
@@ -318,12 +320,13 @@ def build_engine(
     common: dict[str, Any] = {
         "transport": transport,
         "directory": directory,
-        "regime": _train_settings(spec, method, settings, parties),
+        "regime": _train_settings(spec, method, settings, models, parties),
         "limit": allowance(weights),
         "holds": _keep_parameters(method, models),
         "memories": memories,
         "few": max(AHEAD, AHEAD_BYTES // max(weights, 1)),
         "out": spec.out,
+        "base": _base_names(spec, method, models, parties),
     }
     if not spec.given["secure"]:
         return Flower(**common)
@@ -338,7 +341,11 @@ def build_engine(
 
 
 def _train_settings(
-    spec: ServerSpec, method: Method, settings: Settings, parties: Sequence[ClientInfo]
+    spec: ServerSpec,
+    method: Method,
+    settings: Settings,
+    models: Mapping[str, nn.Module],
+    parties: Sequence[ClientInfo],
 ) -> TrainSettings:
     """How clients train, the same in every round."""
     arch_of = spec.arch_of or (lambda client: "")
@@ -353,7 +360,18 @@ def _train_settings(
         branches=used if method.branches else [],
         clip=spec.privacy.clip,
         task=settings.task,
+        bases={arch: digest for arch, model in models.items() if (digest := base_digest(model))},
     )
+
+
+def _base_names(
+    spec: ServerSpec, method: Method, models: Mapping[str, nn.Module], parties: Sequence[ClientInfo]
+) -> frozenset[str]:
+    """The frozen base beneath adapters, by the names that it has in the run."""
+    if not method.branches:
+        return base_names(models[""])
+    whole, _ = isolate_architectures(models, spec.arch_of or (lambda client: ""), len(parties))
+    return base_names(whole[""])
 
 
 def _keep_parameters(method: Method, models: Mapping[str, nn.Module]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstrata import wire
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots
 from fedstrata.errors import FedstrataError
 from fedstrata.runs.client_memory import pack_memory, unpack_memory
@@ -126,9 +127,11 @@ class ClientStore:
         except (KeyError, wire.WireError):
             return None
 
-    def hold(self, assignment: Assignment) -> None:
-        """Keep what was sent."""
-        whole = replace(assignment, to_send=None, slots={})
+    def hold(self, assignment: Assignment, base: Tensors | None = None) -> None:
+        """Keep what was sent; not what is the client's own `base` anyway."""
+        own = base or {}
+        params = {n: p for n, p in assignment.params.items() if p is not own.get(n)}
+        whole = replace(assignment, params=params, to_send=None, slots={})
         self.store[self._name("held", assignment.round)] = wire.encode(whole)
 
     def remember(self, round: int, memory: Slots) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from fedstrata.core.parts import Parts
 from fedstrata.models.passes import preserve_model
@@ -50,6 +51,15 @@ def release_model(model: nn.Module) -> nn.Module:
             del hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)
     return model
+
+
+def keep_hooks_apart(model: nn.Module) -> None:
+    """Let hooks that are added from now on have other numbers than those of a model from another process.
+
+    torch counts hooks process by process, and one with a number that is taken would take the other's place.
+    """
+    taken = [key for m in model.modules() for hooks in (m._forward_pre_hooks, m._forward_hooks) for key in hooks]
+    RemovableHandle.next_id = max([RemovableHandle.next_id, *(key + 1 for key in taken)])
 
 
 def _unpack_inputs(module: nn.Module, args: Any, kwargs: Any) -> Any:

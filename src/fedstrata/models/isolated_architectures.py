@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from fedstrata.models.copying import copy_model
+from fedstrata.models.inputs import keep_hooks_apart
 
 ArchOf = Callable[[int], str]
 
@@ -58,4 +59,5 @@ def _word(arch: str) -> str:
 
 def copy_of(models: Mapping[str, nn.Module], arch: str) -> nn.Module:
     """A copy of the model of an architecture."""
+    keep_hooks_apart(models[arch])
     return copy_model(models[arch])

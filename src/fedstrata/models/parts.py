@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from fedstrata.core.low_rank import Factor, factor_names
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import check_patterns
@@ -13,6 +14,8 @@ from fedstrata.models.strata import check_patterns
 T = TypeVar("T")
 HEAD, NORM = "head", "norm"
 """What stands for the classifier, whatever it is called, and for all norm layers."""
+FACTORS: dict[str, Factor] = {"lora_A": "A", "lora_B": "B"}
+"""What stands for one of the factors of all low-rank adapters."""
 Patterns = str | tuple[str, ...]
 """One pattern, or several."""
 
@@ -28,6 +31,8 @@ def names_of_parts(patterns: Sequence[str], strata: Sequence[Stratum]) -> frozen
     for pattern in patterns:
         if pattern == NORM:
             found.update(n for s in strata for n in s.norms)
+        elif pattern in FACTORS:
+            found.update(factor_names(strata, FACTORS[pattern]))
         else:
             found.update(n for s in _find_strata(pattern, strata) for n in (*s.params, *s.buffers))
     return frozenset(found)
@@ -46,6 +51,8 @@ def check_parts(what: str, patterns: Sequence[str], strata: Sequence[Stratum]) -
             continue
         if pattern == NORM:
             raise UsageError(f"{what}: the model has no norm layer")
+        if pattern in FACTORS:
+            raise UsageError(f"{what}: the model has no low-rank adapter")
         if pattern == HEAD:
             raise UsageError(f"{what}: no classifier was found in the model; name its strata")
         check_patterns(f"{what}: no stratum is called", [pattern], [s.name for s in strata])

@@ -20,6 +20,7 @@ from fedstrata.core.lazy import nn, torch
 from fedstrata.core.parts import ExampleShape, read_shape, shape_words
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.convnets import cnn2, cnn4, cnn8, vgg9
+from fedstrata.models.zoo.hugging_face import hf
 from fedstrata.models.zoo.own_code import python
 from fedstrata.models.zoo.parts import check_positive, sequential
 from fedstrata.models.zoo.resnets import RESNETS
@@ -76,12 +77,23 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "unet": unet,
     "tokengru": tokengru,
     "gpt": gpt,
+    "hf": hf,
     "python": python,
 }
 
 
-ANY_INPUTS = frozenset({"python"})
+ANY_INPUTS = frozenset({"hf", "python"})
 """Models that take whatever there is; all others take one tensor."""
+
+TOKENIZERS: dict[str, Callable[..., str]] = {"hf": lambda *, name, **others: str(name)}
+"""Models that have a tokenizer of their own: a function of their arguments that says where it is."""
+
+
+def tokenizer_of(name: str) -> str:
+    """Where a model's own tokenizer is, by the model's name with arguments; empty if it has none."""
+    _, kwargs = spec.bind("model", MODELS, name)
+    find = TOKENIZERS.get(spec.parse_call(name).name)
+    return "" if find is None else find(**kwargs)
 
 
 def build_model(name: str, input_shape: Any, classes: int, seed: int | None = None) -> nn.Module:

@@ -5,7 +5,8 @@ trains, sends, aggregates and measures in. Every parameter and every buffer of a
 stratum.
 
 **What opens a stratum.** A *weight layer*: a convolution, linear map, embedding, recurrent layer or
-`nn.MultiheadAttention` (taken whole, with all that it holds), and any other module that owns a parameter with
+`nn.MultiheadAttention` (taken whole, with all that it holds), one of these with an adapter of `peft`'s around it
+(LoRA's factors are of their layer's stratum, `Stratum.low_rank`), and any other module that owns a parameter with
 two or more axes while the modules inside it own none. Everything else *joins* one:
 
 - norm layers, and other modules whose own parameters are all vectors or scalars (RMS norms, layer scales,
@@ -46,6 +47,7 @@ from fedstrata.core.lazy import nn, torch
 from fedstrata.core.markup import heading, page_part, table
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
+from fedstrata.models.adapted import find_low_rank
 from fedstrata.models.passes import Pass, preserve_model, run_pass
 from fedstrata.models.stages import is_plain_sequential, stage_of
 from fedstrata.models.units import Unit, find_units, is_norm, is_whole, take_over
@@ -109,7 +111,11 @@ def strata(model: nn.Module, sample: Tensor | None = None) -> Strata:
     found = _group(ordered, {len(parts[0]), len(parts[0]) + len(parts[1])}, names)
     used = {names[key] for key in shown.reached}
     last = _classifier(model, parts[0], shown.evaluated)
-    return Strata(replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last) for s in found)
+    adapters = find_low_rank(model)
+    return Strata(
+        replace(s, idle=used.isdisjoint(s.params), classifies=s.name == last, low_rank=adapters.get(s.name))
+        for s in found
+    )
 
 
 def classifier(strata: Sequence[Stratum]) -> Stratum | None:

@@ -31,6 +31,11 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
 
 
+def is_adapted(module: nn.Module) -> bool:
+    """Whether a module is a layer with an adapter of `peft`'s around it: they are one stratum."""
+    return hasattr(type(module), "adapter_layer_names") and isinstance(getattr(module, "base_layer", None), nn.Module)
+
+
 def is_whole(module: nn.Module) -> bool:
     """Whether a module need not be looked into: it is placed whole, or has nothing inside."""
     return _opens(module) is not None or not any(True for _ in module.children())
@@ -79,9 +84,9 @@ def _opens(module: nn.Module) -> bool | None:
 
 
 def _is_weight(module: nn.Module) -> bool:
-    """Whether a module is one of torch's weight layers."""
+    """Whether a module is one of torch's weight layers, or one with an adapter."""
     dense = nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag | nn.MultiheadAttention
-    return isinstance(module, nn.modules.conv._ConvNd | nn.RNNBase | nn.RNNCellBase | dense)
+    return isinstance(module, nn.modules.conv._ConvNd | nn.RNNBase | nn.RNNCellBase | dense) or is_adapted(module)
 
 
 def _is_bare(module: nn.Module) -> bool:

@@ -36,6 +36,7 @@ class _Head(BaseModel):
     clock: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     flights: list[_Flight] = []
     versions: dict[str, dict[str, int]] = {}
+    base: str = ""
 
 
 def _path(directory: Path, round: int) -> Path:
@@ -62,6 +63,7 @@ def save(directory: Path, state: ServerState, settings: Mapping[str, str] | None
     tensors |= {"held": state.held, "remembers": state.remembers}
     head = {"round": state.round, "techniques": list(state.techniques), "changed": dict(state.changed)}
     head |= {"clock": state.clock} if state.clock else {}
+    head |= {"base": state.base} if state.base else {}
     for version in state.versions:
         tensors |= {f"param@{version.round}/{n}": t for n, t in version.params.items()}
         tensors |= {f"buffer@{version.round}/{n}": t for n, t in version.buffers.items()}
@@ -97,6 +99,7 @@ def load(path: Path) -> ServerState:
             clock=head.clock,
             flights=tuple(Flight(f.client, f.round, f.ends) for f in head.flights),
             versions=tuple(_version(int(number), head, found) for number in head.versions),
+            base=head.base,
         )
     except (KeyError, ValueError, FedstrataError) as error:
         raise Damaged(f"{path} is damaged") from error

@@ -217,6 +217,8 @@ def state_mismatch(fresh: ServerState, state: ServerState) -> str | None:
     name = first_unlike(*({**s.params, **s.buffers} for s in (fresh, state)))
     if name is not None:
         return f"another model: '{name}' does not fit"
+    if state.base != fresh.base:
+        return f"another base beneath its adapters: {state.base or 'none'} instead of {fresh.base or 'none'}"
     if state.held.shape != fresh.held.shape:
         return f"another number of clients: {len(state.held)} instead of {len(fresh.held)}"
     for version in state.versions:
@@ -277,6 +279,8 @@ def _tensors_of(inputs: Tensor | Parts) -> list[Tensor]:
 
 def _first(examples: Examples, count: int) -> tuple[Tensor, Tensor]:
     try:
+        if isinstance(examples, TensorExamples):
+            examples = examples.padded
         return examples.batch(torch.arange(min(count, len(examples))))
     except UsageError:
         raise

@@ -114,7 +114,7 @@ class AssignmentKinds:
         if arch not in self._common:
             self._begin(arch)
         to_send = None
-        if since > self._oldest[arch]:
+        if since >= self._oldest[arch]:
             to_send = self._opener.names_to_send(self._state, since, self._common[arch])
         return arch, to_send, holds_statistics, part
 

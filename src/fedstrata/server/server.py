@@ -70,15 +70,21 @@ class Server:
         self.validate = UpdateValidator(method, architectures)
 
     def start(self, params: Tensors, buffers: Tensors, setting: Setting) -> ServerState:
-        """The state before the first round; the setting is that of the server's own model."""
+        """The state before the first round; the setting is that of the server's own model.
+
+        Techniques begin with all parameters but those of a frozen base, which nobody trains.
+        """
+        whole = self.architectures[""]
+        own = {n: p for n, p in params.items() if n not in whole.base} if whole.base else params
         return ServerState(
             round=0,
             params=params,
             buffers=buffers,
-            techniques={t.name: t.init(params, setting) for t in self.method.techniques},
+            techniques={t.name: t.init(own, setting) for t in self.method.techniques},
             changed=dict.fromkeys([*params, *buffers], -1),
             held=torch.full((self.population,), -1, dtype=torch.int32),
             remembers=torch.full((self.population,), -1, dtype=torch.int32),
+            base=whole.digest,
         )
 
     def open(self, state: ServerState, clients: Sequence[int], work: Work) -> Assignments:
@@ -150,11 +156,15 @@ class Server:
         return self.method.deploy(state.techniques, state.params)
 
     def names_to_send(self, state: ServerState, since: int, template: Assignment) -> tuple[str, ...] | None:
-        """What a client does not hold that holds the parameters of a round; None for everything."""
-        if since < 0 or self._params_to_send(state) is not state.params:
-            return None
-        kept = (*template.params, *(template.buffers if self.method.buffers == "average" else ()))
-        stale = {n for n in kept if state.changed.get(n, since) < since}
+        """What a client does not hold that holds the parameters of a round; None for everything.
+
+        A frozen base it holds in any case, as far as no technique has changed it.
+        """
+        base = self.architectures[template.arch].base
+        stale = {n for n in base if state.changed.get(n, -1) < 0 and template.params[n] is state.params[n]}
+        if since >= 0 and self._params_to_send(state) is state.params:
+            kept = (*template.params, *(template.buffers if self.method.buffers == "average" else ()))
+            stale |= {n for n in kept if state.changed.get(n, since) < since}
         return tuple(n for n in (*template.params, *template.buffers) if n not in stale) if stale else None
 
     def _apply_plan(self, technique: Technique, before: Assignment, state: Tensors) -> Assignment:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedstrata.core.results import RoundOutcome
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Stratum
+from fedstrata.models.adapted import base_digest, base_names
 from fedstrata.models.norms import running_statistics
 from fedstrata.models.strata import strata
 
@@ -54,6 +55,7 @@ class ServerState:
         clock: the simulated second; 0 where there is no fleet.
         flights: visits under way, where updates are taken as they arrive.
         versions: of each earlier state that a visit under way began with.
+        base: digest of the model's frozen base beneath adapters, which everybody holds; empty where there is none.
     """
 
     round: int
@@ -66,6 +68,7 @@ class ServerState:
     clock: float = 0.0
     flights: tuple[Flight, ...] = ()
     versions: tuple[Version, ...] = ()
+    base: str = ""
 
     def at(self, round: int) -> ServerState:
         """The state that a visit under way began with; a client under way is to the server what it was then."""
@@ -77,12 +80,17 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A client's sub-model by names: which parameters and buffers it holds, its strata, and what its user froze."""
+    """A client's sub-model by names: which parameters and buffers it holds, its strata, and what its user froze.
+
+    `base` is the frozen base beneath adapters, which every client has by itself, and `digest` says that it is the same.
+    """
 
     params: tuple[str, ...]
     buffers: tuple[str, ...]
     strata: tuple[Stratum, ...]
     frozen: frozenset[str] = frozenset()
+    base: frozenset[str] = frozenset()
+    digest: str = ""
 
     @staticmethod
     def of(module: nn.Module, sample: Tensor) -> Architecture:
@@ -92,6 +100,8 @@ class Architecture:
             buffers=tuple(running_statistics(module)),
             strata=strata(module, sample),
             frozen=frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
+            base=base_names(module),
+            digest=base_digest(module),
         )
 
 

@@ -219,9 +219,11 @@ class Select(Technique):
             raise UsageError(f"select's strata={self.strata} are more than the {count} that the model has to train")
 
     def init(self, params: Tensors, setting: Setting) -> Tensors:
-        """How many bytes each stratum has; no scores."""
+        """How many bytes of each stratum train; no scores."""
         chosen = [s for s in setting.strata if not setting.movable.isdisjoint(s.params)]
-        sizes = {key_of(s): sum(params[n].numel() * params[n].element_size() for n in s.params) for s in chosen}
+        free = setting.movable
+        held = {key_of(s): [params[n] for n in s.params if n in free] for s in chosen}
+        sizes = {key: sum(p.numel() * p.element_size() for p in tensors) for key, tensors in held.items()}
         return {_BYTES + key: torch.tensor(size) for key, size in sizes.items()}
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
@@ -263,7 +265,7 @@ class Select(Technique):
 
     def prepare(self, view: ClientView) -> Tensors:
         """What a few gradients at the received model say of each stratum."""
-        groups = names_by_stratum(view.strata, view.assignment.params)
+        groups = names_by_stratum(view.strata, [n for n in view.assignment.params if n not in view.base])
         count = self.batches or GRADIENTS[self.score]
         return view.measure_gradients(count, lambda found: measure_signal(found, groups, self.score == "snr"))
 

@@ -7,7 +7,7 @@ those in the code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -154,8 +154,15 @@ def _slot_sections(slots: Slots) -> dict[str, Tensors]:
     return {f"slot:{technique}": tensors for technique, tensors in slots.items()}
 
 
-def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignment:
-    """An assignment from bytes; `held` is the assignment of the client's last accepted round, as far as it kept it.
+def decode_assignment(
+    message: bytes, held: Assignment | None = None, base: Callable[[str], Tensors] = lambda arch: {}
+) -> Assignment:
+    """An assignment from bytes.
+
+    Args:
+        message: the bytes.
+        held: the assignment of the client's last accepted round, as far as it kept it.
+        base: architecture → the parameters that a client has by itself, the frozen base beneath adapters.
 
     Raises:
         WireError: if the bytes are not an assignment, or name parameters that the client does not hold.
@@ -167,9 +174,11 @@ def decode_assignment(message: bytes, held: Assignment | None = None) -> Assignm
     fresh, statistics = found.get("param", {}), found.get("buffer", {})
     params, buffers = fresh, statistics
     if head.held:
-        if held is None:
+        own = base(head.arch)
+        if held is None and not own:
             raise NotHeld("the assignment counts on parameters that this client does not hold")
-        params, buffers = {**held.params, **fresh}, {**held.buffers, **statistics}
+        kept = ({}, {}) if held is None else (held.params, held.buffers)
+        params, buffers = {**own, **kept[0], **fresh}, {**kept[1], **statistics}
     trains = tuple(params) if head.trains is None else distinct(head.trains, "names to train")
     travels = trains if head.travels is None else distinct(head.travels, "names to send")
     if not set(trains) | set(travels) <= set(params):

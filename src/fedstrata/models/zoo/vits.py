@@ -1,4 +1,4 @@
-"""Vision transformers from Hugging Face's `transformers` (the extra `fedstrata[vit]`), cut into stages.
+"""Vision transformers from Hugging Face's `transformers` (the extra `fedstrata[hf]`), cut into stages.
 
 The layers are theirs, built from a configuration with new weights: nothing is downloaded, and there is no
 dropout. Parameter names inside a block are those of the installed version of `transformers`, so parties that
@@ -84,7 +84,7 @@ def vit(
     heads: int = 8,
     mlp_ratio: float = 1.0,
 ) -> nn.Sequential:
-    """A vision transformer with a class token (needs the extra `vit`).
+    """A vision transformer with a class token (needs the extra `hf`).
 
     The defaults are the divergence study's (patches of 4, 512 features, 6 blocks), with as many parameters as
     a ResNet-18, as it says: about 10 million. ViT-S, as in InCo Aggregation, is `vit(patch=16, dim=384,
@@ -133,7 +133,7 @@ def swin(
     heads: tuple[int, ...] = (3, 6, 12),
     mlp_ratio: float = 4.0,
 ) -> nn.Sequential:
-    """A Swin transformer: attention in shifted windows (needs the extra `vit`).
+    """A Swin transformer: attention in shifted windows (needs the extra `hf`).
 
     The defaults are the divergence study's (patches of 4, windows of 4, 6 blocks), with as many parameters as
     a ResNet-18, as it says: about 11 million. Each layer after the first has half the patches per side and

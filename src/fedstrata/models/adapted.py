@@ -1,0 +1,81 @@
+"""Models with adapters of `peft`'s: which layers have one, and what is the frozen base beneath them.
+
+Read from the modules alone, so that a model that its user has adapted with peft is as good as one of `adapt`'s, and
+nothing here needs peft to be installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.lazy import nn, torch
+from fedstrata.core.types import LowRank
+from fedstrata.errors import UsageError
+from fedstrata.models.units import is_adapted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WRAPPED = ".base_layer."
+_OUTER = "base_model.model."
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(name, layer) of all layers with an adapter."""
+    return ((name, module) for name, module in model.named_modules() if is_adapted(module))
+
+
+def base_names(model: nn.Module) -> frozenset[str]:
+    """The parameters of the frozen base of a model with adapters; none of a model without."""
+    if not any(True for _ in adapted_layers(model)):
+        return frozenset()
+    return frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
+
+
+def name_in_base(name: str) -> str:
+    """What a parameter of the base is called in the model without adapters."""
+    return name.removeprefix(_OUTER).replace(_WRAPPED, ".")
+
+
+def base_digest(model: nn.Module) -> str:
+    """Sixteen hex digits of the frozen base, by names, types, shapes and numbers; empty where there is none."""
+    names = base_names(model)
+    if not names:
+        return ""
+    params: dict[str, Tensor] = {name_in_base(n): p for n, p in model.named_parameters() if n in names}
+    digest = hashlib.sha256()
+    for name in sorted(params):
+        tensor = params[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def find_low_rank(model: nn.Module) -> dict[str, LowRank]:
+    """Layer → its adapter, of those that have one of low rank."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = ((name, _low_rank_of(name, layer, names)) for name, layer in adapted_layers(model))
+    return {name: adapter for name, adapter in found if adapter is not None}
+
+
+def _low_rank_of(name: str, layer: Any, names: dict[int, str]) -> LowRank | None:
+    """A layer's adapter, if it has one of low rank."""
+    active = [adapter for adapter in layer.active_adapters if adapter in getattr(layer, "lora_A", ())]
+    if not active:
+        return None
+    if len(active) > 1:
+        raise UsageError(
+            f"the layer '{name}' has several adapters at once, {', '.join(active)}: leave one of them active"
+        )
+    chosen = active[0]
+    magnitudes = getattr(layer, "lora_magnitude_vector", {})
+    return LowRank(
+        a=names[id(layer.lora_A[chosen].weight)],
+        b=names[id(layer.lora_B[chosen].weight)],
+        weight=names[id(layer.get_base_layer().weight)],
+        scale=float(layer.scaling[chosen]),
+        transposed=bool(getattr(layer, "fan_in_fan_out", False)),
+        magnitude=names[id(magnitudes[chosen].weight)] if chosen in magnitudes else None,
+    )

@@ -1,0 +1,110 @@
+"""Pre-trained models of Hugging Face's `transformers` (the extra `fedstrata[hf]`), from this machine's files.
+
+The architecture and its parameters' names are the library's, so parties that train together need versions that agree.
+What the files do not hold, such as the head for a new task, gets new weights, and `new_parameters` tells which those
+are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstrata.core.hugging_face import ModelName, find_folder, load_library, reading
+from fedstrata.core.lazy import nn
+from fedstrata.core.parts import ExampleShape
+from fedstrata.errors import UsageError
+from fedstrata.models.zoo.parts import check_positive
+
+Head = Literal["classification", "tokens", "causal"]
+_CLASSES = {
+    "classification": "AutoModelForSequenceClassification",
+    "tokens": "AutoModelForTokenClassification",
+    "causal": "AutoModelForCausalLM",
+}
+_NEW = "_fedstrata_new"
+"""Attribute of a model: the names of the parameters that its files did not hold."""
+
+
+def hf(
+    input_shape: ExampleShape,
+    classes: int,
+    /,
+    *,
+    name: ModelName,
+    head: Head = "classification",
+    dropout: float | None = None,
+    attention: Literal["sdpa", "eager"] = "sdpa",
+) -> nn.Module:
+    """A pre-trained model of Hugging Face's, from a folder or the cache; never fetched (needs the extra `hf`).
+
+    Inputs are what its tokenizer makes of a text, by name. Safetensors only, and no code that comes with it is run.
+
+    Args:
+        input_shape: of one example.
+        classes: how many outputs it needs; `causal` has its vocabulary's.
+        name: of a folder with `config.json` and weights in safetensors, or of a model of the Hub in your cache.
+        head: what it puts out: a class per text (`classification`), a class per token (`tokens`), or the next token
+            (`causal`).
+        dropout: all of its dropout rates; without it, its own.
+        attention: torch's fused attention, or matrix by matrix.
+    """
+    what = "model 'hf'"
+    check_positive("hf", classes=classes)
+    if dropout is not None and not 0 <= dropout < 1:
+        raise UsageError(f"{what}: dropout must be from 0 up to, but not including, 1, not {dropout}")
+    folder = find_folder(what, name, "config.json", "*.safetensors")
+    model = _read(what, folder, head, classes, dropout, attention)
+    size = getattr(model.config, "vocab_size", classes)
+    if head == "causal" and size < classes:
+        raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
+    return model  # type: ignore[no-any-return]
+
+
+def _read(what: str, folder: Path, head: Head, classes: int, dropout: float | None, attention: str) -> Any:
+    """The model in a folder, with such a head."""
+    library = load_library(what)
+    with reading(what, folder):
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        _set_dropout(config, dropout)
+        if head != "causal":
+            config.num_labels = classes
+        config.use_cache = False  # a training step has no use for it, and it would come out beside the logits
+        kind = getattr(library, _CLASSES[head])
+        if type(config) not in kind._model_mapping:
+            raise UsageError(f"{what}: a {config.model_type} has no head '{head}'")
+        model, found = kind.from_pretrained(
+            folder,
+            config=config,
+            attn_implementation=attention,
+            dtype="float32",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        vars(model)[_NEW] = _find_new(what, folder, model, found)
+    return model
+
+
+def new_parameters(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters that the files of a pre-trained model did not hold."""
+    return frozenset(vars(model).get(_NEW, ()))
+
+
+def _find_new(what: str, folder: Path, model: Any, found: dict[str, Any]) -> tuple[str, ...]:
+    """The names of what the files did not hold: a head of other sizes is made anew, but nothing else."""
+    unlike = {name if isinstance(name, str) else name[0] for name in found["mismatched_keys"]}
+    wrong = [name for name in sorted(unlike) if name.startswith(f"{model.base_model_prefix}.")]
+    if wrong:
+        raise UsageError(f"{what}: the weights in {folder} do not fit its config.json: '{wrong[0]}' is of another size")
+    names = dict(model.named_parameters())
+    return tuple(sorted(name for name in unlike | set(found["missing_keys"]) if name in names))
+
+
+def _set_dropout(config: Any, rate: float | None) -> None:
+    """Give all dropout rates of a configuration one value."""
+    for name, value in ({} if rate is None else config.to_dict()).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and ("dropout" in name or "pdrop" in name):
+            setattr(config, name, rate)

@@ -1,0 +1,231 @@
+"""Adapters on a frozen base: the same bits on every engine, only adapters on the wire, no other base after a resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from tests.tiny_transformers import LORA, minilm, write_bert, write_texts  # isort: skip  # skips without peft
+
+import fedstrata as fs
+from fedstrata import wire
+from fedstrata.core.low_rank import adapters_of
+from fedstrata.errors import UsageError
+from fedstrata.models.adapted import base_digest, base_names
+from fedstrata.run import open_run, resume_run
+from fedstrata.runs import checkpoint
+from tests.engines.worlds import check_same, records, tensors
+from tests.small_runs import config
+
+CHAIN = "scaffold + fedprox(mu=0.1) + fedpart(warmup=1, rounds_per_stratum=1)"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A tiny transformer with dropout, adapters in it, and texts of four clients."""
+    folder = tmp_path_factory.mktemp("world")
+    bert, texts = write_bert(folder / "bert"), write_texts(folder / "texts.tsv")
+    return {
+        "model": f"hf('{bert}')",
+        "adapter": LORA,
+        "dataset": f"text(path='{texts}')",
+        "clients": 4,
+        "partition": "iid",
+        "rounds": 3,
+        "participation": 3,
+        "batch_size": 5,
+        "lr": 0.2,
+        "method": CHAIN,
+        "seed": 3,
+    }
+
+
+def run(world: dict[str, Any], out: Path | None = None, **changes: Any) -> fs.Federation:
+    made = open_run(config(**{**world, **changes}), out)
+    made.fit()
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(world: dict[str, Any]) -> fs.Federation:
+    """One client after the other."""
+    return run(world, engine="serial")
+
+
+def sizes(fed: fs.Federation) -> tuple[int, int]:
+    """Bytes of what trains, and of the frozen base."""
+    base = base_names(fed.model)
+    params = dict(fed.model.named_parameters())
+    return sum(p.nbytes for n, p in params.items() if n not in base), sum(params[n].nbytes for n in base)
+
+
+def test_something_is_learnt(world: dict[str, Any]) -> None:
+    fed = run(world, engine="serial", method="fedavg", optimizer="adam", lr=0.02, rounds=8, participation=4)
+    assert fed.records[-1].accuracy > fed.records[0].accuracy + 0.2
+    assert fed.records[-1].accuracy > 0.6
+
+
+@pytest.mark.parametrize("engine", ["wire", "processes"])
+def test_the_same_bits(world: dict[str, Any], reference: fs.Federation, engine: str) -> None:
+    check_same(run(world, engine=engine, workers=2 if engine == "processes" else 1), reference)
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_ray(world: dict[str, Any], reference: fs.Federation) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    check_same(run(world, engine="ray", workers=2), reference)
+
+
+def test_only_adapters_travel(world: dict[str, Any]) -> None:
+    """Up and down, in the first round as in the last: the numbers that train, and a head that names them."""
+    fed = run(world, engine="serial", method="fedavg")
+    own, base = sizes(fed)
+    assert base > 5 * own
+    for record in fed.records:
+        assert len(record.clients) == 3
+        assert 3 * own < record.bytes_up < 3 * (own + 1500)
+        assert 3 * own < record.bytes_down < 3 * (own + 3500)
+        assert record.active == [s.name for s in fed.strata if s.low_rank or s.classifies]
+
+
+def test_full_training_of_the_same_model_sends_it_all(world: dict[str, Any]) -> None:
+    """And it takes more operations and more memory: the base needs neither gradients nor their products."""
+    adapted = run(world, engine="serial", method="fedavg", rounds=1)
+    full = run({**world, "adapter": None}, engine="serial", method="fedavg", rounds=1)
+    assert full.records[0].bytes_up > 5 * adapted.records[0].bytes_up
+    assert full.records[0].flops > adapted.records[0].flops
+    assert full.records[0].training_memory > adapted.records[0].training_memory
+
+
+def test_the_base_stays_as_it_was(world: dict[str, Any]) -> None:
+    before = open_run(config(**world, engine="serial"), None)
+    start = tensors(before)
+    after = run(world, engine="wire")
+    assert before.state.base == after.state.base == base_digest(after.model)
+    end, base = tensors(after), base_names(after.model)
+    moved = {n.rpartition("/")[2] for n in start if n in end and not torch.equal(start[n], end[n])}
+    assert moved.isdisjoint(base)
+    assert any("lora_B" in n for n in moved)
+
+
+def test_techniques_keep_no_state_of_the_base(world: dict[str, Any], reference: fs.Federation) -> None:
+    assert reference.state.techniques["scaffold"].keys().isdisjoint(base_names(reference.model))
+
+
+def test_a_message_lacks_the_base_and_is_put_together_in_order(world: dict[str, Any]) -> None:
+    fed = open_run(config(**world, engine="serial"), None)
+    asked = fed._server.open(fed.state, [0], fed._work(0))[0]
+    message = wire.encode(asked)
+    with pytest.raises(wire.NotHeld):
+        wire.decode_assignment(message)
+    whole = fed._context.in_order(wire.decode_assignment(message, None, fed._context.base))
+    assert list(whole.params) == list(asked.params)
+    assert all(torch.equal(whole.params[n], asked.params[n]) for n in asked.params)
+    assert set(whole.to_send) == set(asked.params) - base_names(fed.model)
+    lacking = wire.decode_assignment(message, None, lambda arch: dict(list(fed._context.base(arch).items())[1:]))
+    with pytest.raises(UsageError, match="does not bring the parameters of this model"):
+        fed._context.in_order(lacking)
+
+
+def test_a_base_that_a_technique_has_changed_travels(world: dict[str, Any]) -> None:
+    """As a residual in the base would: its names go down, once, to whoever does not hold them."""
+    fed = open_run(config(**{**world, "method": "fedavg"}, engine="serial"), None)
+    weight = adapters_of(fed.strata)[0].weight
+    changed = fs.chain(Residual(weight=weight))
+    runs = {}
+    for engine in ("serial", "wire"):
+        given = fed._given
+        runs[engine] = fs.Federation(*given[:3], method=changed, rounds=3, engine=engine, batch_size=5, lr=0.2)
+        runs[engine].fit()
+    check_same(runs["wire"], runs["serial"])
+    first, second, third = (record.bytes_down for record in runs["serial"].records)
+    size = fed.state.params[weight].nbytes
+    assert second > first + 4 * size
+    assert third > first + 4 * size
+    assert not torch.equal(runs["wire"].state.params[weight], fed.state.params[weight])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual(fs.Technique):
+    """Adds a little to a weight of the base in every round."""
+
+    name: ClassVar[str] = "residual"
+    weight: str
+
+    def apply(self, state: Any, delta: Any, round: Any) -> Any:
+        return {**delta, self.weight: torch.full_like(round.params[self.weight], 0.01)}, state
+
+
+def test_resumed(world: dict[str, Any], reference: fs.Federation, tmp_path: Path) -> None:
+    fed = open_run(config(**world, engine="serial", checkpoint_seconds=0.0), tmp_path / "run")
+    rounds = fed.rounds()
+    next(rounds)
+    rounds.close()
+    again = resume_run(tmp_path / "run", engine="wire")
+    again.fit()
+    check_same(again, reference)
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["round"] == 3
+
+
+def test_not_resumed_on_another_base(world: dict[str, Any], tmp_path: Path) -> None:
+    """The model's files were replaced by others of the same form: refused, and nothing is written."""
+    bert = write_bert(tmp_path / "bert")
+    fed = open_run(
+        config(**{**world, "model": f"hf('{bert}')"}, engine="serial", checkpoint_seconds=0.0), tmp_path / "run"
+    )
+    rounds = fed.rounds()
+    next(rounds)
+    rounds.close()
+    before = checkpoint.paths(tmp_path / "run" / "checkpoints")
+    write_bert(bert, seed=1)
+    with pytest.raises(UsageError, match=r"was run with another base beneath its adapters: [0-9a-f]{16} instead of"):
+        resume_run(tmp_path / "run")
+    assert checkpoint.paths(tmp_path / "run" / "checkpoints") == before
+
+
+def test_models_of_ours_with_adapters_train_many_at_once() -> None:
+    """A perceptron's adapters by torch.func, too: as one client after the other, up to rounding."""
+    from tests.engines.worlds import check_close
+
+    data = fs.load_dataset("digits")
+    parts = fs.partition(data.labels, "iid", 3, seed=0)
+    made = []
+    for engine in ("serial", "vmap"):
+        model = fs.adapt(fs.build_model("mlp(hidden=(16, 16))", data.input_shape, 10, seed=0), "lora(r=2)", seed=1)
+        fed = fs.Federation(model, data.train.split(parts), data.test, rounds=2, engine=engine, lr=0.1)
+        fed.fit()
+        made.append(fed)
+    check_close(made[1], made[0])
+    assert records(made[0])[0]["active"] == ["fc1.linear", "fc2.linear", "head"]
+
+
+def test_probes_measure_adapters(world: dict[str, Any], tmp_path: Path) -> None:
+    fed = run(world, tmp_path / "run", engine="serial", method="fedavg", probe="all", rounds=2)
+    row = fed.probes[-1]
+    adapted = {s.name for s in fed.strata if s.low_rank or s.classifies}
+    assert set(row["cosine"]) == set(row["weightdiv"]) == adapted
+    assert {"cka", "gradnorm", "drift", "visits", "exchange", "rates"} <= row.keys()
+    assert (tmp_path / "run" / "probes.jsonl").exists()
+    page = fed.report(tmp_path / "page.html").read_text()
+    assert "attention.self.query" in page
+
+
+@pytest.mark.slow
+def test_the_real_minilm(tmp_path: Path) -> None:
+    """One round of two clients: 74,498 numbers each way, of 22.8 million."""
+    texts = write_texts(tmp_path / "texts.tsv", rows=30)
+    settings = {"model": f"hf('{minilm()}')", "adapter": "lora(r=8, alpha=16, targets='query,value')", "clients": 2}
+    settings |= {"dataset": f"text(path='{texts}')"}
+    fed = open_run(config(**settings, partition="iid", rounds=1, engine="serial", method="fedavg"), None)
+    fed.fit()
+    own, base = sizes(fed)
+    assert own == 4 * (6 * 2 * 2 * 8 * 384 + 3 * 384 + 3)
+    assert base > 90_000_000
+    record = fed.records[0]
+    assert len(record.clients) * own < record.bytes_up < len(record.clients) * (own + 8000)
+    assert record.bytes_down < len(record.clients) * (own + 12_000)
