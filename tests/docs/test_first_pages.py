@@ -12,6 +12,7 @@ from fedstrata.cli import main
 from fedstrata.cli.options import parse_numbers
 from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.errors import UsageError
+
 from .snippets import DOCS, ELSEWHERE, ROOT, Snippet, read_lines, read_snippets, run_page
 
 README = ROOT / "README.md"

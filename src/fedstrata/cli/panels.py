@@ -25,7 +25,7 @@ PANELS: Mapping[str, Sequence[str]] = {
         "public",
         "trusted",
     ),
-    "Model": ("model", "archs", "buffers"),
+    "Model": ("model", "adapter", "archs", "buffers"),
     "Method": ("method", "participation", "without", "newcomers", "faults"),
     "Training": (
         "rounds",
