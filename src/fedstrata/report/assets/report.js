@@ -295,7 +295,6 @@
     if (live) inner.append(make("span", { className: "live", textContent: "live" }));
     inner.append(make("label", {}, log, "Log axes"), theme);
     bar.replaceChildren(inner);
-    bar.hidden = false;
     nameTheme();
   };
   const nameTheme = () => {
@@ -364,12 +363,18 @@
     document.execCommand("copy");
     area.remove();
   };
-  const setCopies = (within = document) => all(".table", within).filter((box) => !box.querySelector("button.copy")).forEach((box) => {
+  const bound = new WeakSet(); // buttons that copy
+  const setCopies = (within = document) => all(".table", within).forEach((box) => {
     const table = box.querySelector("table");
-    const button = make("button", { type: "button", className: "copy", textContent: "Copy Markdown" });
-    button.setAttribute("aria-label", `Copy as Markdown: ${table.caption.textContent}`);
+    let button = box.querySelector("button.copy");
+    if (!button) {
+      button = make("button", { type: "button", className: "copy", textContent: "Copy Markdown" });
+      button.setAttribute("aria-label", `Copy as Markdown: ${table.caption.textContent}`);
+      box.append(button);
+    }
+    if (bound.has(button)) return;
+    bound.add(button);
     button.addEventListener("click", async () => { await copy(markdown(table)); say("Copied as Markdown"); });
-    box.append(button);
   });
   document.addEventListener("toggle", (event) => {
     if (event.target.matches("details.data") && event.target.open) tabulate(event.target);
@@ -421,7 +426,8 @@
       let section = document.getElementById(name);
       const next = element(html);
       const names = (within) => all("[data-figure]", within).map((f) => f.dataset.figure).join();
-      if (!section || names(section) !== names(next)) { // new, or with figures that it had not yet
+      const bodies = (within) => all(`[data-part="${name}"]`, within).length;
+      if (!section || names(section) !== names(next) || bodies(section) !== bodies(next)) { // new, or with what it had not yet
         section?.remove();
         section = next;
         after ? after.after(section) : main.prepend(section);
