@@ -60,7 +60,8 @@ class HtmlTable:
         table = f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         label = f"Copy as Markdown: {escape(self.caption)}"
         copy = f'<button type="button" class="copy" aria-label="{label}">Copy Markdown</button>'
-        return f'<div class="table"><div class="scroll" tabindex="0">{table}</table></div>{copy}</div>'
+        place = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(self.caption)}">'
+        return f'<div class="table">{place}{table}</table></div>{copy}</div>'
 
     def without(self, *names: str) -> HtmlTable | None:
         """The table without these columns, and without empty ones; None if it then holds nothing but names."""
