@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Form = Literal["paper", "released"]
 Per = Literal["element", "channel"]
+TITLE = "FedImpro: Measuring and Improving Client Update in Federated Learning"
+AUTHORS = "Zhenheng Tang and Yonggang Zhang and Shaohuai Shi and Xinmei Tian and Tongliang Liu and Bo Han and "
 
 
 def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what: str = "fedimpro's split") -> str:
@@ -157,6 +160,7 @@ class FedImpro(Technique):
     """
 
     name: ClassVar[str] = "fedimpro"
+    papers: ClassVar[tuple[Paper, ...]] = (Paper(f"{AUTHORS}Xiaowen Chu", TITLE, "ICLR", 2024),)
     needs_classes: ClassVar[bool] = True
     split: str | int = "layer2"
     beta_client: float = 0.9
