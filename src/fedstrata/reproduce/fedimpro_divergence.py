@@ -37,7 +37,8 @@ from fedstrata.reproduce.part_runs import build_config, build_federation
 from fedstrata.reproduce.parts import AssessedTable, Findings, FindingsTable, PartResources, SeedFigures
 from fedstrata.reproduce.plots import plot_divergence, plot_layers
 from fedstrata.system.machine import compute_with
-from fedstrata.techniques.fedimpro import FedImpro, draw_features
+from fedstrata.techniques.feature_gaussians import draw_features
+from fedstrata.techniques.fedimpro import FedImpro
 
 # --- watching a run --------------------------------------------------------------------------------------------------
 
