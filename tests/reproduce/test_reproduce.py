@@ -347,13 +347,14 @@ def test_the_papers_settings() -> None:
 
 def test_fedimpros_settings() -> None:
     """Table 5: lr 0.1 but for SCAFFOLD; table 3: after the 5th, 9th, 13th and 17th convolution."""
-    table, split, noise, selected, *_ = parts("fedimpro", "paper")
+    names = ["table", "split", "noise", "selected"]
+    table, split, noise, selected = parts("fedimpro", "paper", names)
     assert isinstance(table, Grid)
     assert isinstance(split, Grid)
     assert isinstance(noise, Grid)
     assert isinstance(selected, Grid)
     runs = plan(table.values, "out").runs
-    assert len(runs) == 6 * 2 * 2 * 3
+    assert len(runs) == 8 * 2 * 2 * 3
     assert {(run.config.rounds, run.config.batch_size, run.config.participation) for run in runs} == {(1000, 128, 5)}
     assert {run.label for run in runs if run.config.lr != 0.1} == {"SCAFFOLD"}
     model = build_model("resnet18", (3, 32, 32), 10)
