@@ -60,8 +60,8 @@ Made = dict[str, tuple[Reproduction, Path]]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """All papers at scale smoke, made once; tests/reproduce/test_deeper.py makes the one that it is about."""
-    places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS if paper != "deeper"}
+    """All papers at scale smoke, made once; those of test_deeper.py and test_together.py are made there."""
+    places = {paper: tmp_path_factory.mktemp(paper) for paper in PAPERS if paper not in ("deeper", "together")}
     return {paper: (reproduce(paper, "smoke", out=out), out) for paper, out in places.items()}
 
 
