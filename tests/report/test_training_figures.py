@@ -86,6 +86,19 @@ def test_who_was_dropped_has_not_trained() -> None:
     assert evidence.sentence == "Stratum mid: trained by 0 of 2 clients, so it keeps its first values."
 
 
+def test_what_no_device_can_train_is_found_and_shown() -> None:
+    """All that take part train the head, and the fleet has no room for the rest: of that there is no record."""
+    records = [split(1, (["head"], [0, 1])), split(2, (["head"], [1, 2]))]
+    run = SavedRun("run", config(), records, (), {**FACTS, "unaffordable": ["low", "mid"]})
+    assert trained_by(records, ["low", "mid"]) == {"low": (0, 3), "mid": (0, 3), "head": (3, 3)}
+    assert trained_by([], ["low", "mid"]) == {}
+    evidence = rarely_trained(run)
+    assert evidence is not None
+    assert evidence.sentence == "Strata low, mid: trained by 0 of 3 clients, so they keep their first values."
+    (heat,) = training_figures.who_trained_what(group_runs([run]))[0].traces(0)
+    assert (heat["y"], heat["z"]) == (["low", "mid", "head"], [[0, 0], [0, 0], [1, 1]])
+
+
 def test_figures() -> None:
     rounds, clients = training_figures.who_trained_what(group_runs([RUN]))
     (heat,) = rounds.traces(0)

@@ -45,13 +45,14 @@ def _is_partial(run: SavedRun) -> bool:
     """True if some stratum was left out somewhere: for a whole round, or by some of its clients."""
     shares = [trained_shares(record) for record in run.records if record.active]
     strata = {name for found in shares for name in found}
-    return any(found.get(name, 0.0) < 1 for found in shares for name in strata)
+    partly = any(found.get(name, 0.0) < 1 for found in shares for name in strata)
+    return partly or bool(strata and run.facts.get("unaffordable"))
 
 
 def _strata_in(group: RunGroup) -> list[str]:
-    """The strata that anybody trained, in the model's order."""
+    """The strata that anybody trained, and those that nobody can afford, in the model's order."""
     orders = [tuple(part.strata) for record in group.shown_run.records for part in record.trainings]
-    seen = {name for names in orders for name in names}
+    seen = {name for names in orders for name in names} | set(group.shown_run.facts.get("unaffordable", ()))
     return [name for name in merge_orders([tuple(strata_of([group])), *dict.fromkeys(orders)]) if name in seen]
 
 

@@ -35,13 +35,16 @@ def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
     return found
 
 
-def trained_by(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
+def trained_by(records: Sequence[Record], unaffordable: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
     """Stratum → (how many clients trained it, how many took part in the rounds in which anybody was asked to).
 
-    Clients that take turns all train it in the end; of a round in which nobody is asked to, nobody is counted.
+    Clients that take turns all train it in the end; of a round in which nobody is asked to, nobody is counted. Of the
+    unaffordable strata, which nobody could be asked to train, all count that took part.
     """
-    trained: dict[str, set[int]] = {}
-    present: dict[str, set[int]] = {}
+    everybody = {client for record in records for client in record.clients}
+    nobodys = unaffordable if everybody else ()
+    trained: dict[str, set[int]] = {name: set() for name in nobodys}
+    present: dict[str, set[int]] = {name: set(everybody) for name in nobodys}
     for record in records:
         for strata, clients in _counted(record):
             for name in strata:
