@@ -23,6 +23,12 @@ def trained_shares(record: Record) -> dict[str, float]:
     return {name: count / len(record.clients) for name, count in counts.items()} if record.clients else {}
 
 
+def strata_trained_by(record: Record, client: int) -> list[str] | None:
+    """What a client trained in a round; None if it did not take part."""
+    own = (name for strata, clients in _counted(record) if client in clients for name in strata)
+    return list(own) if client in record.clients else None
+
+
 def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
     """Client → stratum → in how many rounds it trained it."""
     found: dict[int, Counter[str]] = {}
