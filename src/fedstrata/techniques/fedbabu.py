@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Setting
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
@@ -15,6 +16,15 @@ from fedstrata.errors import UsageError
 from fedstrata.models.parts import HEAD, Patterns, check_parts, names_of_parts
 from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.keep import ONE_MODEL
+
+PAPERS = (
+    Paper(
+        "Jaehoon Oh and Sangmook Kim and Se-Young Yun",
+        "FedBABU: Toward Enhanced Representation for Federated Image Classification",
+        "ICLR",
+        2022,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,7 @@ class FedBABU(FineTune):
     """
 
     name: ClassVar[str] = "fedbabu"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {
         **FineTune.refuses,
         "groupavg": ONE_MODEL,
