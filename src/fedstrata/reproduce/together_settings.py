@@ -92,12 +92,12 @@ class TogetherScale:
 
     def ideas(self, network: Network, group: int | None = None) -> dict[str, str]:
         """Idea → its technique."""
-        arguments = {"full_rounds": self.full, "rounds_per_stratum": self.each, "group": group or network.group}
+        part = FedPart(full_rounds=self.full, rounds_per_stratum=self.each, group=group or network.group)
         return {
             DYN: "feddyn(alpha=0.1)",
             NLR: "fednlr",
             IMPRO: str(FedImpro(split=network.split)),
-            PART: str(FedPart(**arguments)),
+            PART: str(part),
             INCO: join_techniques("heteroavg", str(InCo(**CONV2))),
         }
 
