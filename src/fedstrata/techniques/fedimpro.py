@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique
@@ -44,6 +45,15 @@ SPLIT = "fedimpro's split"
 """How refusals begin."""
 RAMPS = {"ramp": 1.0, "ramp-to-2": 2.0}
 """Weights that rise with the round, as 2r/R, and where they stop; in the released runs, of 1,000 rounds, λ = r/500."""
+PAPERS = (
+    Paper(
+        "Zhenheng Tang and Yonggang Zhang and Shaohuai Shi and Xinmei Tian and Tongliang Liu and Bo Han and "
+        "Xiaowen Chu",
+        "FedImpro: Measuring and Improving Client Update in Federated Learning",
+        "ICLR",
+        2024,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +98,7 @@ class FedImpro(Technique):
     """
 
     name: ClassVar[str] = "fedimpro"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_classes: ClassVar[bool] = True
     split: str | int = "layer2"
     beta_client: float = 0.9
