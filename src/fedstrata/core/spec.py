@@ -15,7 +15,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -231,3 +231,8 @@ def text_of(name: str, kwargs: Mapping[str, Any]) -> str:
     """The call as a string that `parse_call` reads back."""
     inner = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
     return f"{name}({inner})" if inner else name
+
+
+def non_default_fields(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
