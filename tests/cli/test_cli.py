@@ -23,7 +23,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import fedstrata as fs
-from fedstrata.cli import console, main, run
+from fedstrata.cli import console, main
 from fedstrata.config.registries import TABLES, load_table
 from fedstrata.config.schema import RunConfig
 from fedstrata.core import text as wording
@@ -169,13 +169,6 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
     assert second.name == first.name + "-2"
     assert re.fullmatch(r"synthetic-[a-z0-9.-]+-seed0", first.name)
     assert same(first, second)
-
-
-def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(run.DEMO, "rounds", 1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(run.DEMO, "epochs", 1)  # type: ignore[attr-defined]
-    assert fedstrata("demo", "--quiet") == 0
-    assert re.fullmatch(r"accuracy [\d.]+ % after 1 round; files in runs/demo\n", capsys.readouterr().out)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

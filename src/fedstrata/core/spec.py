@@ -207,7 +207,7 @@ def check(what: str, annotation: Any, value: Any) -> Any:
         adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        first, *others = dict.fromkeys(e["msg"].lower() for e in error.errors())
+        first, *others = dict.fromkeys(e["msg"][:1].lower() + e["msg"][1:] for e in error.errors())
         wanted = " or ".join([first, *(other.removeprefix("input should be ") for other in others)])
         raise UsageError(f"{what}: {value!r} does not fit ({wanted})") from None
 
