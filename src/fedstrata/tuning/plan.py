@@ -263,11 +263,9 @@ def _candidate(
     fields = {name: value for name, value in every.items() if name not in templates}
     # Methods' own arguments last: what all methods have in common is drawn first, and so with the same random numbers.
     order = sorted(templates.values(), key=lambda template: template.field == "method")
-    found = Candidate(label, varied, fields, kept, tuple(order))
-    said = {
-        name: value for name, value in written.items() if name in found.spaces and found.spaces[name].contains(value)
-    }
-    return replace(found, initial=_initial(found, every) | said)
+    made = Candidate(label, varied, fields, kept, tuple(order))
+    said = {n: value for n, value in written.items() if n in made.spaces and made.spaces[n].contains(value)}
+    return replace(made, initial=_initial(made, every) | said)
 
 
 def _read_space(name: str, text: Any) -> Space:

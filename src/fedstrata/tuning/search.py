@@ -195,13 +195,12 @@ def _outcome(number: int, run: Run, search: MethodSearch, failures: Mapping[Path
     last = cut or len(records)
     scores = {r.round: r.score for r in records if r.score is not None and r.round <= last}
     by_round = {at: score for at, score in scores.items() if at in search.rungs or at == last}
-    about = {"by_round": by_round, "rounds": last, "directory": run.directory.name}
-    if cut is not None:
-        return Trial(number, values, "ended early", **about)
-    assert result is not None
+    found = Trial(number, values, "ended early", None, by_round, last, run.directory.name)
+    if result is None:
+        return found
     if result.diverged is not None or result.score is None:
-        return Trial(number, values, "diverged", why=result.diverged or "it has no score", **about)
-    return Trial(number, values, "complete", result.score, **about)
+        return replace(found, state="diverged", why=result.diverged or "it has no score")
+    return replace(found, state="complete", score=result.score)
 
 
 def _tuned_method(candidate: Candidate, search: MethodSearch | None) -> TunedMethod:
@@ -224,6 +223,7 @@ def _tried(trial: Trial) -> TriedTrial:
 
 def _searched(space: Space) -> Searched:
     if isinstance(space, Choice):
-        return Searched(str(space), options=[*values_text(dict(enumerate(space.options))).values()])  # type: ignore[call-overload]
+        options = values_text({str(place): option for place, option in enumerate(space.options)})
+        return Searched(str(space), options=[*options.values()])
     assert isinstance(space, Log | Uniform | Whole)
     return Searched(str(space), space.low, space.high, isinstance(space, Log) or getattr(space, "log", False))
