@@ -120,8 +120,8 @@ def _name_of(value: Any) -> str:
 
 def _figures() -> Iterator[dict[str, Any]]:
     """The figures that were drawn and are open, which are closed then."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    for number in pyplot.get_fignums() if pyplot else ():
+    pyplot: Any = sys.modules.get("matplotlib.pyplot")
+    for number in () if pyplot is None else pyplot.get_fignums():
         figure, file = pyplot.figure(number), io.BytesIO()
         figure.savefig(file, format="png", dpi=_DPI, bbox_inches="tight", metadata={"Software": None})
         pyplot.close(figure)

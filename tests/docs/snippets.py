@@ -28,6 +28,8 @@ FENCE = re.compile(r"^( *)```(\w+)(?:[ ]+title=\"([^\"]+)\")?[^\n]*\n(.*?)^\1```
 CUT_SHORT = {
     "run": "--rounds 2 --steps 1",
     "compare": "--rounds 2 --steps 1",
+    "tune": "--rounds 3 --steps 1 --trials 2",
+    "--tune": "--tune 2",
     "reproduce": "--only trace",  # tests/reproduce has all parts
     "--probe": "--probe-clients 4 --probe-examples 64",
     "--try": "--try-seeds 1",  # tests/trials has several
