@@ -31,13 +31,14 @@ from fedstrata.runs.files import write_atomic
 from fedstrata.runs.reader import SavedRun
 
 
-def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False) -> str:
+def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False, learnt: Sequence[str] = ()) -> str:
     """A report of one run, or of several side by side, as one HTML file.
 
     Args:
         runs: those that differ only in their seed are averaged into one line.
         title: of the page; by default what was run on which data.
         live: whether the page asks its server for news; see `fedstrata.report.watch`.
+        learnt: sentences that it opens with.
 
     Raises:
         UsageError: if there are no runs.
@@ -45,7 +46,7 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
     if not runs:
         raise UsageError("a report needs at least one run")
     groups = group_runs(runs)
-    found = sections(groups)
+    found = [*_learnt(learnt), *sections(groups)]
     script, (packed, source_hash) = _asset("report.js"), packed_plotly()
     policy = _policy([_hash(script.encode()), source_hash], live)
     name = title or _title(groups)
@@ -72,10 +73,16 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
     )
 
 
-def write(runs: Sequence[SavedRun], path: Path, title: str | None = None) -> Path:
+def write(runs: Sequence[SavedRun], path: Path, title: str | None = None, learnt: Sequence[str] = ()) -> Path:
     """Write a report; returns its path."""
-    write_atomic(path, page(runs, title))
+    write_atomic(path, page(runs, title, learnt=learnt))
     return path
+
+
+def _learnt(sentences: Sequence[str]) -> list[Section]:
+    """What a page opens with, if somebody has something to say of its runs."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return [Section("learnt", "What was learnt", "", body=f"<ul>{items}</ul>")] if items else []
 
 
 def news(runs: Sequence[SavedRun]) -> str:
