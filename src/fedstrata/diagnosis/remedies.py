@@ -9,8 +9,7 @@ from typing import Any
 from fedstrata.config.identity import AT_SITES
 from fedstrata.config.schema import RunConfig, Settings, validate_values
 from fedstrata.core.method import Method
-from fedstrata.core.spec import bind, parameters, parse_call, text_of
-from fedstrata.core.technique import non_default_fields
+from fedstrata.core.spec import bind, non_default_fields, parameters, parse_call, text_of
 from fedstrata.diagnosis.evidence import absent_clients, is_remote, trained_strata
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.errors import UsageError
