@@ -1,4 +1,4 @@
-# make demo   a federation on real digits, in a minute
+# make demo   skewed federations on real digits: who wins, where and why the others fail, what helps; in a minute
 # make quick  before a commit, in a minute and a half: lint, types, and ten quick tests of every file
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests

@@ -33,7 +33,7 @@ WORLDS = {
         "optimizer": "sgd(momentum=0.9)",
         "augment": "rrc",
     },
-    "CNN on digits, Dirichlet(0.1) (the demo)": {"model": "cnn2(width=16)", "rounds": "30", "epochs": "5"},
+    "CNN on digits, Dirichlet(0.1)": {"model": "cnn2(width=16)", "rounds": "30", "epochs": "5"},
 }
 ATEN, ONEDNN, MKL = "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"
 KERNELS = {"all": {}, "AVX2": {ATEN: "avx2", ONEDNN: "AVX2", MKL: "AVX2"}}

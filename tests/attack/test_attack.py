@@ -23,7 +23,7 @@ from fedstrata.attack.victim import Pixels, open_victim
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.run import open_run
-from fedstrata.techniques.fedimpro import moments, rows
+from fedstrata.techniques.feature_gaussians import moments, rows
 from tests.small_runs import edit, fedstrata, full_disk, one_sentence, strays
 
 Capture = pytest.CaptureFixture[str]

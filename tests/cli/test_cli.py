@@ -23,7 +23,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import fedstrata as fs
-from fedstrata.cli import console, main, run
+from fedstrata.cli import console, main
 from fedstrata.config.registries import TABLES, load_table
 from fedstrata.config.schema import RunConfig
 from fedstrata.core import text as wording
@@ -169,13 +169,6 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
     assert second.name == first.name + "-2"
     assert re.fullmatch(r"synthetic-[a-z0-9.-]+-seed0", first.name)
     assert same(first, second)
-
-
-def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(run.DEMO, "rounds", 1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(run.DEMO, "epochs", 1)  # type: ignore[attr-defined]
-    assert fedstrata("demo", "--quiet") == 0
-    assert re.fullmatch(r"accuracy [\d.]+ % after 1 round; files in runs/demo\n", capsys.readouterr().out)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -665,7 +658,10 @@ def test_the_table_says_what_trained_where_that_changes(width: int) -> None:
 def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     on = screen(60, terminal)
     federation = open_run(config(rounds=3), tmp_path / "[bold] :smile: [/]")
+    federation.notes += ("data: a subset", "of it: half", "first", "second")
     on.print(console.header(federation, {"data": SETTINGS["dataset"]}))
+    told = shown(on)
+    assert all(row in re.sub(r" +", " ", told) for row in ("note (data) a s", "note of it: half", "first", "second"))
     progress = build_progress(on, transient=True)
 
     def refuse(record: Record) -> None:

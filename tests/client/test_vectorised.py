@@ -334,7 +334,7 @@ METHODS: dict[str, tuple[Technique, ...]] = {
     "mean over rows, class counts": (FedLC(denominator="others"),),
     "draws in every step": (FedImpro(split="1"),),
     "draws, fewer than rows, and what is packed": (
-        FedImpro(split=1, sampled=0.4, noise=0.01, counts=True, std_cap=0.5),
+        FedImpro(split=1, sampled=0.4, noise=0.01, counts=True, std_cap=0.5, loss="mean", variance="pooled"),
         Scaffold(),
     ),
     "noise on what is sent": (Perturb(noise=0.5), Pull(mu=0.5)),

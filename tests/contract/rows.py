@@ -15,6 +15,7 @@ from fedstrata.techniques.fedbn import FedBN
 from fedstrata.techniques.fedbuff import FedBuff
 from fedstrata.techniques.feddf import FedDF
 from fedstrata.techniques.feddyn import FedDyn
+from fedstrata.techniques.fedexlora import FedExLoRA
 from fedstrata.techniques.fedimpro import FedImpro
 from fedstrata.techniques.fedlc import FedLC
 from fedstrata.techniques.fedldf import FedLDF
@@ -26,7 +27,9 @@ from fedstrata.techniques.fedper import FedPer
 from fedstrata.techniques.fedprox import FedProx
 from fedstrata.techniques.fedrep import FedRep
 from fedstrata.techniques.fedrs import FedRS
+from fedstrata.techniques.fedsalora import FedSALoRA
 from fedstrata.techniques.fedspeed import FedSpeed
+from fedstrata.techniques.ffalora import FFALoRA
 from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
 from fedstrata.techniques.keep import Keep
@@ -36,6 +39,7 @@ from fedstrata.techniques.perturb import Perturb
 from fedstrata.techniques.progressive import Progressive
 from fedstrata.techniques.quantise import Quantise
 from fedstrata.techniques.references import Centralised, Local
+from fedstrata.techniques.rolora import RoLoRA
 from fedstrata.techniques.scaffold import Scaffold
 from fedstrata.techniques.select import Select
 from fedstrata.techniques.topk import TopK
@@ -119,3 +123,11 @@ ROWS = [
     Row(Centralised(), None),
     Row(Local(), None),
 ]
+
+ADAPTER_ROWS = [
+    Row(FFALoRA(), None),
+    Row(FedSALoRA(), None),
+    Row(RoLoRA(), None),
+    Row(FedExLoRA(), None, order_free=False),
+]
+"""Techniques for models with low-rank adapters, which `test_adapters.py` asks what the matrix asks of all others."""

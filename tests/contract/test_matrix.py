@@ -21,7 +21,7 @@ from fedstrata.techniques import TECHNIQUES
 from fedstrata.techniques.fedavg import FedAvg, chain, parse
 from fedstrata.wire.messages import decode_update, encode
 from fedstrata.wire.packing import unpack
-from tests.contract.rows import ROWS, Row, devices_for
+from tests.contract.rows import ADAPTER_ROWS, ROWS, Row, devices_for
 
 EACH = pytest.mark.parametrize("row", ROWS, ids=[r.technique.name for r in ROWS])
 
@@ -122,7 +122,7 @@ def enough_rounds(one: Row, two: Row) -> int:
 
 
 def test_every_technique_has_a_row() -> None:
-    tested = {r.technique.name for r in ROWS}
+    tested = {r.technique.name for r in (*ROWS, *ADAPTER_ROWS)}
     assert {name for name, made in TECHNIQUES.items() if made is not FedAvg} <= tested
 
 

@@ -701,7 +701,7 @@ def test_the_command_joins_a_cluster_that_asks_for_a_token(no_token: Path) -> No
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(fs.UsageError, match=r'pip install "fedstrata\[ray\]"'):
+    with pytest.raises(fs.UsageError, match=r"pip install 'fedstrata\[ray\]'"):
         federation(engine="ray")
 
 

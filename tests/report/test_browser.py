@@ -26,6 +26,8 @@ pytestmark = [
 
 ROUNDS = 12
 SCREEN = {"width": 1240, "height": 900}
+TALL = {"width": 1240, "height": 15_000}
+"""All of a page is in sight, so all of it is drawn."""
 LISTS = ("quantity", "embedding-colour")
 READY = "html[data-ready=true]"
 LINES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => plot.data
@@ -49,8 +51,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Visit:
     """A page that was opened, and all that went wrong on it."""
 
-    def __init__(self, browser: Any, address: str, **how: Any) -> None:
-        self.context = browser.new_context(viewport=SCREEN, **how)
+    def __init__(self, browser: Any, address: str, screen: Any = SCREEN, **how: Any) -> None:
+        self.context = browser.new_context(viewport=screen, reduced_motion="reduce", **how)
         self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
@@ -58,8 +60,13 @@ class Visit:
         self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
+        self.open(address)
+
+    def open(self, address: str) -> None:
+        """Until what is in sight is drawn."""
         self.page.goto(address)
-        self.page.wait_for_selector(READY)
+        if address != "about:blank":
+            self.page.wait_for_selector(READY)
 
     def plot(self, name: str) -> str:
         return f"document.querySelector('[data-figure=\"{name}\"] .plot')"
@@ -79,7 +86,7 @@ class Visit:
 @pytest.fixture(scope="module")
 def looked_at(browser: Any, comparison: Path) -> Iterator[Visit]:
     """The page for tests that leave it as it was, which also shows that all can be undone; opening it takes seconds."""
-    found = Visit(browser, comparison.as_uri(), color_scheme="light")
+    found = Visit(browser, comparison.as_uri(), TALL, color_scheme="light")
     yield found
     found.context.close()
 
@@ -199,14 +206,30 @@ def test_a_figure_is_saved_as_a_picture_and_zooming_undone(looked_at: Visit) -> 
     assert looked_at.wrong == []
 
 
-def test_light_becomes_dark(browser: Any, comparison: Path) -> None:
-    found = Visit(browser, comparison.as_uri(), color_scheme="light")
+def test_figures_are_drawn_when_a_reader_comes_near_and_nothing_moves(browser: Any, comparison: Path) -> None:
+    """Also after light has become dark, which figures out of sight learn when they come near again."""
+    found = Visit(browser, "about:blank", color_scheme="light")
+    found.page.add_init_script(
+        "window.moved = 0; new PerformanceObserver((list) => list.getEntries().forEach((entry) => "
+        "{ window.moved += entry.value; })).observe({ type: 'layout-shift', buffered: true })"
+    )
+    found.open(comparison.as_uri())
+    far = found.plot("partition")
+    assert found.ask(f"{found.plot('accuracy')}.querySelectorAll('.main-svg').length")
+    assert found.ask(f"{far}.childElementCount") == 0
     ground = "getComputedStyle(document.body).backgroundColor"
     light, ink = found.ask(ground), found.ask(f"{found.plot('accuracy')}._fullLayout.font.color")
+    assert found.ask("window.moved") < 0.01
+    found.page.evaluate("document.querySelector('#partition').scrollIntoView()")
+    found.until(f"{far}.querySelector('.main-svg')")
     found.page.locator("#theme").click()
     assert found.ask(ground) != light
-    assert found.ask(f"{found.plot('accuracy')}._fullLayout.font.color") != ink
+    assert found.ask(f"{far}._fullLayout.font.color") != ink
+    assert found.ask(f"{found.plot('accuracy')}._fullLayout.font.color") == ink  # nobody sees it
+    found.page.evaluate("scrollTo(0, 0)")
+    found.until(f"{found.plot('accuracy')}._fullLayout.font.color !== '{ink}'")
     assert found.page.locator("#theme").inner_text() == "Light"
+    assert found.wrong == []
     found.context.close()
 
 
@@ -221,10 +244,13 @@ def test_a_table_is_copied_as_markdown(looked_at: Visit) -> None:
     looked_at.page.locator("#results button.copy").click()
     looked_at.until("window.copied")
     head, rule, *rows = looked_at.ask("window.copied").strip().split("\n")
-    assert head.startswith("| method | buffers | accuracy |")
-    assert rule.startswith("| :-- | :-- | --: |")
-    assert len(rows) == 3
-    assert any(row.startswith("| fedprox(mu=0.01) | average | ") for row in rows)
+    assert head == "| method | accuracy | behind | sent | computed | time |"
+    assert rule == "| :-- | --: | --: | --: | --: | --: |"
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| fedavg(buffers='drop') + scaffold",
+        "| fedprox(mu=0.01)",
+        "| fedavg",
+    ]  # the best first
     assert looked_at.page.locator(".status").inner_text() == "Copied as Markdown"
 
 
@@ -252,10 +278,10 @@ def test_controls_and_figures_have_names(looked_at: Visit) -> None:
 
 
 def test_a_narrow_screen_is_not_wider_than_it_is(looked_at: Visit) -> None:
-    looked_at.page.set_viewport_size({"width": 400, "height": 800})
+    looked_at.page.set_viewport_size({"width": 400, "height": 2 * TALL["height"]})
     widest = "Math.max(...[...document.querySelectorAll('.plot > *')].map((part) => part.scrollWidth))"
     looked_at.until(f"document.documentElement.scrollWidth <= 400 && {widest} < 400")
-    looked_at.page.set_viewport_size(SCREEN)
+    looked_at.page.set_viewport_size(TALL)
     looked_at.until(f"{widest} > 400")
 
 
@@ -289,7 +315,7 @@ def suspicious(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_outlier_scores_are_slid_through_and_told_by_keys(browser: Any, suspicious: Path) -> None:
-    found = Visit(browser, suspicious.as_uri())
+    found = Visit(browser, suspicious.as_uri(), TALL)
     heat, small = found.plot("outliers"), "document.querySelector('.finding .beside .plot')"
     slider = found.page.locator("[data-control=outliers-round] input")
     assert found.ask(f"{heat}.data[0].y[0]") == "▶ client 2"
@@ -327,7 +353,7 @@ def test_empty_figures_say_that_they_are_being_drawn_and_have_their_height(brows
     assert set(page.evaluate(says)) == {'"drawing…"'}
     reserved = page.evaluate(heights)
     context.close()
-    found = Visit(browser, suspicious.as_uri())
+    found = Visit(browser, suspicious.as_uri(), TALL)
     assert set(found.ask(says)) == {"none"}
     assert found.ask(heights) == pytest.approx(reserved, abs=1)
     found.context.close()
@@ -381,7 +407,7 @@ def test_the_live_page_follows_a_run_from_its_beginning(browser: Any, live: tupl
     assert slider.get_attribute("max") == "3"
     assert found.ask("document.activeElement.type") in ("range", "checkbox")
     assert found.page.locator("#log").is_checked()
-    assert "40.00 %" in found.page.locator("#results").inner_text()
+    assert "40.00 %" in found.page.locator("#results .tiles").inner_text()
     assert [message for message in found.wrong if "304" not in message] == []
     assert all(url.startswith((address, "data:", "blob:")) for url in found.requests)
     found.context.close()

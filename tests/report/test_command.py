@@ -83,7 +83,7 @@ def test_figures_for_papers(tmp_path: Path, form: str) -> None:
     paths = plot([saved([0.1, 0.5], method="a$b<c>"), saved([0.2, 0.4], seed=1)], tmp_path / "plots", form)
     assert [path.name for path in paths] == [
         f"{name}.{form}"
-        for name in ("accuracy", "loss-test-loss", "loss-training-loss", "accuracy-bytes", "accuracy-flops")
+        for name in ("accuracy", "accuracy-bytes", "loss-test-loss", "loss-training-loss", "accuracy-flops")
     ]
     assert all(path.stat().st_size > 1000 for path in paths)
 

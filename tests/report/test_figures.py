@@ -237,7 +237,7 @@ def test_embedding_is_coloured_by_class_or_by_client() -> None:
 
 def test_runs_without_rounds_and_without_probes_have_no_figures() -> None:
     assert figure_sections(group_runs([saved([])])) == []
-    assert [section.name for section in figure_sections(group_runs([saved([0.1])]))] == ["curves", "efficiency"]
+    assert [section.name for section in figure_sections(group_runs([saved([0.1])]))] == ["results", "curves"]
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +248,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[RunGroup]:
 
 def test_every_section_is_there_once_everything_is_probed(lines: list[RunGroup]) -> None:
     names = [section.name for section in figure_sections(lines)]
-    assert names[:4] == ["curves", "one-by-one", "efficiency", "architectures"]
-    assert names[4:7] == ["layers", "gradients", "similarity"]
+    assert names[:5] == ["results", "layers", "one-by-one", "curves", "architectures"]
+    assert names[5:7] == ["gradients", "similarity"]
     assert names[7:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
     assert len(lines) == len(THREE)
 

@@ -95,7 +95,7 @@ def test_a_broken_file_is_a_note(tmp_path: Path, text: str) -> None:
     assert "The diagnosis failed" not in html
     assert str(tmp_path) not in html
     assert 'data-figure="tried"' not in html
-    assert "<caption>Results" in html
+    assert 'class="tiles"' in html
 
 
 def test_hostile_changes_stay_text(tmp_path: Path) -> None:

@@ -84,11 +84,17 @@ def collect_statistics(stats: Stats, h: Vector, y: Vector, t: FedImpro) -> Stats
 
 
 def merge_statistics(known: Stats, sent: Sequence[Stats], sizes: Sequence[Vector], t: FedImpro) -> Stats:
-    """Eq. 7: μ_g ← β_g μ_g + (1 − β_g)·average over those that hold the class, and the same for σ_g."""
+    """Eq. 7: μ_g ← β_g μ_g + (1 − β_g)·average over those that hold the class, and the same for σ_g.
+
+    Pooled, the variance of the clients' means is added to the average of their variances.
+    """
     after = dict(known)
     for c in {c for stats in sent for c in stats}:
         weights = [n[c] if t.counts else 1.0 for s, n in zip(sent, sizes, strict=True) if c in s]
         new = [np.average([s[c][i] for s in sent if c in s], axis=0, weights=weights) for i in (0, 1)]
+        if t.variance == "pooled":
+            away = [(s[c][0] - new[0]) ** 2 for s in sent if c in s]
+            new[1] = new[1] + np.average(away, axis=0, weights=weights)
         old, beta = known.get(c, new), t.beta_server if c in known else 0.0
         after[c] = beta * old[0] + (1 - beta) * new[0], beta * old[1] + (1 - beta) * new[1]
     return after
@@ -127,7 +133,8 @@ class Reference:
 
     def visit(self, a: Assignment) -> Stats:
         t, (inputs, labels) = self.t, tensors(self.clients[a.client])
-        weight = min(1.0, 2 * a.round / a.rounds) if t.weight == "ramp" else t.weight
+        top = {"ramp": 1.0, "ramp-to-2": 2.0}
+        weight = min(top[t.weight], 2 * a.round / a.rounds) if isinstance(t.weight, str) else t.weight
         counts = torch.bincount(labels, minlength=CLASSES)
         leaves = {n: p for n, p in self.model.named_parameters() if n in a.trains}
         samples = self.known and any(int(n.partition(".")[0]) >= self.cut for n in leaves)
@@ -144,21 +151,30 @@ class Reference:
         return {c: own[c] for c in own if counts[c]}
 
     def loss(self, h: Tensor, y: Tensor, source: Stats, weight: float, counts: Tensor) -> Tensor:
-        """CE(high(h), y) + λ·CE(high(ĥ), ŷ), where ĥ = μ_ŷ: round(share·n) rows, equally many of each class."""
-        high = self.model[self.cut :]
-        if not source:
+        """CE(high(h), y) + λ·CE(high(ĥ), ŷ), or the mean of both, where ĥ = μ_ŷ.
+
+        ŷ is round(share·n) rows, equally many of each class, or the known ones of the batch's labels over and over.
+        """
+        high, count = self.model[self.cut :], round(self.t.sampled * len(y))
+        labels = [c for c in np.resize(y.numpy(), count).tolist() if c in source]
+        if self.t.labels == "balanced" and source:
+            repeat, rest = divmod(count, len(source))
+            assert rest == 0
+            labels = list(source) * repeat
+        if not labels:
             return F.cross_entropy(self.output(high(h), counts), y)
-        repeat, rest = divmod(round(self.t.sampled * len(y)), len(source))
-        assert rest == 0
-        fake = torch.from_numpy(np.stack([source[c][0] for c in source] * repeat))
+        fake = torch.from_numpy(np.stack([source[c][0] for c in labels]))
         fake = fake.reshape(*fake.shape, *[1] * (h.dim() - fake.dim())).expand(-1, *h.shape[1:])
         if self.t.form == "released":
             real, drawn = high(torch.cat([h, fake])).split([len(h), len(fake)])
         else:
             real, still = high(h), {n: b.clone() for n, b in high.named_buffers()}
             drawn = functional_call(high, still, (fake,))
-        ours = F.cross_entropy(self.output(real, counts), y)
-        return ours + weight * F.cross_entropy(drawn, torch.tensor(list(source) * repeat))
+        ours = F.cross_entropy(self.output(real, counts), y, reduction="sum")
+        theirs = weight * F.cross_entropy(drawn, torch.tensor(labels), reduction="sum")
+        if self.t.loss == "mean":
+            return (ours + theirs) / (len(y) + weight * len(labels))
+        return ours / len(y) + theirs / len(labels)
 
 
 # The library ----------------------------------------------------------------------------------------------
@@ -282,6 +298,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"beta_client": 0.35, "beta_server": 0.8, "weight": 0.4, "counts": True},
     {"beta_client": 0.0, "beta_server": 0.0, "sampled": 2.0, "weight": "ramp"},
     {"sampled": 0.5},
+    {"loss": "mean", "weight": "ramp-to-2", "variance": "pooled", "counts": True},
+    {"loss": "mean", "labels": "batch", "weight": 0.7, "variance": "pooled", "beta_server": 0.3},
+    {"labels": "batch", "sampled": 2.0},
 ]
 
 
@@ -291,7 +310,8 @@ def test_statistics_and_training(form: Any, settings: dict[str, Any]) -> None:
     """Two of three clients per round, five rounds, several batches per visit: Eq. 5, 6 and 7 in full.
 
     Class 2 is nobody's at first, arrives with the last client as it is, and stays where only the others take part.
-    Some batches have a single row of a class, where the two forms differ. "ramp" is λ = 0, 0.4, 0.8, 1, 1.
+    Some batches have a single row of a class, where the two forms differ. "ramp" is λ = 0, 0.4, 0.8, 1, 1, and
+    "ramp-to-2" goes on. With the batch's labels, class 2 is drawn only once it is known.
     """
     clients = people()
     if settings.get("sampled") == 0.5:  # three rows of one class, or of three
@@ -305,9 +325,62 @@ def test_statistics_and_training(form: Any, settings: dict[str, Any]) -> None:
 def test_the_settings_make_a_difference() -> None:
     """Or else the test above could not tell them apart."""
     changes: list[dict[str, Any]] = [{}, {"weight": 0.3}, {"beta_server": 0.3}, {"beta_client": 0.3}, {"counts": True}]
+    changes += [{"loss": "mean"}, {"labels": "batch"}, {"weight": "ramp"}, {"weight": "ramp-to-2"}]
     methods = [FedImpro(split="1", std_cap=0.0, form=form, **c) for form in ("paper", "released") for c in changes]  # type: ignore[arg-type]
     ends = [play(t, people(), net(), rounds=4).model for t in methods]
     assert all(np.abs(a - b).max() > 1e-6 for i, a in enumerate(ends) for b in ends[:i])
+
+
+def test_the_mean_over_all_rows_by_hand() -> None:
+    """Appendix C.3 in NumPy, one step of a linear high part: ∇W = (Σ e_i h_iᵀ + λ·Σ ê_j ĥ_jᵀ)/(n + λ·n̂), e = p − 1_y.
+
+    Class 0 of the batch's three is known, and its two rows' ĥ are the mean: n = 6, n̂ = 2, λ = 0.5. The bias below gets
+    Σ (Wᵀe_i)·(1 − h_i²)/(n + λ·n̂) of the real rows alone.
+    """
+    (x, y), lam, lr = party([0, 0, 1, 1, 2, 2], 3), 0.5, 0.1
+    t = FedImpro(split="1", std_cap=0.0, loss="mean", labels="batch", weight=lam)
+    fed = federation(fs.chain(t), [(x, y)], net(), steps=1, batch_size=6, rounds=1, lr=lr)
+    mean, original = np.array([0.3, -0.2, 0.5, 0.1]), fed._engine.run
+    slot = {"known": torch.tensor([1, 0, 0], dtype=torch.uint8), "mean": torch.from_numpy(mean)[None]}
+    slot["variance"] = torch.zeros(1, HIDDEN, dtype=torch.float64)
+    fed._engine.run = lambda asked, *rest: original([replace(a, slots={"fedimpro": slot}) for a in asked], *rest)
+    before = {n: p.clone() for n, p in fed.state.params.items()}
+    fed.fit()
+    low, high = ({n: p.detach().numpy() for n, p in net()[i].named_parameters()} for i in (0, 2))
+    h = np.tanh(x @ low["weight"].T + low["bias"])
+
+    def errors(features: Vector, labels: Vector) -> Vector:
+        z = np.exp(features @ high["weight"].T + high["bias"])
+        return z / z.sum(1, keepdims=True) - np.eye(CLASSES)[labels]
+
+    own, fake = errors(h, y), errors(np.stack([mean, mean]), np.array([0, 0]))
+    rows = 6 + lam * 2
+    weight = (own.T @ h + lam * fake.T @ np.stack([mean, mean])) / rows
+    below = ((own @ high["weight"]) * (1 - h**2)).sum(0) / rows
+    for name, gradient in (("2.weight", weight), ("0.bias", below)):
+        np.testing.assert_allclose(fed.state.params[name] - before[name], -lr * gradient, rtol=0, atol=1e-12)
+
+
+def test_pooled_variance_is_that_of_all_rows() -> None:
+    """Two clients, a class each of whose rows stands in both as often: NumPy's variance of all their features at once.
+
+    From the slots of one full batch each, as counts weigh them; Eq. 7's is that less the variance of the two means.
+    """
+    clients = [party([0] * 4 + [1] * 8, 1), party([0] * 6 + [1] * 2, 2)]
+    fields: dict[str, Any] = {"split": "1", "counts": True}
+    pooled, plain = (
+        play(FedImpro(variance=v, **fields), clients, net(), steps=1, batch_size=100, rounds=1)  # type: ignore[arg-type]
+        for v in ("pooled", "mean")
+    )
+    low = net()[0]
+    h = [np.tanh(x @ low.weight.detach().numpy().T + low.bias.detach().numpy()) for x, _ in clients]
+    for c in (0, 1):
+        mine = [f[y == c] for f, (_, y) in zip(h, clients, strict=True)]
+        whole = np.concatenate(mine)
+        np.testing.assert_allclose(pooled.state["mean"][c], whole.mean(0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(pooled.state["variance"][c], whole.var(0), rtol=0, atol=1e-12)
+        within = sum(len(f) * f.var(0) for f in mine) / len(whole)
+        np.testing.assert_allclose(plain.state["variance"][c], within, rtol=0, atol=1e-12)
 
 
 @both_forms
@@ -590,6 +663,7 @@ def test_splits_that_are_refused(model: str, split: str | int, why: str) -> None
         *(f"{beta}={value}" for beta in ("beta_client", "beta_server") for value in (-0.1, 1.0, 1.5)),
         *(f"{name}={value}" for name in ("noise", "weight", "sampled") for value in (-0.1, "1e999", "'up'")),
         *("std_cap=-0.1", "form='own'", "per='pixel'", "split=1.5", "split=True", "counts=2"),
+        *("loss='product'", "labels='own'", "variance='both'"),
     ],
 )
 def test_arguments_that_are_refused(text: str) -> None:
@@ -613,6 +687,7 @@ def test_mistakes_in_python(field: dict[str, Any]) -> None:
         {"split": "layer1.0", "beta_client": 0.5, "beta_server": 0.25, "noise": 0.1, "weight": 0.5},
         {"sampled": 2.0, "std_cap": 0.1, "form": "released", "per": "channel", "counts": True},
         {"weight": 0, "std_cap": 0},
+        {"weight": "ramp-to-2", "loss": "mean", "labels": "batch", "variance": "pooled"},
     ],
 )
 def test_what_is_written_is_read_again(settings: dict[str, Any]) -> None:
@@ -625,7 +700,7 @@ def test_defaults() -> None:
     assert fs.method("fedimpro") == fs.method(f"{first}std_cap=None, form='paper', per='element', counts=False)")
 
 
-@pytest.mark.parametrize("settings", ["form='released'", "weight='ramp'", "per='channel'"])
+@pytest.mark.parametrize("settings", ["form='released'", "weight='ramp'", "per='channel'", "labels='batch'"])
 def test_what_many_clients_at_once_are_refused(settings: str) -> None:
     with pytest.raises(fs.UsageError, match="the engine 'vmap' cannot run 'fedimpro'"):
         federation(f"fedimpro(split='1', {settings})", people(), net(), engine="vmap")
@@ -856,5 +931,5 @@ def test_what_cannot_be_cut_is_refused() -> None:
         play("fedimpro(split='0')", people(), pairs)
     with pytest.raises(fs.UsageError, match=r"the norm layer '0' is used on both sides of '1'"):
         play("fedimpro(split='1')", people(), twice)
-    with pytest.raises(fs.UsageError, match=r"'rampp' does not fit \(input should be a valid number or 'ramp'\)"):
+    with pytest.raises(fs.UsageError, match=r"'rampp' does not fit \(input should be .* or 'ramp' or 'ramp-to-2'\)"):
         fs.method("fedimpro(weight='rampp')")

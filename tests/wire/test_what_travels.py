@@ -14,6 +14,7 @@ import fedstrata as fs
 from fedstrata import wire
 from fedstrata.core.types import Update
 from fedstrata.techniques import TECHNIQUES
+from tests.contract.rows import ADAPTER_ROWS
 from tests.engines.worlds import seeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
@@ -21,6 +22,7 @@ PARAMETER, STRATUM = "one tensor a parameter", "one tensor a stratum"
 NUMBER = "a number per stratum"
 ROUNDS = 3
 REFERENCES = {"centralised", "local"}
+ADAPTED = {row.technique.name for row in ADAPTER_ROWS}
 ARGUMENTS = {
     "fedbuff": "buffer=2",
     "fedpart": "full_rounds=1, rounds_per_stratum=1",
@@ -51,6 +53,15 @@ def layers() -> nn.Sequential:
     return net
 
 
+def model_for(name: str) -> nn.Sequential:
+    """The same, with adapters for a technique that needs them."""
+    net = seeded(layers)
+    if name in ADAPTED:
+        pytest.importorskip("peft", reason="the extra peft is not installed")
+        fs.adapt(net, "lora(r=2)", torch.zeros(2, 1, 6, 6), seed=1)
+    return net
+
+
 def pictures(size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Pictures of two classes of four."""
     rng = torch.Generator().manual_seed(seed)
@@ -71,7 +82,8 @@ def updates_of(method: str, monkeypatch: pytest.MonkeyPatch) -> list[Update]:
     given: dict[str, Any] = {"rounds": ROUNDS, "batch_size": 5, "engine": "wire", "public": torch.randn(8, 1, 6, 6)}
     if fs.method(method).arrivals is not None:  # a few updates a round
         given |= {"fleet": "slow*2(flops='1M/s'); fast*2(flops='2M/s')", "rounds": 4 * ROUNDS}
-    fs.Federation(seeded(layers), [pictures(12, k) for k in range(4)], pictures(10, 9), method=method, **given).fit()
+    name = method.partition("(")[0]
+    fs.Federation(model_for(name), [pictures(12, k) for k in range(4)], pictures(10, 9), method=method, **given).fit()
     return found
 
 
@@ -84,17 +96,20 @@ def test_the_table_says_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch)
     which, beside, _ = rows()[name]
     updates = updates_of(f"{name}({ARGUMENTS.get(name, '')})", monkeypatch)
     assert len(updates) >= 4 * ROUNDS
-    params = [n for n, _ in layers().named_parameters()]
+    params = [n for n, p in model_for(name).named_parameters() if p.requires_grad]
     trained = [update for update in updates if update.round < ROUNDS]
     if "one stratum" in which:
         assert [sorted({n.split(".")[0] for n in u.delta}) for u in trained[4::4]] == [["conv"], ["dense"]]
         trained = trained[:4]
-    if "stay" in which or "body" in which:
+    if "in turns" in which:
+        assert len({tuple(update.delta) for update in trained}) == 2
+        trained = trained[:4]
+    if "stay" in which or "body" in which or "in turns" in which:
         kept = {n for n in params if any(n not in update.delta for update in trained)}
         assert kept
         assert kept < set(params)
         params = [n for n in params if n not in kept]
-    strata = [s.name for s in fs.strata(layers())]
+    strata = [s.name for s in fs.strata(model_for(name)) if not {*s.params}.isdisjoint(params)]
     assert all(list(update.delta) == (strata if "encoded" in which else params) for update in trained)
     sent = {(n, tensor.dim()) for update in updates for slot in update.slots.values() for n, tensor in slot.items()}
     words = {**dict.fromkeys(strata, STRATUM), **dict.fromkeys(params, PARAMETER)}

@@ -11,11 +11,22 @@ from fedstrata.aggregation.arithmetic import floor_share, squared_distances
 from fedstrata.aggregation.coordinate_wise import median_of_sorted, reduce_by_coordinate
 from fedstrata.aggregation.krum import krum_order
 from fedstrata.aggregation.strata import Per, check_per
+from fedstrata.core.citation import Paper
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "El Mahdi El~Mhamdi and Rachid Guerraoui and Sébastien Rouault",
+        "The Hidden Vulnerability of Distributed Learning in Byzantium",
+        "ICML",
+        2018,
+    ),
+)
 
 
 def most_suspects(count: int) -> int:
@@ -60,6 +71,7 @@ class Bulyan:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
 
     share: float = 0.2

@@ -8,11 +8,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.aggregation.arithmetic import blocks, cast_back, check_below_half, compute_dtype, floor_share, holders_of
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Dong Yin and Yudong Chen and Kannan Ramchandran and Peter Bartlett",
+        "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+        "ICML",
+        2018,
+    ),
+)
 
 
 @lru_cache(maxsize=64)
@@ -72,6 +83,7 @@ class Median:
     """
 
     by_name: ClassVar[bool] = True
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
     per: ClassVar[str] = "model"
 
@@ -100,6 +112,7 @@ class TrimmedMean:
     """
 
     by_name: ClassVar[bool] = True
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
     per: ClassVar[str] = "model"
 

@@ -11,8 +11,18 @@ from fedstrata.aggregation.arithmetic import blocks, cast_back
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.aggregation.norm_clip import norm_of, shorten
 from fedstrata.aggregation.strata import Per, check_per
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
+
+PAPERS = (
+    Paper(
+        "Xiaoyu Cao and Minghong Fang and Jia Liu and Neil Zhenqiang Gong",
+        "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping",
+        "NDSS",
+        2021,
+    ),
+)
 
 
 def inner_product(left: Tensors, right: Tensors) -> float:
@@ -47,6 +57,7 @@ class FLTrust:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = True
 
     per: Per = "model"

@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING, ClassVar
 from fedstrata.aggregation.arithmetic import LONGEST, ROUNDING, gram_matrices
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.aggregation.strata import Per, check_per
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Krishna Pillutla and Sham M. Kakade and Zaid Harchaoui",
+        "Robust Aggregation for Federated Learning",
+        "IEEE Transactions on Signal Processing",
+        2022,
+        kind="journal",
+    ),
+)
 
 
 def weiszfeld(
@@ -97,6 +109,7 @@ class GeometricMedian:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
 
     smooth: float = 1e-6

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, ClassVar
 from fedstrata.aggregation.arithmetic import check_below_half, floor_share, squared_distances
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.aggregation.strata import Per, check_per
+from fedstrata.core.citation import Paper
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Peva Blanchard and El Mahdi El~Mhamdi and Rachid Guerraoui and Julien Stainer",
+        "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+        "NeurIPS",
+        2017,
+    ),
+)
 
 
 def krum_order(distances: Tensor, suspects: int) -> list[int]:
@@ -59,6 +70,7 @@ class Krum:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
 
     share: float = 0.3
@@ -95,6 +107,7 @@ class MultiKrum:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
 
     share: float = 0.3

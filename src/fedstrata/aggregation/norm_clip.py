@@ -12,9 +12,20 @@ from fedstrata.aggregation.arithmetic import blocks, cast_back, compute_dtype
 from fedstrata.aggregation.coordinate_wise import median_of_sorted, reduce_by_coordinate
 from fedstrata.aggregation.mean import mean_of
 from fedstrata.aggregation.strata import Per, check_per
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import positive
+
+PAPERS = (
+    Paper(
+        "Ziteng Sun and Peter Kairouz and Ananda Theertha Suresh and H. Brendan McMahan",
+        "Can You Really Backdoor Federated Learning?",
+        "arXiv",
+        2019,
+        arxiv="1911.07963",
+    ),
+)
 
 
 def norm_of(delta: Tensors) -> float:
@@ -44,6 +55,7 @@ class NormClip:
     """
 
     by_name: ClassVar[bool] = False
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     trusts: ClassVar[bool] = False
 
     limit: float | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstrata.techniques.fedimpro import channel_axis
+from fedstrata.techniques.feature_gaussians import channel_axis
 
 Per = Literal["element", "channel"]
 """Whether FedImpro shares means of every element of the features, or of every channel."""

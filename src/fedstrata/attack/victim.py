@@ -19,13 +19,13 @@ from fedstrata.core.task import Task
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partitions import describe
 from fedstrata.errors import UsageError
-from fedstrata.models.stages import tap
+from fedstrata.models.stages import cut_place, tap
 from fedstrata.models.strata import strata
 from fedstrata.run import deal, final_model, training_parts
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.tasks.registry import build_task
 from fedstrata.techniques import method
-from fedstrata.techniques.fedimpro import FedImpro, place_of
+from fedstrata.techniques.fedimpro import FedImpro
 
 _AT_ONCE = 256
 
@@ -187,7 +187,7 @@ def open_victim(directory: Path, split: str | int | None, client: int | None, da
     model = final_model(directory, found.config, found.dataset).eval().requires_grad_(False)
     return Victim(
         model,
-        place_of(split, model, strata(model), "the split"),
+        cut_place(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
         Pixels.of(found.dataset.train),
         found.number,

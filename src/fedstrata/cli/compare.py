@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,13 @@ TableOnly = Annotated[bool, typer.Option("--table-only", "--no-run", help="show 
 OnlyTable = Annotated[bool, typer.Option("--quiet", help="print only the table", rich_help_panel=OUTPUT)]
 Markdown = Annotated[bool, typer.Option("--markdown", help="print the table as Markdown", rich_help_panel=OUTPUT)]
 Csv = Annotated[bool, typer.Option("--csv", help="print the table as CSV, plain numbers", rich_help_panel=OUTPUT)]
+Latex = Annotated[
+    bool,
+    typer.Option("--latex", help="print the table for LaTeX: booktabs, bold best, tested", rich_help_panel=OUTPUT),
+]
+Cite = Annotated[
+    bool, typer.Option("--cite", help="print BibTeX of the methods' papers; run nothing", rich_help_panel=OUTPUT)
+]
 
 
 @with_fields
@@ -65,31 +73,48 @@ def compare(
     quiet: OnlyTable = False,
     as_markdown: Markdown = False,
     as_csv: Csv = False,
+    as_latex: Latex = False,
     as_json: Json = False,
+    cite: Cite = False,
     report: Report = True,
     open_: Open = False,
     *,
     given: dict[str, Any],
 ) -> None:
     """Run methods × seeds (and any other field), leaving out what is finished, and print the table."""
-    if as_markdown + as_csv + as_json > 1:
-        raise UsageError("--markdown, --csv and --json exclude each other: give one of them")
+    form = _chosen_form(markdown=as_markdown, csv=as_csv, latex=as_latex, json=as_json, cite=cite)
     from fedstrata.compare import merge_options, plan, show, tabulate
 
     values = {} if config is None else read_toml(config)
     joined = "; ".join(methods) if methods else None
     grid = plan(merge_options(values, parse_numbers(given), joined, seeds or [], vary or [], sets or []), out)
-    plain = as_markdown or as_csv or as_json
-    failures = {} if table_only else _run_missing(grid, jobs, open_screen(stderr=plain, quiet=quiet))
+    if cite:
+        _print_bibtex(grid)
+        return
+    failures = {} if table_only else _run_missing(grid, jobs, open_screen(stderr=bool(form), quiet=quiet))
     found = tabulate(grid, failures)
     wrong = [error for error in failures.values() if isinstance(error, UsageError)]
     if wrong and len(wrong) == len({run.directory for run in grid.runs}):
         raise wrong[0]  # the input fits no run, so there is nothing to show
-    _show(found, as_markdown, as_csv, as_json)
+    _show(found, form)
     if report:
         _write_report(found, out / "report.html", open_)
     if failures:
         raise FedstrataError(show.failure_text(found))
+
+
+def _chosen_form(**asked: bool) -> str:
+    """What is printed; empty for the table as people read it."""
+    chosen = [name for name, wanted in asked.items() if wanted]
+    if len(chosen) > 1:
+        raise UsageError("--markdown, --csv, --latex, --json and --cite exclude each other: give one of them")
+    return "".join(chosen)
+
+
+def _print_bibtex(grid: Plan) -> None:
+    from fedstrata.compare.cite import bibtex
+
+    print(bibtex(grid))
 
 
 def _run_missing(grid: Plan, jobs: int, screen: Console) -> dict[Path, FedstrataError]:
@@ -99,15 +124,19 @@ def _run_missing(grid: Plan, jobs: int, screen: Console) -> dict[Path, Fedstrata
         return run_missing(grid, jobs, watcher.hear)
 
 
-def _show(found: Comparison, as_markdown: bool, as_csv: bool, as_json: bool) -> None:
+def _show(found: Comparison, form: str) -> None:
+    """Print the table in one of its forms; as people read it where none is named."""
     from fedstrata.compare import show
+    from fedstrata.compare.latex import latex
 
-    if as_json:
-        print(json.dumps(found.as_dict()))
-    elif as_csv:
-        print(show.csv_text(found), end="")
-    elif as_markdown:
-        print(show.markdown(found))
+    texts: dict[str, Callable[[Comparison], str]] = {
+        "markdown": show.markdown,
+        "csv": lambda table: show.csv_text(table).removesuffix("\n"),
+        "latex": latex,
+        "json": lambda table: json.dumps(table.as_dict()),
+    }
+    if form:
+        print(texts[form](found))
     else:
         open_screen().print(show.SideBySide(found), soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`fedstrata run`, `resume` and `demo`."""
+"""`fedstrata run` and `resume`."""
 
 from __future__ import annotations
 
@@ -48,15 +48,6 @@ if TYPE_CHECKING:
 
 NO_TRACKER = "none"
 """What `resume --track` takes for: not even with those that the run was logged with."""
-DEMO = {
-    "dataset": "digits",
-    "model": "cnn2(width=16)",
-    "partition": "dirichlet(alpha=0.1)",
-    "clients": 10,
-    "rounds": 30,
-    "epochs": 5,
-    "lr": 0.1,
-}
 MORE_ROUNDS = "rounds in all, if there are to be more than the run was to have so far"
 
 
@@ -107,22 +98,6 @@ def resume(
         lambda: validate_settings(RunConfig, read_toml(directory / "run.toml")),
         _OutputOptions(quiet, as_json, trackers, report, open_),
     )
-
-
-def demo(
-    out: Out = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    report: Report = True,
-    open_: Open = False,
-) -> None:
-    """Train ten clients on real digits that come with the package, in under a minute."""
-    from fedstrata.run import open_run
-    from fedstrata.runs.directory import fresh_directory
-
-    config = validate_settings(RunConfig, DEMO)
-    open_federation = partial(open_run, config, out or fresh_directory(Path("runs"), "demo"))
-    _follow(open_federation, lambda: config, _OutputOptions(quiet, as_json, [], report, open_))
 
 
 def _default_out(config: RunConfig) -> Path:

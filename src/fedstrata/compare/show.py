@@ -54,11 +54,13 @@ def _mean_text(name: str, text: Callable[[float], str]) -> Callable[[ComparisonR
     return lambda row: "–" if (found := row.of(name)) is None else text(found.mean)
 
 
+OWN_MODELS = "own models"
+"""The column for methods that leave the server without a whole model, where others have one."""
 _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
     "seeds": lambda r: f"{len(r.results)}/{len(r.seeds)}" if r.missing_seeds else str(len(r.seeds)),
     "final": _final_text,
     "best": lambda r: spread(r.of("best_score"), r.metric),
-    "own models": _final_text,
+    OWN_MODELS: _final_text,
     "global, by client": lambda r: spread(r.of("global_mean"), r.metric),
     "worst": lambda r: spread(r.of("worst"), r.metric),
     "spread": lambda r: spread(r.of("spread"), r.metric),
@@ -76,7 +78,7 @@ _MEASURES: Mapping[str, Callable[[ComparisonRow], str]] = {
 }
 
 
-def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
+def columns_of(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
     """What the table of a comparison shows: a column's name → a row's text."""
     columns: dict[str, Callable[[ComparisonRow], str]] = {"method": lambda r: r.method}
     for axis in comparison.plan.axes:
@@ -89,18 +91,18 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[ComparisonRow], str]
     unasked |= {"global, by client", "worst", "spread"} if not comparison.has_fairness else set()
     unasked |= {"own, by client", "own, worst", "own, spread"} if not comparison.has_own_models else set()
     apart = _are_apart(comparison)
-    unasked |= {"own models"} if not apart else set()
+    unasked |= {OWN_MODELS} if not apart else set()
     for name, text in _MEASURES.items():
         if name not in unasked:
-            own = name == "own models" if apart and name in _OF_ONE_KIND else None
-            columns[_primary_title(comparison) if name == "final" else name] = partial(_text_apart, text, own)
+            own = name == OWN_MODELS if apart and name in _OF_ONE_KIND else None
+            columns[primary_title(comparison) if name == "final" else name] = partial(_text_apart, text, own)
         if name == "best":
             others = _other_metrics(comparison)
             columns |= {title: partial(_text_apart, text, False if apart else None) for title, text in others.items()}
     return columns
 
 
-_OF_ONE_KIND = ("final", "best", "own models", "global, by client")
+_OF_ONE_KIND = ("final", "best", OWN_MODELS, "global, by client")
 """Columns of the global model, or of the clients' own, and never of both."""
 
 
@@ -114,7 +116,7 @@ def _text_apart(text: Callable[[ComparisonRow], str], own: bool | None, row: Com
     return text(row) if own is None or row.is_own is own else "–"
 
 
-def _primary_title(comparison: Comparison) -> str:
+def primary_title(comparison: Comparison) -> str:
     """The name of the metric that all runs are judged by."""
     found = {row.metric for row in comparison.rows if row.results}
     return metric_title(found.pop()) if len(found) == 1 else "score" if found else "accuracy"
@@ -130,9 +132,9 @@ def _metric_text(name: str, row: ComparisonRow) -> str:
     return spread(row.of_metric(name), name)
 
 
-def _measured(comparison: Comparison) -> set[str]:
+def measured_columns(comparison: Comparison) -> set[str]:
     """The names of the columns with numbers."""
-    return {*_MEASURES, _primary_title(comparison), *_other_metrics(comparison)}
+    return {*_MEASURES, primary_title(comparison), *_other_metrics(comparison)}
 
 
 _DISPENSABLE = ("FLOPs", "down", "up", "seconds", "best", "own, spread", "spread")
@@ -171,7 +173,7 @@ def remarks(comparison: Comparison) -> list[str]:
     """How to read the table, and what its readers must know."""
     primary = {row.metric for row in comparison.rows}
     kind = " in percent" if primary <= SHARES else ""
-    title = _primary_title(comparison)
+    title = primary_title(comparison)
     how = [f"{title} and best{kind}, mean ± sample standard deviation over the seeds; costs are means"]
     if comparison.has_gap:
         how.append(f"gap: centralised − method{' in percentage points' if kind else ''}, seed by seed")
@@ -197,8 +199,8 @@ class SideBySide:
     comparison: Comparison
 
     def _table(self, names: Sequence[str]) -> Table:
-        columns, rows = _columns(self.comparison), self.comparison.rows
-        measured = _measured(self.comparison)
+        columns, rows = columns_of(self.comparison), self.comparison.rows
+        measured = measured_columns(self.comparison)
         table = Table(expand=False)
         for name in names:
             table.add_column(name, justify="right" if name in measured else "left", no_wrap=name in measured)
@@ -210,7 +212,7 @@ class SideBySide:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not console.is_terminal:
             options = options.update(max_width=1000)
-        names = list(_columns(self.comparison))
+        names = list(columns_of(self.comparison))
         table, left_out = fitting_columns(
             console, options, names, (*_other_metrics(self.comparison), *_DISPENSABLE), self._table
         )
@@ -223,11 +225,11 @@ class SideBySide:
 
 def markdown(comparison: Comparison) -> str:
     """A comparison as a Markdown table, its columns aligned, with the settings below."""
-    columns = _columns(comparison)
+    columns = columns_of(comparison)
     cells = [list(columns), *([text(row) for text in columns.values()] for row in comparison.rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in cells]
     widths = [max(3, *(len(line[place]) for line in cells)) for place in range(len(columns))]
-    rights = [name in _measured(comparison) for name in columns]
+    rights = [name in measured_columns(comparison) for name in columns]
     lines = [[_pad(c, w, r) for c, w, r in zip(line, widths, rights, strict=True)] for line in cells]
     lines.insert(1, [f"{'-' * (w - 1)}:" if r else "-" * w for w, r in zip(widths, rights, strict=True)])
     below = [settings_text(comparison), *remarks(comparison)]

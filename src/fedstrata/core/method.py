@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, Protocol
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.encoding import STEPS, Encoder, Encoding
 from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
 from fedstrata.core.tensors import Tensors
@@ -22,6 +23,11 @@ class Base(Protocol):
     @property
     def name(self) -> str:
         """As written in a method string."""
+        ...
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """What to cite for it."""
         ...
 
     @property
@@ -195,6 +201,14 @@ class Method:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the results must know."""
         return tuple(t.caveat for t in self.techniques if t.caveat)
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """What to cite for it: the mean's, the reducer's and the techniques', each once; none for plain training."""
+        if any(t.exclusive for t in self.techniques):
+            return ()
+        parts = (self.base, self.reducer, *self.techniques)
+        return tuple(dict.fromkeys(paper for part in parts for paper in getattr(part, "papers", ())))
 
     @property
     def centralised(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import typing
 import warnings
@@ -42,7 +43,8 @@ def _literal(node: ast.expr, text: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UsageError(f"in '{text}': {_quote(node)} is not a literal value") from None
+        hint = "; write text in quotes" if isinstance(node, ast.Name | ast.Attribute) else ""
+        raise UsageError(f"in '{text}': {_quote(node)} is not a literal value{hint}") from None
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -62,7 +64,10 @@ def parse_expression(text: str, shown: str | None = None) -> ast.expr:
             warnings.simplefilter("ignore")  # such as "invalid escape sequence": what matters is checked by `bind`
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise UsageError(f"'{shown or text}' cannot be read; write it like name or name(argument=value)") from None
+        how = "write it like name or name(argument=value)"
+        if re.search(r"\blambda\s*=", text):  # a word of Python's own, and a symbol of many papers
+            how = "the argument is called lambda_"
+        raise UsageError(f"'{shown or text}' cannot be read; {how}") from None
 
 
 def read_call(node: ast.expr, text: str) -> Call:
@@ -202,7 +207,7 @@ def check(what: str, annotation: Any, value: Any) -> Any:
         adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        first, *others = dict.fromkeys(e["msg"].lower() for e in error.errors())
+        first, *others = dict.fromkeys(e["msg"][:1].lower() + e["msg"][1:] for e in error.errors())
         wanted = " or ".join([first, *(other.removeprefix("input should be ") for other in others)])
         raise UsageError(f"{what}: {value!r} does not fit ({wanted})") from None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.spec import Buffers as Buffers
 from fedstrata.core.spec import text_of
@@ -270,7 +271,7 @@ class Technique:
     """One paper's idea. Subclass it as a frozen, keyword-only dataclass and override what the idea needs.
 
     Class attributes:
-        name: as written in a method string.
+        name, papers: as written in a method string; what to cite for it.
         defaults: settings of the mean that the paper assumes, such as `{"weight": "uniform"}`; FedAvg's own arguments
             win over them.
         refuses: technique name → why the two have no meaning together.
@@ -305,6 +306,7 @@ class Technique:
     """
 
     name: ClassVar[str] = ""
+    papers: ClassVar[tuple[Paper, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     refuses: ClassVar[Mapping[str, str]] = {}
     exclusive: ClassVar[str] = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.types import Update, replace_fields
 from fedstrata.errors import UsageError, one_of
@@ -17,6 +18,16 @@ from fedstrata.faults.fault import SHARE, Fault
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Gilad Baruch and Moran Baruch and Yoav Goldberg",
+        "A Little Is Enough: Circumventing Defenses For Distributed Learning",
+        "NeurIPS",
+        2019,
+    ),
+)
 
 
 def largest_z(clients: int, attackers: int) -> float:
@@ -52,6 +63,7 @@ class Alie(Fault):
     """
 
     name: ClassVar[str] = "alie"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     z: float | None = None
     sees: Literal["others", "mates"] = "others"
     share: float = SHARE

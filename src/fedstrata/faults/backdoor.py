@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.aggregation.arithmetic import floor_share
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import generator
@@ -24,6 +25,23 @@ from fedstrata.faults.spoilt_examples import SpoiltExamples, check_real_numbers,
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Tianyu Gu and Brendan Dolan-Gavitt and Siddharth Garg",
+        "BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply Chain",
+        "arXiv",
+        2017,
+        arxiv="1708.06733",
+    ),
+    Paper(
+        "Eugene Bagdasaryan and Andreas Veit and Yiqing Hua and Deborah Estrin and Vitaly Shmatikov",
+        "How To Backdoor Federated Learning",
+        "AISTATS",
+        2020,
+    ),
+)
 
 
 def stamp(x: Tensor, rows: Tensor, size: int, value: float) -> Tensor:
@@ -54,6 +72,7 @@ class Backdoor(Fault):
     """
 
     name: ClassVar[str] = "backdoor"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     target: int = 0
     size: int = 3
     value: float = 1.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.rng import derive, generator
 from fedstrata.core.spec import text_of
 from fedstrata.core.technique import non_default_fields
@@ -76,6 +77,7 @@ class Fault:
     """
 
     name: ClassVar[str] = ""
+    papers: ClassVar[tuple[Paper, ...]] = ()
     share: float
     clients: tuple[int, ...]
     begin: int = 1

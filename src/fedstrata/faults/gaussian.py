@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.aggregation.krum import PAPERS
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.types import Absence, Update, replace_fields
 from fedstrata.errors import not_negative
@@ -25,6 +27,7 @@ class Gaussian(Fault):
     """
 
     name: ClassVar[str] = "gaussian"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     sigma: float = 1.0
     share: float = SHARE
     clients: tuple[int, ...] = ()

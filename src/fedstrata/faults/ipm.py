@@ -9,10 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.types import Update, replace_fields
 from fedstrata.errors import positive
 from fedstrata.faults.fault import SHARE, Fault
+
+PAPERS = (
+    Paper(
+        "Cong Xie and Oluwasanmi Koyejo and Indranil Gupta",
+        "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation",
+        "UAI",
+        2019,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class Ipm(Fault):
     """
 
     name: ClassVar[str] = "ipm"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     epsilon: float = 0.5
     share: float = SHARE
     clients: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.types import Examples
@@ -20,6 +21,22 @@ from fedstrata.faults.spoilt_examples import SpoiltExamples
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Vale Tolpegin and Stacey Truex and Mehmet Emre Gursoy and Ling Liu",
+        "Data Poisoning Attacks Against Federated Learning Systems",
+        "ESORICS",
+        2020,
+    ),
+    Paper(
+        "Minghong Fang and Xiaoyu Cao and Jinyuan Jia and Neil Zhenqiang Gong",
+        "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning",
+        "USENIX Security",
+        2020,
+    ),
+)
 
 
 def mirror(classes: int, labels: Tensor, places: Tensor) -> Tensor:
@@ -47,6 +64,7 @@ class LabelFlip(Fault):
     """
 
     name: ClassVar[str] = "labelflip"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     how: Literal["mirror", "next", "shuffle"] = "mirror"
     share: float = SHARE
     clients: tuple[int, ...] = ()

@@ -9,10 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.types import Absence, Update
 from fedstrata.errors import positive
 from fedstrata.faults.fault import SHARE, Fault, VisitView
 from fedstrata.faults.scale import multiply
+
+PAPERS = (
+    Paper(
+        "Liping Li and Wei Xu and Tianyi Chen and Georgios B. Giannakis and Qing Ling",
+        "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning from Heterogeneous Datasets",
+        "AAAI",
+        2019,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class SignFlip(Fault):
     """
 
     name: ClassVar[str] = "signflip"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     scale: float = 1.0
     slots: bool = False
     share: float = SHARE

@@ -248,3 +248,38 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
             "fs.with_stages(model, names, sample), or put them into a plain torch.nn.Sequential"
         )
     return {name: child for name, child in model._modules.items() if child is not None}
+
+
+def cut_place(split: str | int, model: nn.Module, strata: Sequence[Stratum], what: str) -> str:
+    """The stage after which a model is cut: by name, or by the number of strata below; a refusal begins with `what`.
+
+    Raises:
+        UsageError: if the model cannot be cut there.
+    """
+    try:
+        places = positions(model)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+    if isinstance(split, str):
+        if split not in places:
+            raise UsageError(f"{what}: the model has no stage '{split}'{did_you_mean(split, places)}")
+        return split
+    numbered = _places_by_number(model, strata, places)
+    if split not in numbered:
+        raise UsageError(
+            f"{what}: the model cannot be cut after stratum {split}, "
+            f"but after {', '.join(map(str, numbered)) or 'none'} of its {sum(not s.idle for s in strata)}"
+        )
+    return numbered[split]
+
+
+def _places_by_number(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
+    """Number of strata below → the last place that has exactly these, the first of all, below it."""
+    found: dict[int, str] = {}
+    order = [name for stratum in strata if not stratum.idle for name in stratum.params[:1]]
+    for place in places:
+        upper = set(params_above(model, place))
+        count = sum(name not in upper for name in order)
+        if 0 < count < len(order) and upper.issuperset(order[count:]):
+            found[count] = place
+    return found

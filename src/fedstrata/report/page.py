@@ -12,31 +12,33 @@ import gzip
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedstrata._version import __version__
-from fedstrata.core.text import plural
 from fedstrata.errors import UsageError
-from fedstrata.report import tables
 from fedstrata.report.figures import dark_colours
-from fedstrata.report.formatting import NONE, comma_list, escape
+from fedstrata.report.formatting import NONE, escape
+from fedstrata.report.opening import setting_text, values_text
 from fedstrata.report.run_groups import PALETTE, RunGroup, group_runs
 from fedstrata.report.sections import Section, sections
+from fedstrata.report.tables import swatch
+from fedstrata.report.verdict import verdict
 from fedstrata.runs.files import write_atomic
 from fedstrata.runs.reader import SavedRun
 
 
-def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False) -> str:
+def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False, learnt: Sequence[str] = ()) -> str:
     """A report of one run, or of several side by side, as one HTML file.
 
     Args:
         runs: those that differ only in their seed are averaged into one line.
         title: of the page; by default what was run on which data.
         live: whether the page asks its server for news; see `fedstrata.report.watch`.
+        learnt: sentences that it opens with.
 
     Raises:
         UsageError: if there are no runs.
@@ -44,7 +46,7 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
     if not runs:
         raise UsageError("a report needs at least one run")
     groups = group_runs(runs)
-    found = sections(groups)
+    found = [*_learnt(learnt), *sections(groups)]
     script, (packed, source_hash) = _asset("report.js"), packed_plotly()
     policy = _policy([_hash(script.encode()), source_hash], live)
     name = title or _title(groups)
@@ -57,9 +59,10 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
             f'<meta name="generator" content="fedstrata {__version__}"><title>{escape(name)}</title>',
             f"<style>{_colours()}{_asset('report.css')}</style></head><body>",
             '<a class="skip" href="#main">Skip to the results</a>',
+            f'<div class="toolbar" role="region" aria-label="All figures">{_toolbar(groups)}</div>',
+            "<noscript><style>.toolbar,.controls,.copy{display:none!important}</style>",
+            '<p class="notice">Figures need JavaScript; the tables are here without it.</p></noscript>',
             f'<header class="top">{_header(groups, name)}{_contents(found)}</header>',
-            '<div class="toolbar" role="toolbar" aria-label="All figures" hidden></div>',
-            '<noscript><p class="notice">Figures need JavaScript; the tables are here without it.</p></noscript>',
             f'<main id="main">{"".join(section.html() for section in found)}</main>',
             f"<footer><p>Made by fedstrata {__version__}. This page holds all it shows and loads nothing.</p></footer>",
             '<p class="status" role="status" aria-live="polite"></p>',
@@ -70,10 +73,16 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False)
     )
 
 
-def write(runs: Sequence[SavedRun], path: Path, title: str | None = None) -> Path:
+def write(runs: Sequence[SavedRun], path: Path, title: str | None = None, learnt: Sequence[str] = ()) -> Path:
     """Write a report; returns its path."""
-    write_atomic(path, page(runs, title))
+    write_atomic(path, page(runs, title, learnt=learnt))
     return path
+
+
+def _learnt(sentences: Sequence[str]) -> list[Section]:
+    """What a page opens with, if somebody has something to say of its runs."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return [Section("learnt", "What was learnt", "", body=f"<ul>{items}</ul>")] if items else []
 
 
 def news(runs: Sequence[SavedRun]) -> str:
@@ -110,76 +119,40 @@ def _data(groups: Sequence[RunGroup], found: Sequence[Section]) -> dict[str, Any
 
 
 def _title(groups: Sequence[RunGroup]) -> str:
-    data = _values_text(groups, "dataset")
+    data = values_text(groups, "dataset")
     what = groups[0].name if len(groups) == 1 else f"{len(groups)} runs compared"
     if len(groups) > 1 and len({group.shown_run.method for group in groups}) == len(groups):
         what = f"{len(groups)} methods"
     return f"{what} on {data}" if data != NONE else what
 
 
-def _values_text(groups: Sequence[RunGroup], field: str) -> str:
-    return comma_list(list(dict.fromkeys(str(group.shown_run.config.get(field, NONE)) for group in groups)))
-
-
 def _header(groups: Sequence[RunGroup], title: str) -> str:
-    tiles = "".join(map(_tile, tables.tiles(groups)))
-    facts = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in _facts(groups).items())
-    notes = "".join(f"<li>{escape(note)}</li>" for note in tables.notes(groups))
-    versions = tables.versions(groups)
+    first, *rest = verdict(groups) or ["Nothing was evaluated."]
     return (
         f'<div data-part="header"><p class="brand">fedstrata report</p><h1>{escape(title)}</h1>'
-        f'<dl class="tiles">{tiles}</dl><dl class="facts">{facts}</dl>'
-        + (f'<div class="notes"><h2>Notes</h2><ul>{notes}</ul></div>' if notes else "")
-        + '<details class="more"><summary>All settings and versions</summary>'
-        + f"{tables.configuration(groups).html()}{versions.html() if versions else ''}</details></div>"
+        f'<p class="setting">{escape(setting_text(groups))}</p>'
+        f'<p class="verdict"><strong>{escape(first)}</strong> {escape(" ".join(rest))} {_diagnosed(groups)}</p></div>'
     )
 
 
-def _tile(tile: tuple[str, str, str]) -> str:
-    name, value, word = map(escape, tile)
-    return f"<div><dt>{name}</dt><dd>{value}</dd>" + (f"<dd>{word}</dd>" if word else "") + "</div>"
+def _diagnosed(groups: Sequence[RunGroup]) -> str:
+    """The diagnosis of one run in a sentence, which leads to it."""
+    found = groups[0].diagnosis
+    if len(groups) > 1 or isinstance(found, Exception) or not (groups[0].rounds and (found.looked or found.findings)):
+        return ""
+    return f'<a href="#diagnosis">{escape(found.verdict)}</a>'
 
 
-def _facts(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """What was run, in a few rows: name → text."""
-    shown = {
-        "method": comma_list([group.name for group in groups])
-        if len(groups) <= 6
-        else f"{len(groups)}, see the results",
-        "buffers": comma_list(list(dict.fromkeys(tables.buffers(run) for group in groups for run in group.runs))),
-        "data": f"{_values_text(groups, 'dataset')}, {_values_text(groups, 'partition')}",
-        "model": _model(groups),
-        "clients": f"{_clients(groups)}, participation {_values_text(groups, 'participation')}",
-        "training": f"{_values_text(groups, 'rounds')} rounds, {_local_work(groups)} of "
-        f"{_values_text(groups, 'optimizer')} at lr {_values_text(groups, 'lr')}, "
-        f"batch {_values_text(groups, 'batch_size')}",
-        "seeds": comma_list(list(dict.fromkeys(seed for group in groups for seed in group.seeds))),
-        "versions": ", ".join(f"{n} {v}" for n, v in groups[0].shown_run.versions.items() if n != "machine") or NONE,
-    }
-    return {name: value for name, value in shown.items() if value.replace(NONE, "").strip(", ")}
-
-
-def _clients(groups: Sequence[RunGroup]) -> str:
-    """How many clients were asked for; a run without run.toml has the number in its facts."""
-    runs = [group.shown_run for group in groups]
-    counts = [run.config.get("clients") or run.facts.get("clients") or NONE for run in runs]
-    return comma_list(list(dict.fromkeys(map(str, counts))))
-
-
-def _local_work(groups: Sequence[RunGroup]) -> str:
-    steps = _values_text(groups, "steps")
-    epochs = _values_text(groups, "epochs")
-    return f"{steps} steps" if steps != NONE else f"{epochs} local epoch{'s' * (epochs != '1')}"
-
-
-def _model(groups: Sequence[RunGroup]) -> str:
-    name = _values_text(groups, "archs")
-    name = _values_text(groups, "model") if name == NONE else name
-    model = groups[0].shown_run.facts.get("model")
-    if not isinstance(model, Mapping) or not isinstance(model.get("parameters"), int):
-        return name
-    size = f"{model['parameters']:,} parameters in {plural(len(model.get('strata', [])), 'stratum')}"
-    return ", ".join([*[name] * (name != NONE), size.replace("stratums", "strata")])
+def _toolbar(groups: Sequence[RunGroup]) -> str:
+    """As report.js makes it, so that nothing moves when it does."""
+    boxes = "".join(
+        f'<label><input type="checkbox" checked disabled>{swatch(group.index)}'
+        f'<span class="name">{escape(group.name)}</span></label>'
+        for group in groups
+    )
+    methods = f"<fieldset><legend>Methods shown in all figures</legend>{boxes}</fieldset>" if len(groups) > 1 else ""
+    log = '<label><input type="checkbox" disabled>Log axes</label>'
+    return f'<div class="inner">{methods}{log}<button type="button" disabled>Dark</button></div>'
 
 
 def _contents(found: Sequence[Section]) -> str:

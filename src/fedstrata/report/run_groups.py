@@ -107,6 +107,11 @@ class RunGroup:
         return self.runs[0].is_own
 
     @property
+    def is_reference(self) -> bool:
+        """True if everybody's data are pooled: methods are measured against it, and it wins nothing."""
+        return self.runs[0].is_reference
+
+    @property
     def rounds(self) -> int:
         """The rounds of the run that got furthest."""
         return max(len(run.records) for run in self.runs)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fedstrata.core.text import metric_title
 from fedstrata.report import (
     client_figures,
     evaluation_figures,
@@ -20,7 +21,12 @@ from fedstrata.report.device_table import device_table
 from fedstrata.report.diagnosis_cards import diagnosis_html
 from fedstrata.report.figures import HEIGHT, Control, Figure
 from fedstrata.report.formatting import escape
-from fedstrata.report.run_groups import RunGroup
+from fedstrata.report.opening import IN_TILES, RANKED, opening_html, setup_html
+from fedstrata.report.run_groups import RunGroup, primary_of
+
+Maker = Callable[[Sequence[RunGroup]], list[Figure]]
+OPENING = ("layers", "training")
+"""What stands before the diagnosis: what a layer-wise method is about."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,25 @@ class Section:
             f'<section id="{self.name}" aria-labelledby="h-{self.name}">'
             + f'<div class="head"><h2 id="h-{self.name}">{escape(self.heading)}</h2>'
             + (f'<p class="about">{escape(self.about)}</p>' if self.about else "")
-            + (f'<div class="controls" data-controls="{controls}"></div>' if controls else "")
+            + (f'<div class="controls" data-controls="{controls}">{self._control_boxes()}</div>' if controls else "")
             + "</div>"
             + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
             + (f'<div class="{shape}">{drawn}</div>' if drawn else "")
             + "</section>"
         )
+
+    def _control_boxes(self) -> str:
+        """As report.js makes them, so that nothing moves when it does."""
+        return "".join(_control_box(control) for control in self.controls if len(control.values) > 1)
+
+
+def _control_box(control: Control) -> str:
+    label = f"<span>{escape(control.label)}</span>"
+    if control.slides:
+        shown = escape(control.values[control.start])
+        return f'<label class="slide">{label}<input type="range" disabled><output>{shown}</output></label>'
+    options = "".join(f"<option>{escape(value)}</option>" for value in control.values)
+    return f"<label>{label}<select disabled>{options}</select></label>"
 
 
 def _figure(figure: Figure) -> str:
@@ -77,13 +96,44 @@ def _figure(figure: Figure) -> str:
     )
 
 
-_FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], list[Figure]], ...]], ...] = (
+def first_of(make: Maker) -> Maker:
+    """What makes the first figure alone: it is shown apart from the others."""
+    return lambda groups: make(groups)[:1]
+
+
+def rest_of(make: Maker) -> Maker:
+    """What makes all figures but the first."""
+    return lambda groups: make(groups)[1:]
+
+
+_FIGURES: tuple[tuple[str, str, str, bool, tuple[Maker, ...]], ...] = (
     (
-        "curves",
-        "How good the model is",
-        "Lines are means over seeds; shades are their ranges.",
+        "results",
+        "Results",
+        "",
         False,
-        (figures.metrics, figures.loss),
+        (first_of(figures.metrics), first_of(figures.against_costs)),
+    ),
+    (
+        "layers",
+        "Layer by layer",
+        "How far clients pull each stratum apart. The slider moves through the rounds.",
+        False,
+        (stratum_figures.divergence,),
+    ),
+    (
+        "training",
+        "Who trained what",
+        "Which strata were trained in which round and by which clients.",
+        False,
+        (training_figures.who_trained_what,),
+    ),
+    (
+        "clients",
+        "Clients",
+        "Each client is judged by its own test examples, which nobody trains on.",
+        False,
+        (client_figures.clients, client_figures.over_rounds),
     ),
     (
         "one-by-one",
@@ -93,11 +143,11 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
         (outlier_figures.clients_one_by_one,),
     ),
     (
-        "efficiency",
-        "What it costs",
-        "The same against what was sent and what was computed until then.",
+        "curves",
+        "Loss and other costs",
+        "",
         False,
-        (figures.against_costs,),
+        (figures.loss, rest_of(figures.metrics), rest_of(figures.against_costs)),
     ),
     (
         "architectures",
@@ -118,27 +168,6 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
             evaluation_figures.predictions,
             evaluation_figures.masks,
         ),
-    ),
-    (
-        "clients",
-        "Every client for itself",
-        "Each client is judged by its own test examples, which nobody trains on.",
-        False,
-        (client_figures.clients, client_figures.over_rounds),
-    ),
-    (
-        "training",
-        "Who trained what",
-        "Which strata were trained in which round and by which clients.",
-        False,
-        (training_figures.who_trained_what,),
-    ),
-    (
-        "layers",
-        "Layer by layer",
-        "How far clients pull each stratum apart. The slider moves through the rounds.",
-        False,
-        (stratum_figures.divergence,),
     ),
     (
         "gradients",
@@ -197,6 +226,7 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Callable[[Sequence[RunGroup]], 
         (figures.partition,),
     ),
 )
+"""Name, heading, how to read it, whether figures are wide, and what makes them: what matters first."""
 
 
 def figure_sections(groups: Sequence[RunGroup]) -> list[Section]:
@@ -238,21 +268,30 @@ def _seed_remark(name: str, groups: Sequence[RunGroup]) -> str:
 
 
 def sections(groups: Sequence[RunGroup]) -> list[Section]:
-    """All sections that have something to show."""
-    first = Section("results", "Results", "", body=_results(groups))
-    drawn = figure_sections(groups)
-    diagnosis = diagnosis_html(groups, {figure.name: figure for section in drawn for figure in section.figures})
+    """All sections that have something to show: what matters first."""
+    drawn = {section.name: section for section in figure_sections(groups)}
+    diagnosis = diagnosis_html(groups, {figure.name: figure for one in drawn.values() for figure in one.figures})
     several = any(len(group.runs) > 1 for group in groups)
     about = "Of one seed of each method, the one that got furthest." if several else ""
-    findings = [Section("diagnosis", "Diagnosis", about, body=diagnosis)] if diagnosis else []
-    spent = [Section("costs", "Costs", "", body=_costs(groups))] if any(group.rounds for group in groups) else []
-    return [first, *findings, *drawn, *spent]
+    first = replace(drawn.pop("results", Section("results", "Results", "")), body=opening_html(groups))
+    if several:
+        remark = " Lines are means over seeds; shades are their ranges."
+        first = replace(first, figures=tuple(replace(one, about=one.about + remark) for one in first.figures))
+    found = [
+        first,
+        *(drawn.pop(name) for name in OPENING if name in drawn),
+        Section("diagnosis", "Diagnosis", about, body=diagnosis),
+        *drawn.values(),
+        Section("numbers", "All numbers", "", body=_numbers(groups)),
+        Section("setup", "How it was run", "", body=setup_html(groups)),
+    ]
+    return [section for section in found if section.body or section.figures]
 
 
-def _results(groups: Sequence[RunGroup]) -> str:
-    return tables.results(groups).html()
-
-
-def _costs(groups: Sequence[RunGroup]) -> str:
-    more = (device_table(groups), tables.probe_seconds(groups))
-    return tables.costs(groups).html() + "".join(table.html() for table in more if table is not None)
+def _numbers(groups: Sequence[RunGroup]) -> str:
+    """Results and costs, but for what the page begins with."""
+    told = RANKED if len(groups) > 1 else (*RANKED, *IN_TILES)
+    results = tables.results(groups).without(metric_title(primary_of(groups)), *told)
+    costs = tables.costs(groups).without(*told) if any(group.rounds for group in groups) else None
+    more = (results, costs, device_table(groups), tables.probe_seconds(groups))
+    return "".join(table.html() for table in more if table is not None)

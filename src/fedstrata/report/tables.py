@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.text import metric_text, metric_title, plural, simulated_text
+from fedstrata.core.text import metric_title, plural, simulated_text
 from fedstrata.diagnosis.evidence import finite_numbers
 from fedstrata.report.formatting import (
     NONE,
@@ -23,8 +23,6 @@ from fedstrata.report.run_groups import (
     PALETTE,
     RunGroup,
     differing_fields,
-    is_lower_better,
-    judged_alike,
     metrics_of,
     primary_of,
 )
@@ -60,7 +58,21 @@ class HtmlTable:
         head = "".join(f'<th scope="col"{self._cell_class(c)}>{escape(name)}</th>' for c, name in enumerate(self.head))
         body = "".join(self._row(at, row) for at, row in enumerate(self.rows))
         table = f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        return f'<div class="table"><div class="scroll" tabindex="0">{table}</table></div></div>'
+        label = f"Copy as Markdown: {escape(self.caption)}"
+        copy = f'<button type="button" class="copy" aria-label="{label}">Copy Markdown</button>'
+        place = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(self.caption)}">'
+        return f'<div class="table">{place}{table}</table></div>{copy}</div>'
+
+    def without(self, *names: str) -> HtmlTable | None:
+        """The table without these columns, and without empty ones; None if it then holds nothing but names."""
+        keep = [at for at, name in enumerate(self.head) if not at or name not in names]
+        found = drop_empty_columns(self._only(keep))
+        return found if len(found.head) > 1 else None
+
+    def _only(self, keep: Sequence[int]) -> HtmlTable:
+        words = frozenset(at for at, column in enumerate(keep) if column in self.words)
+        rows = tuple(tuple(row[column] for column in keep) for row in self.rows)
+        return HtmlTable(self.caption, tuple(self.head[column] for column in keep), rows, self.groups, words)
 
     def _row(self, at: int, row: Sequence[str]) -> str:
         mark = swatch(self.groups[at]) if self.groups else ""
@@ -73,14 +85,7 @@ class HtmlTable:
 
 def drop_empty_columns(table: HtmlTable) -> HtmlTable:
     """The table without columns that hold nothing but dashes."""
-    keep = [c for c in range(len(table.head)) if not c or any(row[c] != NONE for row in table.rows)]
-    return HtmlTable(
-        table.caption,
-        tuple(table.head[c] for c in keep),
-        tuple(tuple(row[c] for c in keep) for row in table.rows),
-        table.groups,
-        frozenset(at for at, c in enumerate(keep) if c in table.words),
-    )
+    return table._only([at for at in range(len(table.head)) if not at or any(row[at] != NONE for row in table.rows)])
 
 
 def buffers(run: SavedRun) -> str:
@@ -98,10 +103,16 @@ def sound_runs(group: RunGroup) -> list[SavedRun]:
     return [run for run in group.runs if not has_diverged(run)]
 
 
-def _seeds_text(group: RunGroup) -> str:
+def counted_seeds(group: RunGroup) -> str:
     """'3 seeds', and '2 of 3 seeds' where one diverged."""
     every, held = plural(len(group.runs), "seed"), len(sound_runs(group))
     return every if held == len(group.runs) else f"{held} of {every}"
+
+
+def seeds_text(group: RunGroup) -> str:
+    """'1 seed (seed 0)', '3 seeds (0, 1, 2)'."""
+    which = f"seed {group.seeds[0]}" if len(group.runs) == 1 else comma_list(group.seeds)
+    return f"{counted_seeds(group)} ({which})"
 
 
 def final_score(run: SavedRun) -> float | None:
@@ -182,7 +193,7 @@ def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
     return (
         group.name,
         comma_list(list(dict.fromkeys(map(buffers, group.runs)))),
-        finals[0] + (f", {_seeds_text(group)}" if tops and len(ended) < len(group.runs) else ""),
+        finals[0] + (f", {counted_seeds(group)}" if tops and len(ended) < len(group.runs) else ""),
         *finals[1:],
         *(spread(finite_numbers(one[name] for one in over), primary) for name in OVER_CLIENTS),
         spread([score for score, _ in tops], primary),
@@ -305,28 +316,3 @@ def notes(groups: Sequence[RunGroup]) -> list[str]:
     """What a reader of the results must know, each once."""
     found = (note for group in groups for run in group.runs for note in run.summary.get("notes") or [])
     return list(dict.fromkeys(map(str, found)))
-
-
-def tiles(groups: Sequence[RunGroup]) -> list[tuple[str, str, str]]:
-    """The few numbers at the top of the page: name, value, and a remark on it."""
-    every = [group for group in groups if group.rounds]
-    if not every:
-        return [("rounds", "none yet", "")]
-    if len(judged_alike(every)) < len(every):
-        return [("best", "not comparable", "runs are judged by different metrics")]
-    means = [(m, group) for group in every if (m := mean(map(final_score, sound_runs(group)))) is not None]
-    metric, sign = primary_of(every), -1.0 if is_lower_better(every) else 1.0
-    top, winner = max(means, key=lambda pair: sign * pair[0], default=(None, every[0]))
-    cost = [Costs.of(run.records) for run in winner.runs if run.records]
-    first = (f"best final {metric_title(metric)}", metric_text(metric, top), winner.label if means else "")
-    if len(groups) == 1:
-        first = (metric_title(metric), metric_text(metric, top), "")
-    if len(groups) == 1 and (tops := finite_numbers(b[0] for run in sound_runs(winner) if (b := best_score(run)))):
-        first = (*first[:2], f"at best {metric_text(metric, sign * max(sign * top for top in tops))}")
-    return [
-        first,
-        ("rounds", f"{winner.rounds:,}", _seeds_text(winner)),
-        ("sent", bytes_or_dash(mean(c.bytes_up + c.bytes_down for c in cost)), "up and down"),
-        ("computed", flops_or_dash(mean(c.flops for c in cost)), "by all clients"),
-        ("time", duration_text(mean(c.seconds for c in cost)), "of a run"),
-    ]

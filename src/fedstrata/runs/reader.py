@@ -79,6 +79,12 @@ class SavedRun:
         return found is not None and found.incomplete
 
     @property
+    def is_reference(self) -> bool:
+        """True if it pools everybody's data: what methods are measured against, and none of them."""
+        found = self._parsed_method()
+        return found is not None and found.centralised
+
+    @property
     def epochs_per_visit(self) -> int | None:
         """Passes over a client's data in a visit, where the method says it and not the configuration."""
         found = self._parsed_method()

@@ -125,10 +125,14 @@ class Server:
         """What each client's device can train in a round; None for the whole model."""
         return self.budgets.parts_of(round, clients)
 
+    def is_after_training(self, state: ServerState) -> bool:
+        """True if the next round is one of those after the last one."""
+        return state.round >= self.rounds
+
     def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         """What all clients of an architecture are asked for, before techniques plan."""
         held = self.architectures[arch]
-        last = state.round >= self.rounds
+        last = self.is_after_training(state)
         sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
         movable = tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
@@ -151,7 +155,7 @@ class Server:
 
     def _params_to_send(self, state: ServerState) -> Tensors:
         """The parameters that clients begin with: where they go on by themselves, those that are handed out."""
-        if state.round < self.rounds or not self.method.tunes:
+        if not self.is_after_training(state) or not self.method.tunes:
             return state.params
         return self.method.deploy(state.techniques, state.params)
 
@@ -267,7 +271,7 @@ class Server:
         states = dict(state.techniques)
         if self.method.server_lr != 1:
             delta = scale(delta, self.method.server_lr)
-        applies = tuple(self.method.acting("apply", state.round >= self.rounds))
+        applies = tuple(self.method.acting("apply", self.is_after_training(state)))
         if applies:
             view = self._view(state, buffers, folded)
             seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, memory_mismatch
 from fedstrata.core.tensors import Tensors, scale, subtract
@@ -16,6 +17,16 @@ from fedstrata.techniques.ditto import ANOTHER_MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Yuyang Deng and Mohammad Mahdi Kamani and Mehrdad Mahdavi",
+        "Adaptive Personalized Federated Learning",
+        "arXiv",
+        2020,
+        arxiv="2003.13461",
+    ),
+)
 
 ALPHA = "(alpha)"
 """Where a client remembers its α."""
@@ -51,6 +62,7 @@ class APFL(Technique):
     """
 
     name: ClassVar[str] = "apfl"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     personalised: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("finetune", "fedbabu"), ANOTHER_MODEL)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.optim import Sgd
@@ -23,6 +24,16 @@ from fedstrata.models.strata import classifier
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Mi Luo and Fei Chen and Dapeng Hu and Yifan Zhang and Jian Liang and Jiashi Feng",
+        "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
+        "NeurIPS",
+        2021,
+    ),
+)
 
 
 def statistics(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensors:
@@ -122,6 +133,7 @@ class CCVR(Technique):
     """
 
     name: ClassVar[str] = "ccvr"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_whole: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     epilogue: ClassVar[int] = 1

@@ -8,9 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, scale, subtract
 from fedstrata.errors import not_negative
+
+PAPERS = (
+    Paper(
+        "Tian Li and Shengyuan Hu and Ahmad Beirami and Virginia Smith",
+        "Ditto: Fair and Robust Federated Learning Through Personalization",
+        "ICML",
+        2021,
+    ),
+)
 
 ANOTHER_MODEL = "both give every client a model of its own"
 
@@ -38,6 +48,7 @@ class Ditto(Technique):
     """
 
     name: ClassVar[str] = "ditto"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     personalised: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("apfl", "finetune", "fedbabu"), ANOTHER_MODEL)

@@ -8,10 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import RoundView, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError
 from fedstrata.techniques.staleness import CAVEAT, parse_staleness
+
+PAPERS = (
+    Paper(
+        "Cong Xie and Sanmi Koyejo and Indranil Gupta",
+        "Asynchronous Federated Optimization",
+        "OPT",
+        2020,
+    ),
+)
 
 NO_DIRECTION = "fedasync mixes two models, and the other moves along the clients' change"
 """Why optimisers of the server are refused."""
@@ -40,6 +50,7 @@ class FedAsync(Technique):
     """
 
     name: ClassVar[str] = "fedasync"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     caveat: ClassVar[str] = CAVEAT
     refuses: ClassVar[dict[str, str]] = {
         "fedbuff": "each says when the model changes",

@@ -8,11 +8,21 @@ from functools import cached_property
 from typing import Any, ClassVar, get_args
 
 from fedstrata.aggregation.rules import build_reducer
+from fedstrata.core.citation import Paper
 from fedstrata.core.method import Method
 from fedstrata.core.spec import bind, parse_sum, text_of
 from fedstrata.core.technique import Buffers, Technique, non_default_fields
 from fedstrata.core.types import Reducer, Weight
 from fedstrata.errors import UsageError
+
+PAPERS = (
+    Paper(
+        "H. Brendan McMahan and Eider Moore and Daniel Ramage and Seth Hampson and Blaise Agüera~y~Arcas",
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        "AISTATS",
+        2017,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,7 @@ class FedAvg:
     reduce: str | None = None
 
     name: ClassVar[str] = "fedavg"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
 
     def __post_init__(self) -> None:
         for name, choices in (("weight", Weight), ("buffers", Buffers)):

@@ -8,9 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, scale, zeros_like
 from fedstrata.errors import UsageError, positive
+
+PAPERS = (
+    Paper(
+        "Tzu-Ming Harry Hsu and Hang Qi and Matthew Brown",
+        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+        "arXiv",
+        2019,
+        arxiv="1909.06335",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +36,7 @@ class FedAvgM(Technique):
     """
 
     name: ClassVar[str] = "fedavgm"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     beta: float = 0.9
     lr: float = 1.0
 

@@ -9,8 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.models.parts import NORM, Patterns
 from fedstrata.techniques.keep import Keep
+
+PAPERS = (
+    Paper(
+        "Xiaoxiao Li and Meirui Jiang and Xiaofei Zhang and Michael Kamp and Qi Dou",
+        "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+        "ICLR",
+        2021,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,5 +34,6 @@ class FedBN(Keep):
     """
 
     name: ClassVar[str] = "fedbn"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
     strata: Patterns = NORM

@@ -10,10 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Technique
 from fedstrata.core.types import Assignment, Update, replace_fields
 from fedstrata.errors import whole_number
 from fedstrata.techniques.staleness import CAVEAT, parse_staleness
+
+PAPERS = (
+    Paper(
+        "John Nguyen and Kshitiz Malik and Hongyuan Zhan and Ashkan Yousefpour and Mike Rabbat and Mani Malek and "
+        "Dzmitry Huba",
+        "Federated Learning with Buffered Asynchronous Aggregation",
+        "AISTATS",
+        2022,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +46,7 @@ class FedBuff(Technique):
     """
 
     name: ClassVar[str] = "fedbuff"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     caveat: ClassVar[str] = CAVEAT
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = {"fedasync": "each says when the model changes"}

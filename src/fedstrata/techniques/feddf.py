@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.rng import generator
@@ -21,6 +22,15 @@ from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Tao Lin and Lingjing Kong and Sebastian U. Stich and Martin Jaggi",
+        "Ensemble Distillation for Robust Model Fusion in Federated Learning",
+        "NeurIPS",
+        2020,
+    ),
+)
 
 AT_ONCE = 50
 """Batches that are held in memory at a time."""
@@ -51,6 +61,7 @@ class FedDF(Technique):
     """
 
     name: ClassVar[str] = "feddf"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     synchronous: ClassVar[str] = SYNCHRONOUS
     needs_whole: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True

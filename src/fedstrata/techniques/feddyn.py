@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, zeros_like
 from fedstrata.errors import one_of, positive
@@ -17,6 +18,16 @@ from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Durmus Alp Emre Acar and Yue Zhao and Ramon Matas~Navarro and Matthew Mattina and Paul N. Whatmough "
+        "and Venkatesh Saligrama",
+        "Federated Learning Based on Dynamic Regularization",
+        "ICLR",
+        2021,
+    ),
+)
 
 ADDED_UP = "what clients could not do is made good at once on the server, and its optimiser would add it up again"
 
@@ -50,6 +61,7 @@ class FedDyn(Technique):
     """
 
     name: ClassVar[str] = "feddyn"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), ADDED_UP)

@@ -7,122 +7,53 @@ Tang, Zhang, Shi, Tian, Liu, Han and Chu, "FedImpro: Measuring and Improving Cli
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, clone, swap_values
-from fedstrata.core.types import Assignment, Into, Stratum
-from fedstrata.errors import UsageError, did_you_mean, not_negative, one_of, positive
+from fedstrata.core.types import Assignment, Into
+from fedstrata.errors import UsageError, not_negative, one_of, positive
 from fedstrata.models.passes import calls
-from fedstrata.models.stages import params_above, positions, split, tap
+from fedstrata.models.stages import cut_place, params_above, split, tap
+from fedstrata.techniques.feature_gaussians import (
+    Per,
+    Source,
+    average,
+    moments,
+    move_average,
+    rows,
+    sample,
+    sample_alike,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.modules.batchnorm import _NormBase
 
 Form = Literal["paper", "released"]
-Per = Literal["element", "channel"]
-
-
-def place_of(split: str | int, model: nn.Module, strata: Sequence[Stratum], what: str = "fedimpro's split") -> str:
-    """The stage after which a model is cut: by name, or by the number of strata below; a refusal begins with `what`.
-
-    Raises:
-        UsageError: if the model cannot be cut there.
-    """
-    try:
-        places = positions(model)
-    except UsageError as error:
-        raise UsageError(f"{what}: {error}") from None
-    if isinstance(split, str):
-        if split not in places:
-            raise UsageError(f"{what}: the model has no stage '{split}'{did_you_mean(split, places)}")
-        return split
-    numbered = _places_by_number(model, strata, places)
-    if split not in numbered:
-        raise UsageError(
-            f"{what}: the model cannot be cut after stratum {split}, "
-            f"but after {', '.join(map(str, numbered)) or 'none'} of its {sum(not s.idle for s in strata)}"
-        )
-    return numbered[split]
-
-
-def _places_by_number(model: nn.Module, strata: Sequence[Stratum], places: Sequence[str]) -> dict[int, str]:
-    """Number of strata below → the last place that has exactly these, the first of all, below it."""
-    found: dict[int, str] = {}
-    order = [name for stratum in strata if not stratum.idle for name in stratum.params[:1]]
-    for place in places:
-        upper = set(params_above(model, place))
-        count = sum(name not in upper for name in order)
-        if 0 < count < len(order) and upper.issuperset(order[count:]):
-            found[count] = place
-    return found
-
-
-def channel_axis(axes: int) -> int:
-    """Where the channels of features with so many axes are: after the rows in pictures, else last."""
-    return 1 if axes == 4 else axes - 1
-
-
-def rows(features: Tensor, labels: Tensor, per: Per) -> tuple[Tensor, Tensor]:
-    """What one Gaussian per column describes: (rows, their labels); a channel's positions are rows of their own."""
-    if per == "element" or features.dim() < 3:
-        return features.flatten(1), labels
-    last = features.movedim(channel_axis(features.dim()), -1)
-    positions = last[0, ..., 0].numel()
-    return last.reshape(-1, last.shape[-1]), labels.repeat_interleave(positions)
-
-
-def shape_of(features: Tensor, per: Per) -> torch.Size:
-    """The shape of a class's mean."""
-    if per == "element" or features.dim() < 3:
-        return features.shape[1:]
-    return torch.Size([features.shape[channel_axis(features.dim())]])
-
-
-def moments(values: Tensor, labels: Tensor, classes: int, real: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """(n_c, mean, variance) of every class's rows; zeros for a class without any. `real` is 0 for rows to leave out."""
-    member = (labels[:, None] == torch.arange(classes, device=labels.device)).to(values.dtype)
-    if real is not None:
-        member = member * real[:, None]
-    count = member.sum(0)
-    share = member.T / count.clamp(min=1)[:, None]
-    mean = share @ values
-    away = values - mean[labels]
-    return count, mean, share @ away.mul_(away)  # not square_, which vmap does not know
-
-
-def move_average(old: Tensor, new: Tensor, known: Tensor, here: Tensor, beta: float) -> Tensor:
-    """β·old + (1 − β)·new for the classes that are here: Eq. 6 and 7; what was not known before is the new one."""
-    keep = (~here).to(old.dtype) + beta * (here & known).to(old.dtype)
-    return torch.lerp(new, old, keep.view(-1, *[1] * (old.dim() - 1)))
-
-
-def draw_features(mean: Tensor, std: Tensor, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-    """ĥ ~ N(μ, σ²) for every row of μ and σ, in the features' shape; a channel's numbers are those of its positions."""
-    noise = torch.randn(len(mean), *shape, generator=rng, dtype=mean.dtype).to(mean.device)
-    if mean.shape != noise.shape:
-        wide = [len(mean), *[1] * len(shape)]
-        wide[channel_axis(noise.dim())] = -1
-        mean, std = mean.view(wide), std.view(wide)
-    return noise.mul_(std).add_(mean)
-
-
-Source = tuple["Tensor", "Tensor", "Tensor"]
-"""(classes, their means, their standard deviations) to sample from."""
-
-
-def sample(source: Source, count: int, shape: Sequence[int], rng: torch.Generator) -> Tensors:
-    """Features of classes that take turns, from a random one on, and their labels."""
-    classes, mean, std = source
-    first = int(torch.randint(len(classes), (), generator=rng))
-    turn = (torch.arange(count, device=classes.device) + first) % len(classes)
-    return {"features": draw_features(mean[turn], std[turn], shape, rng), "labels": classes[turn]}
+Loss = Literal["sum", "mean"]
+Labels = Literal["balanced", "batch"]
+Variance = Literal["mean", "pooled"]
+SPLIT = "fedimpro's split"
+"""How refusals begin."""
+RAMPS = {"ramp": 1.0, "ramp-to-2": 2.0}
+"""Weights that rise with the round, as 2r/R, and where they stop; in the released runs, of 1,000 rounds, λ = r/500."""
+PAPERS = (
+    Paper(
+        "Zhenheng Tang and Yonggang Zhang and Shaohuai Shi and Xinmei Tian and Tongliang Liu and Bo Han and "
+        "Xiaowen Chu",
+        "FedImpro: Measuring and Improving Client Update in Federated Learning",
+        "ICLR",
+        2024,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +66,16 @@ class FedImpro(Technique):
     all. The local loss is CE(high(h), y) + λ·CE(high(ĥ), ŷ), with ĥ ~ N(μ_g, σ_g) given ŷ, and ŷ balanced over the
     classes that have statistics (Eq. 5). The low part gets no gradient from ĥ.
 
+    Where the paper and its code differ there are arguments: `form`, `loss`, `labels`, `weight`, `variance`.
+
     Args:
         split: the last stage of the low part, or the number of strata in it. The paper's best: half of a ResNet.
         beta_client: β_m.
         beta_server: β_g.
         noise: standard deviation of ε, which is added to every number before it leaves the client. The released code's
             default is 0.001.
-        weight: λ; 0 is FedAvg. "ramp" rises from 0 to 1 in the first half of the run, as in the released runs.
+        weight: λ; 0 is FedAvg. "ramp" rises from 0 to 1 in the first half of the run; "ramp-to-2" goes on to 2, as in
+            the released runs.
         sampled: N̂/N, sampled features for each real one; at least one in a step, or two where there is a batch norm.
         std_cap: largest standard deviation to sample with, None for any. The released code's is 0.1.
         form: "paper" as above. "released" as in the authors' code: the high part's norm layers see real and sampled
@@ -150,6 +84,13 @@ class FedImpro(Technique):
         per: "element" for a Gaussian of every number in h, "channel" for one of every channel, which is smaller by the
             number of positions.
         counts: also tell the server how many examples of each class a client has, and weigh by them.
+        loss: "sum" is Eq. 5. "mean" is that over all n + n̂ rows, for which Appendix C.3 proves Theorem 4.2:
+            (n·CE(high(h), y) + λ·n̂·CE(high(ĥ), ŷ)) / (n + λ·n̂). With λ = 1 and n̂ = n its steps are half as long as
+            the sum's, in the low part as well, where the theorem leaves them whole.
+        labels: "balanced" as in the released code. "batch" as in Algorithm 1: ŷ are the batch's own labels, as many
+            times as `sampled` says; those of classes without statistics have no weight.
+        variance: "mean" is Eq. 7: σ_g is the mean of the clients' variances. "pooled" adds the variance of their means,
+            so that it is that of all their features together; the released code has that, too, not as its default.
 
     Deviations: the paper names neither β_m nor β_g, nor where a moving average begins: here with the first batch that
     has the class. A class that a client lacks has no weight, where the released code averages what the client was sent.
@@ -157,17 +98,21 @@ class FedImpro(Technique):
     """
 
     name: ClassVar[str] = "fedimpro"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_classes: ClassVar[bool] = True
     split: str | int = "layer2"
     beta_client: float = 0.9
     beta_server: float = 0.5
     noise: float = 0.0
-    weight: float | Literal["ramp"] = 1.0
+    weight: float | Literal["ramp", "ramp-to-2"] = 1.0
     sampled: float = 1.0
     std_cap: float | None = None
     form: Form = "paper"
     per: Per = "element"
     counts: bool = False
+    loss: Loss = "sum"
+    labels: Labels = "balanced"
+    variance: Variance = "mean"
 
     def __post_init__(self) -> None:
         not_negative("fedimpro", noise=self.noise, beta_client=self.beta_client, beta_server=self.beta_server)
@@ -175,23 +120,36 @@ class FedImpro(Technique):
         for name, beta in (("beta_client", self.beta_client), ("beta_server", self.beta_server)):
             if beta >= 1:
                 raise UsageError(f"fedimpro's {name} must be below 1, not {beta}")
-        if self.weight != "ramp":
+        if self.weight not in RAMPS:
             if isinstance(self.weight, str):
-                raise UsageError(f"fedimpro's weight must be a number or 'ramp', not '{self.weight}'")
+                ramps = " or ".join(f"'{name}'" for name in RAMPS)
+                raise UsageError(f"fedimpro's weight must be a number, {ramps}, not '{self.weight}'")
             not_negative("fedimpro", weight=self.weight)
         if self.std_cap is not None:
             not_negative("fedimpro", std_cap=self.std_cap)
-        one_of("fedimpro", get_args(Form), form=self.form)
-        one_of("fedimpro", get_args(Per), per=self.per)
+        for allowed, given in (
+            (Form, {"form": self.form}),
+            (Per, {"per": self.per}),
+            (Loss, {"loss": self.loss}),
+            (Labels, {"labels": self.labels}),
+            (Variance, {"variance": self.variance}),
+        ):
+            one_of("fedimpro", get_args(allowed), **given)
 
     @property
     def whole_run(self) -> str:
         """The strength of what is sampled, unless it is always the same."""
-        return "weight='ramp' grows over the whole run" if self.weight == "ramp" else ""
+        return f"weight='{self.weight}' grows over the whole run" if self.weight in RAMPS else ""
+
+    def strength(self, assignment: Assignment) -> float:
+        """λ in a round; one that is the same in all does not look which it is."""
+        if isinstance(self.weight, str):
+            return min(RAMPS[self.weight], 2 * assignment.round / assignment.rounds)
+        return self.weight
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be cut there, or whose cut leaves nothing to do."""
-        place = place_of(self.split, setting.model, setting.strata)
+        place = cut_place(self.split, setting.model, setting.strata, SPLIT)
         idle = {name for stratum in setting.strata if stratum.idle for name in stratum.params}
         free = {n for n, p in setting.model.named_parameters() if p.requires_grad and n not in idle}
         if free.isdisjoint(params_above(setting.model, place)):
@@ -224,7 +182,7 @@ class FedImpro(Technique):
         """No class is known yet."""
         if not self.weight:
             return {}
-        place = place_of(self.split, setting.model, setting.strata)
+        place = cut_place(self.split, setting.model, setting.strata, SPLIT)
         features = _features(setting, place)
         with torch.no_grad():
             classes = copy.deepcopy(setting.model).eval()(setting.sample).shape[1]
@@ -239,8 +197,9 @@ class FedImpro(Technique):
 
     @property
     def vectorises(self) -> bool:  # type: ignore[override]
-        """Not where what is sampled depends on the visit's steps, the round, or a shape that only a pass tells."""
-        return self.form == "paper" and self.weight != "ramp" and self.per == "element"
+        """Not where what is sampled depends on steps, labels, the round, or a shape that only a pass tells."""
+        known = self.form == "paper" and self.per == "element" and self.labels == "balanced"
+        return known and self.weight not in RAMPS
 
     def source(self, known: Tensor, mean: Tensor, variance: Tensor) -> Source:
         """What to sample from, where these classes are known."""
@@ -309,12 +268,15 @@ class FedImpro(Technique):
             return total
         known = slot["known"].bool()
         share = slot["count"].double() if self.counts else torch.ones(int(known.sum()), dtype=torch.float64)
+        values = {"mean": slot["mean"], "variance": slot["variance"]}
+        if self.variance == "pooled":
+            values["square"] = slot["mean"].double() ** 2
         if not total:
             blank = slot["mean"].new_zeros(len(known), *slot["mean"].shape[1:], dtype=torch.float64)
-            total = {"weight": torch.zeros(len(known), dtype=torch.float64), "mean": blank, "variance": blank.clone()}
+            total = {"weight": torch.zeros(len(known), dtype=torch.float64), **{n: blank.clone() for n in values}}
         total["weight"][known] += share
-        for name in ("mean", "variance"):
-            total[name][known] += slot[name].double() * share.view(-1, *[1] * (slot[name].dim() - 1))
+        for name, value in values.items():
+            total[name][known] += value.double() * share.view(-1, *[1] * (value.dim() - 1))
         return total
 
     def apply(self, state: Tensors, delta: Tensors, round: RoundView) -> tuple[Tensors, Tensors]:
@@ -323,11 +285,10 @@ class FedImpro(Technique):
         if not total:
             return delta, state
         known, here = state["known"].bool(), total["weight"] > 0
+        found = average(total)
         new = {"known": (known | here).to(torch.uint8)}
         for name in ("mean", "variance"):
-            sums = total[name]
-            average = sums / total["weight"].clamp(min=1).view(-1, *[1] * (sums.dim() - 1))
-            new[name] = move_average(state[name], average.to(state[name].dtype), known, here, self.beta_server)
+            new[name] = move_average(state[name], found[name].to(state[name].dtype), known, here, self.beta_server)
         return delta, new
 
 
@@ -342,6 +303,12 @@ def _norms_above(model: nn.Module, place: str) -> dict[str, _NormBase]:
     after = {id(m) for module in split(model, place)[1] for m in module.modules()}
     norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase) and id(m) in after}
     return {n: m for n, m in norms.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) or m.track_running_stats}
+
+
+def _scale_gradient(values: Tensor, factor: Tensor) -> Tensor:
+    """The same values, through which a gradient passes so many times as large."""
+    still = values.detach()
+    return still + factor * (values - still)
 
 
 def _pack(known: Tensor, mean: Tensor, variance: Tensor) -> Tensors:
@@ -360,10 +327,10 @@ class _Visit:
 
     def __init__(self, technique: FedImpro, view: ClientView) -> None:
         a, self.technique, self.view = view.assignment, technique, view
-        self.place = place_of(technique.split, view.model, view.strata)
+        self.place = cut_place(technique.split, view.model, view.strata, SPLIT)
         self.sent = _sent(view)
         self.known = self.sent["known"].bool()
-        self.strength = min(1.0, 2 * a.round / a.rounds) if technique.weight == "ramp" else technique.weight
+        self.strength = technique.strength(a)
         trains_above = not set(a.trains).isdisjoint(params_above(view.model, self.place))
         self.samples = bool(self.strength) and trains_above and len(self.sent["mean"]) > 0
         self.together = technique.form == "released"
@@ -426,10 +393,13 @@ class _Visit:
 
     def _draw(self, batch: Batch) -> Tensors:
         """N̂ features, their labels and, where some may be there to fill up the batch, which ones are real."""
+        count, shape = self.count(len(batch.y)), self.features.shape[1:]
         if self.source is None:
             drawn = self.view.draw(batch)
+        elif self.technique.labels == "batch":
+            drawn = sample_alike(self.source, batch.y, count, shape, self.view.rng)
         else:
-            drawn = sample(self.source, self.count(len(batch.y)), self.features.shape[1:], self.view.rng)
+            drawn = sample(self.source, count, shape, self.view.rng)
         sampled = drawn["features"]
         turned = sampled.dim() == 4 and self.features.is_contiguous(memory_format=torch.channels_last)
         return {**drawn, "features": sampled.contiguous(memory_format=torch.channels_last) if turned else sampled}
@@ -461,14 +431,29 @@ class _Visit:
 
     def _leave(self, batch: Batch, logits: Tensor) -> Tensor:
         real, self.logits = self._split_rows(logits)
-        return real
+        if self.technique.loss == "sum":
+            return real
+        own, sampled = self._weights(batch)
+        return _scale_gradient(real, own / (own + sampled).clamp(min=1))
+
+    def _weights(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(n, λ·n̂): how many rows the means of the client's own loss and of the sampled one are over."""
+        own = self.logits.new_tensor(len(batch.y)) if batch.rows is None else batch.rows.sum()
+        sampled = self.sampled.get("real")
+        count = self.logits.new_tensor(len(self.logits)) if sampled is None else sampled.sum()
+        return own, self.strength * count
 
     def _loss(self, batch: Batch) -> Tensor:
         labels = self.sampled["labels"]
-        if batch.rows is None:
-            return self.strength * F.cross_entropy(self.logits, labels)
-        losses, real = F.cross_entropy(self.logits, labels, reduction="none"), self.sampled["real"]
-        return self.strength * (losses * real).sum() / real.sum().clamp(min=1)
+        if batch.rows is None and self.technique.labels == "balanced":
+            loss = F.cross_entropy(self.logits, labels)
+        else:
+            losses, real = F.cross_entropy(self.logits, labels, reduction="none"), self.sampled["real"]
+            loss = (losses * real).sum() / real.sum().clamp(min=1)
+        if self.technique.loss == "sum":
+            return self.strength * loss
+        own, sampled = self._weights(batch)
+        return sampled / (own + sampled).clamp(min=1) * loss
 
     def _tally(self, total: Tensors, grads: Tensors, batch: Batch) -> Tensors:
         """Eq. 6."""

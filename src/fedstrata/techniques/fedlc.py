@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique
 from fedstrata.errors import not_negative, one_of
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Denominator = Literal["all", "others"]
+
+PAPERS = (
+    Paper(
+        "Jie Zhang and Zhiqi Li and Bo Li and Jianghe Xu and Shuang Wu and Shouhong Ding and Chao Wu",
+        "Federated Learning with Label Distribution Skew via Logits Calibration",
+        "ICML",
+        2022,
+    ),
+)
 
 LEFT_OUT = 3e4
 """Exponentials of numbers so much lower are 0 in every precision; half precision still holds it."""
@@ -55,6 +65,7 @@ class FedLC(Technique):
     """
 
     name: ClassVar[str] = "fedlc"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     vectorises: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import ClientView, Figures, Hooks, RoundView, Technique
 from fedstrata.core.tensors import Tensors
@@ -39,6 +40,17 @@ if TYPE_CHECKING:
 _LIMIT, _WHOLE = "limit/", "whole"
 
 
+PAPERS = (
+    Paper(
+        "Liwei Wang and Jun Li and Wen Chen and Qingqing Wu and Ming Ding",
+        "Communication-Efficient Model Aggregation with Layer Divergence Feedback in Federated Learning",
+        "arXiv",
+        2024,
+        arxiv="2404.08324",
+    ),
+)
+
+
 def least_of_top(values: Tensor, share: float) -> float:
     """The smallest of the n largest values, n the share of them, rounded up."""
     count = max(math.ceil(share * len(values) - 1e-9), 1)
@@ -63,6 +75,7 @@ class FedLDF(Technique):
     """
 
     name: ClassVar[str] = "fedldf"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[Mapping[str, str]] = {**REFUSED, "select": CHOICE}
     vectorises: ClassVar[bool] = True
     share: float = 0.2

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.technique import ClientView, Hooks, Setting, Technique
 from fedstrata.core.tensors import Tensors
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from torch.nn.modules.conv import _ConvNd
 
     Draw = Callable[[Sequence[int], torch.dtype], Tensor]
+
+
+PAPERS = (
+    Paper(
+        "Haozhao Wang and Peirong Zheng and Xingshuo Han and Wenchao Xu and Ruixuan Li and Tianwei Zhang",
+        "FedNLR: Federated Learning with Neuron-wise Learning Rates",
+        "KDD",
+        2024,
+    ),
+)
 
 
 def pace(activations: Tensor, mu: float) -> Tensor:
@@ -193,6 +204,7 @@ class FedNLR(Technique):
     """
 
     name: ClassVar[str] = "fednlr"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
     mu0: float = 1.0

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.optim import Sgd, build_optimizer
 from fedstrata.core.technique import Technique
 from fedstrata.core.types import Assignment, Update, replace_fields
+
+PAPERS = (
+    Paper(
+        "Jianyu Wang and Qinghua Liu and Hao Liang and Gauri Joshi and H. Vincent Poor",
+        "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+        "NeurIPS",
+        2020,
+    ),
+)
 
 
 def accumulation(steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:
@@ -53,6 +63,7 @@ class FedNova(Technique):
     """
 
     name: ClassVar[str] = "fednova"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
 
     def rescale(
         self, updates: Sequence[Update], weights: Sequence[float], asked: Sequence[Assignment]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors
@@ -17,6 +18,16 @@ from fedstrata.errors import UsageError, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Sashank J. Reddi and Zachary Charles and Manzil Zaheer and Zachary Garrett and Keith Rush and Jakub "
+        "Konečný and Sanjiv Kumar and H. Brendan McMahan",
+        "Adaptive Federated Optimization",
+        "ICLR",
+        2021,
+    ),
+)
 
 _TWO = "both are optimisers of the server, and only one can move the model"
 
@@ -67,6 +78,7 @@ class FedAdagrad(Technique):
     """
 
     name: ClassVar[str] = "fedadagrad"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {"fedavgm": _TWO, "fedadam": _TWO, "fedyogi": _TWO}
     lr: float = 0.1
     beta1: float = 0.0
@@ -122,6 +134,7 @@ class FedAdam(_TwoMoments):
     """
 
     name: ClassVar[str] = "fedadam"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {"fedavgm": _TWO, "fedyogi": _TWO}
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -140,6 +153,7 @@ class FedYogi(_TwoMoments):
     """
 
     name: ClassVar[str] = "fedyogi"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {"fedavgm": _TWO}
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import Setting, Technique
@@ -20,6 +21,16 @@ from fedstrata.techniques.selection import train_only
 
 Order = Literal["sequential", "reverse", "random"]
 Group = tuple[Stratum, ...]
+
+
+PAPERS = (
+    Paper(
+        "Haolin Wang and Xuefeng Liu and Jianwei Niu and Wenkai Guo and Shaojie Tang",
+        "Why Go Full? Elevating Federated Learning Through Partial Network Updates",
+        "NeurIPS",
+        2024,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,7 @@ class FedPart(Technique):
     """
 
     name: ClassVar[str] = "fedpart"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     full_rounds: int = 5
     rounds_per_stratum: int = 2
     order: Order = "sequential"

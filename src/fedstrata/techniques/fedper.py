@@ -8,7 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.techniques.keep import Keep
+
+PAPERS = (
+    Paper(
+        "Manoj Ghuhan Arivazhagan and Vinay Aggarwal and Aaditya Kumar Singh and Sunav Choudhary",
+        "Federated Learning with Personalization Layers",
+        "arXiv",
+        2019,
+        arxiv="1912.00818",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +34,4 @@ class FedPer(Keep):
     """
 
     name: ClassVar[str] = "fedper"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS

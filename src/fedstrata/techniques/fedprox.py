@@ -9,12 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times
 from fedstrata.core.tensors import Tensors, subtract
 from fedstrata.errors import not_negative
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Tian Li and Anit Kumar Sahu and Manzil Zaheer and Maziar Sanjabi and Ameet Talwalkar and Virginia Smith",
+        "Federated Optimization in Heterogeneous Networks",
+        "MLSys",
+        2020,
+    ),
+)
 
 
 def pull(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], names: Sequence[str], mu: float) -> Times:
@@ -35,6 +46,7 @@ class FedProx(Technique):
     """
 
     name: ClassVar[str] = "fedprox"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
     mu: float = 0.01

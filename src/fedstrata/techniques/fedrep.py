@@ -9,10 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum, Turn
 from fedstrata.errors import whole_number
 from fedstrata.techniques.keep import Keep
+
+PAPERS = (
+    Paper(
+        "Liam Collins and Hamed Hassani and Aryan Mokhtari and Sanjay Shakkottai",
+        "Exploiting Shared Representations for Personalized Federated Learning",
+        "ICML",
+        2021,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +45,7 @@ class FedRep(Keep):
     """
 
     name: ClassVar[str] = "fedrep"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {
         **Keep.refuses,
         "fednova": "steps of the head are none of what travels, and it would count them",

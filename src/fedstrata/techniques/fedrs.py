@@ -8,12 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Xin-Chun Li and De-Chuan Zhan",
+        "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data",
+        "KDD",
+        2021,
+    ),
+)
 
 
 def restriction(counts: Tensor, alpha: float) -> Tensor:
@@ -30,6 +41,7 @@ class FedRS(Technique):
     """
 
     name: ClassVar[str] = "fedrs"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_classes: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
     alpha: float = 0.5

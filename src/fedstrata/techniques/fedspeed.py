@@ -9,12 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Batch, ClientView, Hooks, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add, add_, scale, subtract, whole_norm
 from fedstrata.errors import UsageError, not_negative, positive
 from fedstrata.techniques.feddyn import ADDED_UP
 from fedstrata.techniques.fedprox import pull
 from fedstrata.techniques.staleness import SYNCHRONOUS
+
+PAPERS = (
+    Paper(
+        "Yan Sun and Li Shen and Tiansheng Huang and Liang Ding and Dacheng Tao",
+        "FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization Accuracy",
+        "ICLR",
+        2023,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,7 @@ class FedSpeed(Technique):
     """
 
     name: ClassVar[str] = "fedspeed"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     refuses: ClassVar[dict[str, str]] = {

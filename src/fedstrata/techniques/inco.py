@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import Figures, RoundView, Technique
@@ -28,6 +29,16 @@ Control = Literal["none", "shuffled", "length"]
 
 MOST_THETA, MOST = 5.0, 0.1
 """The released code's limits of θ, and of a crossed change."""
+
+
+PAPERS = (
+    Paper(
+        "Yun-Hin Chan and Rui Zhou and Running Zhao and Zhihan Jiang and Edith C.-H. Ngai",
+        "Internal Cross-Layer Gradients for Extending Homogeneity to Heterogeneity in Federated Learning",
+        "ICLR",
+        2024,
+    ),
+)
 
 
 class Crossed(NamedTuple):
@@ -206,6 +217,7 @@ class InCo(Technique):
     """
 
     name: ClassVar[str] = "inco"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     synchronous: ClassVar[str] = SYNCHRONOUS
     form: Form = "released"
     normalise: bool = True
@@ -263,6 +275,7 @@ class HeteroAvg(Technique):
     """Every layer averaged over the clients that hold it, all alike: InCo without cross-layer gradients."""
 
     name: ClassVar[str] = "heteroavg"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     defaults: ClassVar[Mapping[str, str]] = {"weight": "uniform"}
 
 
@@ -274,6 +287,7 @@ class GroupAvg(Technique):
     """
 
     name: ClassVar[str] = "groupavg"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[Mapping[str, str]] = {
         "inco": "inco crosses the layers of one model, and groupavg has one for each group",
         "heteroavg": "one averages over all architectures, the other inside each",

@@ -1,7 +1,7 @@
 """LG-FedAvg: the lower layers stay with their client.
 
-Liang, Liu, Liu, Salakhutdinov and Morency, "Think Locally, Act Globally: Federated Learning with Local and Global
-Representations", 2020.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally: Federated Learning
+with Local and Global Representations", 2020.
 """
 
 from __future__ import annotations
@@ -9,10 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.parts import Patterns
 from fedstrata.techniques.keep import Keep
+
+PAPERS = (
+    Paper(
+        "Paul Pu Liang and Terrance Liu and Liu Ziyin and Nicholas B. Allen and Randy P. Auerbach and David Brent "
+        "and Ruslan Salakhutdinov and Louis-Philippe Morency",
+        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+        "arXiv",
+        2020,
+        arxiv="2001.01523",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +42,7 @@ class LGFedAvg(Keep):
     """
 
     name: ClassVar[str] = "lgfedavg"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     defaults: ClassVar[dict[str, str]] = {"buffers": "local"}
     refuses: ClassVar[dict[str, str]] = {
         **Keep.refuses,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import functional as F
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, Setting, Technique, memory_mismatch
@@ -19,6 +20,16 @@ from fedstrata.models.strata import classifier
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Qinbin Li and Bingsheng He and Dawn Song",
+        "Model-Contrastive Federated Learning",
+        "CVPR",
+        2021,
+    ),
+)
 
 
 def contrast(now: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
@@ -54,6 +65,7 @@ class Moon(Technique):
     """
 
     name: ClassVar[str] = "moon"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     vectorises: ClassVar[bool] = True
     mu: float = 1.0
     tau: float = 0.5

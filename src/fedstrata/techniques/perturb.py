@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import ClientView, Hooks, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import not_negative
+from fedstrata.techniques.inco import PAPERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,7 @@ class Perturb(Technique):
     """
 
     name: ClassVar[str] = "perturb"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     vectorises: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
     noise: float = 0.1

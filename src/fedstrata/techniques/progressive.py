@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Figures, RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add
@@ -22,6 +23,16 @@ from fedstrata.techniques.selection import CHOICE, REFUSED, key_of, score_tensor
 
 Block = tuple[Stratum, ...]
 _BLOCK, _AGE, _PATH, _NET, _MEMBER = "block", "age", "path", "net/", "member/"
+
+
+PAPERS = (
+    Paper(
+        "Yebo Wu and Li Li and Chengzhong Xu",
+        "Breaking the Memory Wall for Heterogeneous Federated Learning via Progressive Training",
+        "KDD",
+        2025,
+    ),
+)
 
 
 def effective_movement(net: Tensors, path: float) -> float:
@@ -57,6 +68,7 @@ class Progressive(Technique):
     """
 
     name: ClassVar[str] = "progressive"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[Mapping[str, str]] = {**REFUSED, "select": CHOICE, "fedldf": CHOICE}
     strata: tuple[str, ...] = ()
     window: int = 5

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.encoding import Encoder, Malformed, Step, VectorForm, check_vector
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Setting
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
 
 Bits = Literal[8, 4, 32]
 Rounding = Literal["stochastic", "nearest"]
+
+
+PAPERS = (
+    Paper(
+        "Amirhossein Reisizadeh and Aryan Mokhtari and Hamed Hassani and Ali Jadbabaie and Ramtin Pedarsani",
+        "FedPAQ: A Communication-Efficient Federated Learning Method with Periodic Averaging and Quantization",
+        "AISTATS",
+        2020,
+    ),
+    Paper(
+        "Dan Alistarh and Demjan Grubic and Jerry Li and Ryota Tomioka and Milan Vojnovic",
+        "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
+        "NeurIPS",
+        2017,
+    ),
+)
 
 
 def quantise(vector: Tensor, levels: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -69,6 +86,7 @@ class Quantise(Encoder):
     """
 
     name: ClassVar[str] = "quantise"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     step: ClassVar[Step] = "round"
     bits: Bits = 8
     rounding: Rounding = "stochastic"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Batch, ClientView, Hooks, RoundView, Setting, Technique, Times, memory_mismatch
 from fedstrata.core.tensors import Tensors, add_, each, subtract, zeros_like
@@ -17,6 +18,16 @@ from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Sai Praneeth Karimireddy and Satyen Kale and Mehryar Mohri and Sashank J. Reddi and Sebastian U. Stich "
+        "and Ananda Theertha Suresh",
+        "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        "ICML",
+        2020,
+    ),
+)
 
 _STEPS = "(steps)"
 
@@ -42,6 +53,7 @@ class Scaffold(Technique):
     """
 
     name: ClassVar[str] = "scaffold"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     synchronous: ClassVar[str] = SYNCHRONOUS
     defaults: ClassVar[dict[str, str]] = {"weight": "uniform"}
     vectorises: ClassVar[bool] = True

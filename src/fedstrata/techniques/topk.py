@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.encoding import Encoder, Malformed, Step, VectorForm, check_vector
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Setting
@@ -18,6 +19,22 @@ from fedstrata.models.parts import check_pairs, check_rates, rate_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PAPERS = (
+    Paper(
+        "Sebastian U. Stich and Jean-Baptiste Cordonnier and Martin Jaggi",
+        "Sparsified SGD with Memory",
+        "NeurIPS",
+        2018,
+    ),
+    Paper(
+        "Felix Sattler and Simon Wiedemann and Klaus-Robert Müller and Wojciech Samek",
+        "Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data",
+        "IEEE TNNLS",
+        2020,
+        kind="journal",
+    ),
+)
 
 BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of a byte, the first one first."""
@@ -104,6 +121,7 @@ class TopK(Encoder):
     """
 
     name: ClassVar[str] = "topk"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     step: ClassVar[Step] = "select"
     share: float = 0.01
     feedback: bool = True

@@ -1,4 +1,4 @@
-"""Pre-trained models of Hugging Face's `transformers` (the extra `fedstrata[hf]`), from this machine's files.
+"""Pre-trained models of Hugging Face's `transformers` (the extra `hf`), from this machine's files.
 
 The architecture and its parameters' names are the library's, so parties that train together need versions that agree.
 What the files do not hold, such as the head for a new task, gets new weights, and `new_parameters` tells which those

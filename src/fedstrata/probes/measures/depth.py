@@ -18,7 +18,7 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.probes.measures.gradients import client_gradients
 from fedstrata.probes.measures.reading import device_of, scratch_copy
 from fedstrata.tasks.classification import CLASSIFICATION
-from fedstrata.techniques.fedimpro import channel_axis
+from fedstrata.techniques.feature_gaussians import channel_axis
 
 _RECTIFIERS = ("relu", "relu_", "hardtanh", "hardtanh_")
 """Operations that put out zero, and pass no gradient on, where they are given less."""

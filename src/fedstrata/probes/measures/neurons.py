@@ -24,7 +24,7 @@ from fedstrata.probes.measures.reading import (
     scratch_copy,
     start_models,
 )
-from fedstrata.techniques.fedimpro import channel_axis
+from fedstrata.techniques.feature_gaussians import channel_axis
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@
     const figure = figureOf(plot);
     if (!figure) return;
     const fresh = !drawn.has(plot);
+    stale.delete(plot);
     Plotly.react(plot, composedTraces(figure), composedLayout(figure, plot), config);
     if (fresh) {
       drawn.add(plot);
@@ -198,7 +199,6 @@
     });
     plot.addEventListener("blur", () => { told.textContent = ""; Plotly.Fx.unhover(plot); });
   };
-  const redraw = (wanted = () => true) => drawn.forEach((plot) => { if (wanted(figureOf(plot))) draw(plot); });
   const legendClick = (event, act) => {
     const line = event.data[event.curveNumber]?.meta?.line;
     if (line === undefined) return true; // classes and layers are this figure's own
@@ -218,17 +218,33 @@
     redraw((figure) => traces(figure).some((trace) => trace.meta?.line !== undefined));
   };
 
-  // What is in sight is drawn first, the rest when there is time.
-  const observer = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach((e) => first(e.target)),
-    { rootMargin: "300px" });
-  const first = (plot) => { observer.unobserve(plot); if (!drawn.has(plot)) draw(plot); };
-  const idle = (act) => (window.requestIdleCallback ? requestIdleCallback(act, { timeout: 500 }) : setTimeout(act, 30));
-  const drawRest = () => {
-    const rest = all(".plot").find((plot) => !drawn.has(plot));
-    if (!rest) { root.dataset.ready = "true"; return; }
-    first(rest);
-    idle(drawRest);
+  // What is in sight, or nearly, is drawn, the nearest first; the rest when a reader comes near it. So a page is there at
+  // once, however long it is, and what is passed by quickly is not drawn.
+  const NEAR = 500; // pixels
+  const near = new Set();
+  const stale = new Set(); // drawn before something was chosen, and out of sight since
+  let drawing = false;
+  const observer = new IntersectionObserver((entries) => {
+    entries.forEach(({ target, isIntersecting }) => { isIntersecting ? near.add(target) : near.delete(target); });
+    drawSoon();
+  }, { rootMargin: `${NEAR}px` });
+  const idle = (act) => (window.requestIdleCallback ? requestIdleCallback(act, { timeout: 200 }) : setTimeout(act, 10));
+  const drawSoon = () => { if (!drawing) { drawing = true; idle(drawNearest); } };
+  const distance = (plot) => {
+    const { top, bottom } = plot.getBoundingClientRect();
+    return Math.max(0, top - innerHeight, -bottom);
   };
+  const drawNearest = () => {
+    const waiting = [...near].filter((plot) => plot.isConnected && (!drawn.has(plot) || stale.has(plot)));
+    if (!waiting.length) { drawing = false; root.dataset.ready = "true"; return; }
+    const found = waiting.map((plot) => [distance(plot), plot]);
+    draw(found.reduce((best, one) => (one[0] < best[0] ? one : best))[1]);
+    idle(drawNearest);
+  };
+  const redraw = (wanted = () => true) => drawn.forEach((plot) => {
+    if (!wanted(figureOf(plot))) return;
+    if (distance(plot) <= NEAR) draw(plot); else stale.add(plot);
+  });
 
   // ---- controls
 
@@ -295,7 +311,6 @@
     if (live) inner.append(make("span", { className: "live", textContent: "live" }));
     inner.append(make("label", {}, log, "Log axes"), theme);
     bar.replaceChildren(inner);
-    bar.hidden = false;
     nameTheme();
   };
   const nameTheme = () => {
@@ -346,9 +361,10 @@
       const table = make("table", {}, make("caption", { textContent: caption }),
         make("thead", {}, make("tr", {}, ...head.map((name, at) => make("th", { scope: "col", className: at ? "n" : "", textContent: plain(name) || figure.title })))),
         make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))));
-      details.append(make("div", { className: "table" }, make("div", { className: "scroll", tabIndex: 0 }, table)));
+      details.append(make("div", { className: "table" }, make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: caption }, table)));
     }
     setCopies(details);
+    setHints(details);
   };
   const markdown = (table) => {
     const rows = all("tr", table).map((row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " ").replace(/\|/g, "\\|")));
@@ -364,12 +380,29 @@
     document.execCommand("copy");
     area.remove();
   };
-  const setCopies = (within = document) => all(".table", within).filter((box) => !box.querySelector("button.copy")).forEach((box) => {
+  const bound = new WeakSet(); // buttons that copy
+  const setCopies = (within = document) => all(".table", within).forEach((box) => {
     const table = box.querySelector("table");
-    const button = make("button", { type: "button", className: "copy", textContent: "Copy Markdown" });
-    button.setAttribute("aria-label", `Copy as Markdown: ${table.caption.textContent}`);
+    let button = box.querySelector("button.copy");
+    if (!button) {
+      button = make("button", { type: "button", className: "copy", textContent: "Copy Markdown" });
+      button.setAttribute("aria-label", `Copy as Markdown: ${table.caption.textContent}`);
+      box.append(button);
+    }
+    if (bound.has(button)) return;
+    bound.add(button);
     button.addEventListener("click", async () => { await copy(markdown(table)); say("Copied as Markdown"); });
-    box.append(button);
+  });
+  // Tables that are wider than their place say so, and can be scrolled by keys; the others need no stop for the tabulator.
+  const wider = (box) => {
+    const hidden = box.scrollWidth - box.clientWidth;
+    if (hidden > 2 || box.scrollHeight - box.clientHeight > 2) box.tabIndex = 0; else box.removeAttribute("tabindex");
+    box.parentElement.classList.toggle("more", hidden - box.scrollLeft > 2);
+  };
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => wider(target)));
+  const setHints = (within = document) => all(".table > .scroll", within).forEach((box) => {
+    sizes.observe(box);
+    box.addEventListener("scroll", () => wider(box), { passive: true });
   });
   document.addEventListener("toggle", (event) => {
     if (event.target.matches("details.data") && event.target.open) tabulate(event.target);
@@ -383,7 +416,7 @@
     before = root.dataset.theme;
     root.dataset.theme = "light";
     if (typeof Plotly === "undefined") return;
-    all(".plot").forEach((plot) => { first(plot); draw(plot); });
+    all(".plot").forEach(draw);
   });
   addEventListener("afterprint", () => {
     printing = false;
@@ -421,20 +454,22 @@
       let section = document.getElementById(name);
       const next = element(html);
       const names = (within) => all("[data-figure]", within).map((f) => f.dataset.figure).join();
-      if (!section || names(section) !== names(next)) { // new, or with figures that it had not yet
+      const bodies = (within) => all(`[data-part="${name}"]`, within).length;
+      if (!section || names(section) !== names(next) || bodies(section) !== bodies(next)) { // new, or with what it had not yet
         section?.remove();
         section = next;
         after ? after.after(section) : main.prepend(section);
       } else if (part) replacePart(name, part);
       after = section;
     }
-    drawn.forEach((plot) => { if (!plot.isConnected) { Plotly.purge(plot); drawn.delete(plot); } });
+    drawn.forEach((plot) => { if (!plot.isConnected) { Plotly.purge(plot); [drawn, near, stale].forEach((held) => held.delete(plot)); } });
     if (fresh.lines.length !== count) setToolbar();
     setControls();
     setCopies();
+    setHints();
     reserve();
     redraw();
-    drawRest();
+    watch();
   };
   const poll = async (tag) => {
     const note = document.querySelector(".toolbar .live");
@@ -453,8 +488,20 @@
 
   // ---- Plotly, unpacked after the first paint
 
+  const decode = (text) => {
+    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+    const signs = atob(text);
+    const bytes = new Uint8Array(signs.length);
+    for (let at = 0; at < signs.length; at += 1) bytes[at] = signs.charCodeAt(at);
+    return bytes;
+  };
+  const watch = () => { // an observer that knows a plot is asked again in vain
+    const plots = all(".plot");
+    plots.forEach((plot) => observer.observe(plot));
+    if (!plots.length) root.dataset.ready = "true";
+  };
   const unpack = async () => {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+    const packed = decode(document.getElementById("plotly").textContent);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     document.head.append(make("script", { textContent: await new Response(stream).text() }));
     document.getElementById("plotly").remove();
@@ -468,13 +515,13 @@
         textContent: `Figures cannot be drawn here (${error.message}). A browser since 2023 can; the tables are whole.` })));
       return;
     }
-    all(".plot").forEach((plot) => observer.observe(plot));
-    idle(drawRest);
+    watch();
     if (live) setTimeout(poll, 500, null);
   };
   setToolbar();
   setControls();
   setCopies();
+  setHints();
   reserve();
   root.dataset.scripted = "";
   requestAnimationFrame(() => setTimeout(begin, 0));
