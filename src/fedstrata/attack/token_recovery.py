@@ -38,12 +38,12 @@ def rounding_of(weight: Tensor) -> float:
     """How large a matrix of rounding errors is (its spectral norm, about), where w + Δ is stored in w's precision."""
     rows, columns = weight.shape
     step = torch.finfo(weight.dtype).eps * weight.abs().max().item()
-    return step * (rows**0.5 + columns**0.5)
+    return step * (math.sqrt(rows) + math.sqrt(columns))
 
 
 def embedded_tokens(change: Tensor, noise: float) -> list[int]:
     """The tokens that went into an embedding: those whose row has moved."""
-    moved = change.norm(dim=1) > noise / len(change) ** 0.5
+    moved = change.norm(dim=1) > noise / math.sqrt(len(change))
     tokens: list[int] = moved.nonzero().flatten().tolist()
     return tokens
 
@@ -55,7 +55,7 @@ def row_space(changes: Sequence[Tensor], noises: Sequence[float]) -> Tensor:
     """
     scaled = [change.double() / max(noise, 1e-300) for change, noise in zip(changes, noises, strict=True)]
     _, sizes, rows = torch.linalg.svd(torch.cat(scaled), full_matrices=False)
-    basis: Tensor = rows[sizes > len(scaled) ** 0.5].T
+    basis: Tensor = rows[sizes > math.sqrt(len(scaled))].T
     return basis
 
 
