@@ -162,8 +162,7 @@ class Federation:
             sample=setup.sample,
             channels_last=s.uses_channels_last,
             compile=s.compile,
-            archs=tuple(setup.models),
-            strata={name: held.strata for name, held in setup.architectures.items()},
+            **setup.known_of_models,
         )
 
     def _build_sampler(self, setup: Setup) -> tuple[ClientSampler, Sequence[Examples]]:
@@ -225,7 +224,7 @@ class Federation:
         return Evaluator(self.method, self.settings.seed, *what, *tests)
 
     def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
-        s, check = self.settings, check_memories(self._faults, self._server.check_memory)
+        s, check = self.settings, check_memories(self._faults, self._server.params_of, self._server.check_memory)
         return RunRecorder(out, s.checkpoint_seconds, check, store, s.rounds if self.method.epilogue else None)
 
     def _build_prober(self) -> Prober:

@@ -107,6 +107,21 @@ def parse_sum(text: str) -> list[Call]:
     return calls
 
 
+def split_sum(text: str) -> list[str]:
+    """The texts of terms joined by `+`, left to right: `hf('a+b') + lora(r=2)` has two."""
+    if "+" not in text:
+        return [text.strip()]
+    line, terms = text.strip(), list[str]()
+    waiting = [parse_expression(line)]
+    while waiting:
+        term = waiting.pop()
+        if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add):
+            waiting += [term.right, term.left]
+        else:
+            terms.append(ast.get_source_segment(line, term) or line)
+    return terms
+
+
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """What a user may give: keyword-only parameters (or dataclass fields) → (type, default)."""
