@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ def check_counts(most: int, **values: int) -> None:
             raise UsageError(f"{name} must be a whole number from 1 to {most:,}, not {value}")
 
 
-def check_search(steps: int, lr: float, tv: float, seed: int) -> None:
+def check_search(steps: int, lr: float, tv: float, seed: int, noise: Sequence[float] = ()) -> None:
     """Refuse settings of a search that have no meaning."""
     check_counts(10**6, steps=steps)
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number, 0 or more, not {seed}")
     positive("the attack", lr=lr)
     not_negative("the attack", tv=tv)
+    for level in noise:
+        not_negative("the attack", noise=level)
 
 
 def step_counter(progress: Progress | None, total: int) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.attack.search import descend, feature_error, grey_images, psnr, ssim
 from fedstrata.attack.victim import Victim, open_victim
 from fedstrata.core.rng import generator
-from fedstrata.errors import UsageError, not_negative
+from fedstrata.errors import UsageError
 
 NOISE = (0.0, 0.01, 0.1, 0.5)
 
@@ -140,9 +140,7 @@ def invert(
     """
     noise = tuple(dict.fromkeys(noise))
     check_counts(MOST, images=images)
-    check_search(steps, lr, tv, seed)
-    for level in noise:
-        not_negative("the attack", noise=level)
+    check_search(steps, lr, tv, seed, noise)
     victim = open_victim(Path(directory), split, client, data_dir)
     originals, labels = victim.choose(images, seed)
     start = grey_images(tuple(originals.shape), generator(seed, "attack", "start"))

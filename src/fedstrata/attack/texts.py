@@ -107,17 +107,19 @@ def find_tokens(
     originals = [real_tokens(x) - ends for x in batches]
     vocabulary = vocabulary_of(sender.model)
     sources = find_sources(sender.model, found.data.padded.batch(visits[0][:1])[0], vocabulary)
-    tick = step_counter(progress, len(parts) * len(visits))
+    mine = {name: [source for source in sources if source.weight in names] for name, names in parts.items()}
+    tick = step_counter(progress, len(visits))
+    told = []
+    for index, x in zip(visits, batches, strict=True):
+        changes = {name: sender.change(names, index) for name, names in parts.items() if mine[name]}
+        told.append(_search(sender, mine, changes, x, vocabulary))
+        tick()
     rows = []
-    for name, names in parts.items():
-        mine = [source for source in sources if source.weight in names]
-        each = []
-        for index, x in zip(visits, batches, strict=True):
-            each.append(_search(sender, mine, names, index, x, vocabulary) - ends if mine else set[int]())
-            tick()
+    for name in parts:
+        each = [visit.get(name, set()) - ends for visit in told]
         shares = [shares_found(*pair) for pair in zip(each, originals, strict=True)]
         recalls, precisions = zip(*shares, strict=True)
-        rows.append(TokenRow(name, bool(mine), tuple(map(_in_order, each)), recalls, precisions))
+        rows.append(TokenRow(name, bool(mine[name]), tuple(map(_in_order, each)), recalls, precisions))
     seen = sorted(set().union(*originals, *(set(tokens) for row in rows for tokens in row.found)))
     names_of = {} if reader is None else dict(zip(seen, reader.words(seen), strict=True))
     return TextUpdate(run, found.number, tuple(map(_in_order, originals)), tuple(rows), settings, names_of)
@@ -134,28 +136,28 @@ def _open_reader(found: RunClient) -> TextReader | None:
 
 
 def _search(
-    sender: Sender, sources: Sequence[Source], names: Sequence[str], index: Tensor, x: Any, vocabulary: int
-) -> set[int]:
-    """The tokens of one visit: of the embedding's own gradient if it travels, else of linear layers'."""
-    change = sender.change(names, index)
-    if any(source.embeds for source in sources):
-        embeddings = [source.weight for source in sources if source.embeds]
-        moved = (embedded_tokens(change[w], rounding_of(sender.params[w])) for w in embeddings)
-        return set().union(*moved)
-    found: set[int] = set()
-    for kind in {source.inputs for source in sources}:
-        found |= _search_span([s for s in sources if s.inputs == kind], sender, change, x, vocabulary)
-    return found
+    sender: Sender, sources: Mapping[str, Sequence[Source]], changes: Mapping[str, Tensors], x: Any, vocabulary: int
+) -> dict[str, set[int]]:
+    """What travels → the tokens of one visit: of the embedding's own gradient where it travels, else of linear layers'.
 
-
-def _search_span(sources: Sequence[Source], sender: Sender, change: Tensors, x: Any, vocabulary: int) -> set[int]:
-    """The tokens whose inputs span the rows of the gradients of linear layers that have the same inputs."""
-    weights = [source.weight for source in sources]
-    basis = row_space([change[w] for w in weights], [rounding_of(sender.params[w]) for w in weights])
-    if not tells(basis):
-        return set()
+    Every token is looked at once for all layers that have the same inputs.
+    """
+    found: dict[str, set[int]] = {}
+    spans: dict[Source, list[tuple[str, Shortlist]]] = {}
+    firsts: dict[int, Source] = {}
+    for name, change in changes.items():
+        embeddings = [source.weight for source in sources[name] if source.embeds]
+        found[name] = set().union(*(embedded_tokens(change[w], rounding_of(sender.params[w])) for w in embeddings))
+        for kind in () if embeddings else sorted({source.inputs for source in sources[name]}):
+            alike = [source for source in sources[name] if source.inputs == kind]
+            basis = row_space([change[s.weight] for s in alike], [rounding_of(sender.params[s.weight]) for s in alike])
+            if tells(basis):
+                spans.setdefault(firsts.setdefault(kind, alike[0]), []).append((name, Shortlist(basis)))
     texts, places = tokens_of(x).shape
-    best = Shortlist(basis)
-    for inputs, tokens in every_input(sender.model, sources[0].place, x, vocabulary, places):
-        best.offer(inputs, tokens)
-    return set(best.tokens_in(texts * places))
+    for source, searched in spans.items():
+        for inputs, tokens in every_input(sender.model, source.place, x, vocabulary, places):
+            for _, best in searched:
+                best.offer(inputs, tokens)
+        for name, best in searched:
+            found[name] |= set(best.tokens_in(texts * places))
+    return found
