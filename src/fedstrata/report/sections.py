@@ -12,6 +12,7 @@ from fedstrata.report import (
     feature_figures,
     figures,
     outlier_figures,
+    ranking_figures,
     stratum_figures,
     tables,
     training_figures,
@@ -148,6 +149,13 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Maker, ...]], ...] = (
         "",
         False,
         (figures.loss, rest_of(figures.metrics), rest_of(figures.against_costs)),
+    ),
+    (
+        "ranking",
+        "Who is better, and at what cost",
+        "",
+        False,
+        (ranking_figures.ranks, ranking_figures.pareto),
     ),
     (
         "architectures",
