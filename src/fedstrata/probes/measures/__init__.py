@@ -8,6 +8,7 @@ in evaluation mode unless it says otherwise, and gives the random generators bac
 
 from __future__ import annotations
 
+from fedstrata.probes.measures.aggregation import aggregation_error
 from fedstrata.probes.measures.crossing import CROSSING_FIGURES, Crossing, crossing
 from fedstrata.probes.measures.depth import dead_units, relative_gradients
 from fedstrata.probes.measures.divergence import divergence, relative_divergence, unscaled_divergence, update_cosine
@@ -67,6 +68,7 @@ __all__ = [
     "RateSearch",
     "Variance",
     "VisitTable",
+    "aggregation_error",
     "cka",
     "client_gradients",
     "compare_visits",
