@@ -22,7 +22,7 @@ from fedstrata.techniques.topk import LargestNumbers, find_largest
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE = "clients begin with the largest numbers of the adapters alone, and it reckons with all of them"
+WHOLE = "clients begin with the largest numbers of the adapters alone, and the other reckons with all of them"
 
 
 def keep_largest(tensor: Tensor, share: float) -> Tensor:
